@@ -1,11 +1,11 @@
 #!/bin/sh
-# Make a Debian root that holds a newer RabbitMQ, for the tests: broker-root.sh SUITE
+# Create a Debian root file system with a newer RabbitMQ for the tests: broker-root.sh SUITE
 #
 #   trixie   RabbitMQ 4.0.x          forky   RabbitMQ 4.3.x
 #
-# The root lands in $BIDE_BROKER_ROOTS/SUITE (default: ~/.cache/bide/brokers/SUITE), and its path is the one
-# line printed on standard output. A root that is there already is left as it is. The mirror is the
-# one the system's own apt sources name; BIDE_DEBIAN_MIRROR overrides it (on Ubuntu it has to).
+# The root is $BIDE_BROKER_ROOTS/SUITE (default: ~/.cache/bide/brokers/SUITE); its path is the only line on standard
+# output. An existing root is not changed. The mirror is that of the system's apt sources; BIDE_DEBIAN_MIRROR overrides
+# it, and is required on Ubuntu.
 set -eu
 LC_ALL=C
 export LC_ALL
@@ -45,20 +45,20 @@ mirror_of_the_system() {
     apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 'Label: Debian' 'Component: main' | head -n 1
 }
 mirror=${BIDE_DEBIAN_MIRROR:-$(mirror_of_the_system)}
-if [ -z "$mirror" ]; then # the lists of a fresh machine or container are empty
+if [ -z "$mirror" ]; then # the package lists of a fresh machine or container are empty
     apt-get update -qq >&2
     mirror=$(mirror_of_the_system)
 fi
 [ -n "$mirror" ] || die "the apt sources name no Debian mirror: set BIDE_DEBIAN_MIRROR=URL"
 
-# debootstrap and the apt inside the root know nothing of a proxy that only apt's configuration names.
+# debootstrap and the apt inside the root do not read a proxy from the system's apt configuration.
 proxy=$(apt-config dump --format '%v%n' Acquire::http::Proxy)
 if [ -n "$proxy" ] && [ -z "${http_proxy:-}" ]; then
     http_proxy=$proxy
     export http_proxy
 fi
 
-# One maker at a time; a root is only ever seen whole, since it is built beside its place and renamed.
+# One process at a time. The root is built under another name and renamed, so that it is complete when it appears.
 mkdir -p "$roots"
 exec 9>"$roots/.$suite.lock"
 flock 9
@@ -69,7 +69,7 @@ fi
 building=$roots/.$suite.partial
 rm -rf --one-file-system "$building" "$root"
 
-# Suites that this debootstrap does not know yet are made as the unstable one is.
+# A suite that this debootstrap does not know is built with the script of the unstable suite.
 script=/usr/share/debootstrap/scripts/$suite
 [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
 include=
@@ -77,12 +77,12 @@ case $mirror in https:*) include=--include=ca-certificates ;; esac
 
 say "making $root (about a minute, 520 MB)"
 log=$roots/$suite.log
-# A mount namespace of its own: what is mounted in the root goes away with this process, however it ends.
+# A separate mount namespace: mounts in the root disappear when this process ends.
 # shellcheck disable=SC2016
 unshare --mount --propagation private sh -eu -c '
     suite=$1 building=$2 mirror=$3 script=$4 include=$5
     debootstrap --variant=minbase $include "$suite" "$building" "$mirror" "$script"
-    # No service may start inside, and no epmd or broker either.
+    # Do not start any service, epmd or broker in the root.
     printf "#!/bin/sh\nexit 101\n" >"$building/usr/sbin/policy-rc.d"
     chmod 755 "$building/usr/sbin/policy-rc.d"
     mountpoint -q "$building/proc" || mount -t proc proc "$building/proc"

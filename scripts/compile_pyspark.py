@@ -1,9 +1,9 @@
 """Add byte code to the archives from which Spark's Python processes import PySpark.
 
-PySpark comes with its sources as archives, and every Python process that Spark starts compiles what it imports of them
-anew: 1.7 s of processor time, and 0.7 s with byte code. The tests start hundreds.
+PySpark has its sources in archives. Every Python process that Spark starts compiles the modules that it imports from
+them, which takes 1.7 s of processor time, and 0.7 s with byte code. The tests start hundreds of these processes.
 
-Run by the Python that will import them, with its PySpark: ``.venv/bin/python scripts/compile_pyspark.py``.
+Run it with the Python and the PySpark that will use the archives: ``.venv/bin/python scripts/compile_pyspark.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import warnings
 import zipfile
 from pathlib import Path
 
-# Checked against nothing: an archive changes as a whole.
+# Byte code is not checked against its source, because an archive is replaced as a whole.
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 
 
 def compile_archive(archive: Path) -> None:
-    """Put byte code beside the sources in an archive, all at once or not at all."""
+    """Add byte code to the sources in an archive. The archive is replaced in one step."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as name:
         folder, made = Path(name, "content"), Path(name, archive.name)
         with zipfile.ZipFile(archive) as before:
@@ -38,7 +38,7 @@ def compile_archive(archive: Path) -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")  # PySpark's own
+    warnings.simplefilter("ignore")  # warnings of PySpark's sources
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise SystemExit("compile_pyspark: this Python has no PySpark")

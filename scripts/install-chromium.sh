@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make sure that there is a Chromium for the tests, with the system's package manager where that is allowed.
+# Install Chromium for the tests if it is missing, with the system's package manager if that is allowed.
 set -eu
 what=browser
 otherwise='or put a chromium or google-chrome in the PATH'
@@ -13,6 +13,6 @@ missing='the tests look at reports with Chromium, and none is here'
 
 need_packages "$missing" '--cask chromium' ''
 update_packages
-# Without a font there would be no letters to look at.
+# Without a font, pages would have no text.
 install_packages chromium fonts-dejavu-core
 found >/dev/null || die "chromium is installed, but not in the PATH: put it there"

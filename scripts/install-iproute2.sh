@@ -1,11 +1,11 @@
 #!/bin/sh
-# Make sure that there is the command ip (iproute2), for the tests that run a cluster in network namespaces.
+# Install the command ip (iproute2) if it is missing, for the tests that run a cluster in network namespaces.
 set -eu
 what=iproute2
 otherwise='or put an ip that knows network namespaces in the PATH'
 . "$(dirname "$0")/packages.sh"
 
-# Elsewhere there are no network namespaces, and the tests say so.
+# Other systems have no network namespaces, and the tests report that.
 [ "$(uname -s)" = Linux ] || exit 0
 ! command -v ip >/dev/null || exit 0
 

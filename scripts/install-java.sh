@@ -1,11 +1,11 @@
 #!/bin/sh
-# Make sure that there is a Java for Spark (17 or newer), with the system's package manager where that is allowed.
+# Install Java 17 or newer for Spark if it is missing, with the system's package manager if that is allowed.
 set -eu
 what=java
 otherwise='or set JAVA_HOME to the folder of one'
 . "$(dirname "$0")/packages.sh"
 
-# What Spark starts: the one of JAVA_HOME, else the first in PATH. A macOS without Java has a java that only says so.
+# Spark starts the Java of JAVA_HOME, or else the first one in PATH. macOS without Java has a java that only prints so.
 java=java
 [ -z "${JAVA_HOME:-}" ] || java=$JAVA_HOME/bin/java
 release() { "$java" -XshowSettings:properties -version 2>&1 | sed -n 's/^ *java.specification.version = \([0-9]*\).*/\1/p'; }
@@ -19,7 +19,7 @@ missing="Spark needs Java 17 or newer, and ${found:+this one is }${found:-none i
 
 need_packages "$missing" openjdk@17 ' and put it in the PATH'
 update_packages
-# Releases of Debian have one or two of these.
+# Each release of Debian has one or two of these.
 for package in openjdk-17-jre-headless openjdk-21-jre-headless openjdk-25-jre-headless; do
     [ -n "$(apt-cache -q madison "$package" 2>/dev/null)" ] || continue
     install_packages "$package"

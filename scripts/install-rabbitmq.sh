@@ -1,14 +1,14 @@
 #!/bin/sh
-# Make sure that a RabbitMQ is installed, with the system's package manager where that is allowed.
+# Install RabbitMQ if it is missing, with the system's package manager if that is allowed.
 #
-# bide runs a private broker of its own from the installed files. The package would also enable and start
-# a system-wide one that listens on every interface: this script sees to it that an installation made here starts none.
+# bide runs a private broker from the installed files. The package would also enable and start a system-wide broker that
+# listens on every interface. This script prevents that for a package that it installs.
 set -eu
 what=rabbitmq
 otherwise='or set BIDE_RABBITMQ_HOME to the folder of an unpacked one, or, for the demo, BIDE_URL to a broker elsewhere'
 . "$(dirname "$0")/packages.sh"
 
-# The same places as bide.local_broker.installation looks at.
+# The same locations as in bide.local_broker.installation.
 found() {
     for home in "${BIDE_RABBITMQ_HOME:-/nonexistent}" /usr/lib/rabbitmq/lib/rabbitmq_server-* \
         /opt/homebrew/opt/rabbitmq /usr/local/opt/rabbitmq; do
@@ -23,19 +23,19 @@ fi
 
 need_packages 'RabbitMQ 3.10 or newer is missing' rabbitmq ''
 
-# Packages that carry a service, and whether they were here before: only what this script brings is switched off.
+# Packages with a service, and whether they were installed before: only services that this script installs are disabled.
 epmd_was_here=no
 [ -e /usr/bin/epmd ] && epmd_was_here=yes
 
-# invoke-rc.d and deb-systemd-invoke ask policy-rc.d before they start anything. A policy that the machine has
-# already (containers deny everything) is its owner's: leave it. Else deny everything until the end of the installation:
-# no service starts that comes along (cron, for one), and none that runs is touched.
+# invoke-rc.d and deb-systemd-invoke ask policy-rc.d before they start a service. An existing policy-rc.d is not changed
+# (that of containers denies everything). Otherwise deny everything during the installation: no service of a dependency
+# (such as cron) starts, and running services are not affected.
 policy=/usr/sbin/policy-rc.d
 mark='# made by bide for the time of an installation'
 drop_policy() {
     if grep -qsF "$mark" "$policy"; then rm -f "$policy"; fi
 }
-drop_policy # of a run that was killed
+drop_policy # left by a run that was killed
 if [ ! -e "$policy" ]; then
     trap drop_policy EXIT
     trap 'exit 129' HUP
@@ -54,12 +54,12 @@ install_packages rabbitmq-server
 
 services=rabbitmq-server.service
 [ "$epmd_was_here" = yes ] || services="$services epmd.service epmd.socket"
-# What 'systemctl disable' does; the packages enable their services on machines without systemd too.
+# The same as 'systemctl disable'; packages also enable their services on machines without systemd.
 for service in $services; do
     rm -f /etc/systemd/system/*.wants/"$service"
 done
 if [ -d /run/systemd/system ]; then
-    # They run by now where the machine's own policy-rc.d allows starting.
+    # The services may be running by now, if the machine's own policy-rc.d allows that.
     # shellcheck disable=SC2086
     { systemctl daemon-reload && systemctl stop $services; } >/dev/null 2>&1 || true
 fi

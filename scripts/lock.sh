@@ -1,8 +1,8 @@
 #!/bin/sh
-# Write requirements/lock.txt: every package that bide, its extras and its development need, with versions and hashes.
-# And requirements/sources.txt: what builds those of them that come as sources.
+# Write requirements/lock.txt: the packages that bide, its extras and its development need, with versions and hashes.
+# Write requirements/sources.txt: the packages that build source distributions among them.
 #
-# The lock files name no package index: they install from whichever the machine uses.
+# The lock files name no package index: they install from the index that the machine uses.
 set -eu
 cd "$(dirname "$0")/.."
 uv_release=0.13.8 # pinned, so that the same inputs give the same file on every machine

@@ -1,13 +1,13 @@
 # shellcheck shell=sh
-# What the scripts share that install something: sourced by them, with $what (for messages) and $otherwise (the other way
-# out) set.
+# Functions of the install scripts, which source this file and set $what (for messages) and $otherwise (an alternative to
+# name in errors).
 LC_ALL=C
 export LC_ALL
 
 say() { echo "$what: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# Go on only as somebody who may install packages: need_packages MISSING BREW ELSE
+# Exit unless this user may install packages: need_packages MISSING BREW ELSE
 need_packages() {
     if ! command -v apt-get >/dev/null; then
         case $(uname -s) in
@@ -23,13 +23,13 @@ need_packages() {
 
 apt() { DEBIAN_FRONTEND=noninteractive apt-get -q -y "$@" </dev/null >>"$log" 2>&1; }
 
-# Have apt-get look for what is to be had. What it says is in $log until something is installed.
+# Update the package lists of apt-get. Its output is in $log.
 update_packages() {
     log=$(mktemp "${TMPDIR:-/tmp}/bide-apt.XXXXXX")
     apt update || true # an unreachable third-party source does not matter; a missing package shows below
 }
 
-# install_packages PACKAGE...: the first one is what is wanted.
+# install_packages PACKAGE...: the first package is the wanted one.
 install_packages() {
     say "installing $1 with apt-get"
     apt install --no-install-recommends "$@" ||

@@ -35,7 +35,7 @@ WORDS: Final = re.compile(
 )
 
 Counts = dict[tuple[str, str], int]
-"""How many violations, by file and rule."""
+"""Numbers of violations by file and rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Violation:
 
     Attributes:
         file: its path below the root of the repository.
-        line: its line, from 1 on; 0 where only the file is known.
+        line: its line, from 1; 0 if only the file is known.
         rule: the name of the rule.
-        text: what breaks it.
+        text: the text that breaks the rule.
     """
 
     file: str
@@ -59,21 +59,21 @@ class Violation:
 
 
 def words(file: str, text: str) -> Iterator[Violation]:
-    """Words that CONTRIBUTING.md asks to avoid."""
+    """Find words that CONTRIBUTING.md asks to avoid."""
     for number, line in enumerate(text.splitlines(), 1):
         for found in WORDS.finditer(line):
             yield Violation(file, number, "word", found[0].strip().lower())
 
 
 def docstring(file: str, module: ast.Module) -> Iterator[Violation]:
-    """A module docstring whose first paragraph is too long."""
+    """Find a module docstring whose first paragraph is too long."""
     summary = " ".join((ast.get_docstring(module) or "").partition("\n\n")[0].split())
     if len(summary) > MAX_DOCSTRING:
         yield Violation(file, 1, "docstring", f"{len(summary)} characters, at most {MAX_DOCSTRING}")
 
 
 def repeated_classes(modules: Mapping[str, ast.Module]) -> Iterator[Violation]:
-    """Classes whose name another module uses too."""
+    """Find classes whose name another module uses too."""
     places = defaultdict(list)
     for file, module in modules.items():
         for node in module.body:
@@ -86,7 +86,7 @@ def repeated_classes(modules: Mapping[str, ast.Module]) -> Iterator[Violation]:
 
 
 def long_help(group: click.Command, root: Path) -> Iterator[Violation]:
-    """Options whose help is too long, once for each file of commands and text."""
+    """Find options whose help is too long, once for each file of commands and text."""
     seen = set()
     for command in _commands(group):
         if command.callback is None:
@@ -115,7 +115,7 @@ def _commands(command: click.Command) -> Iterator[click.Command]:
 
 
 def violations(root: Path) -> list[Violation]:
-    """All violations in sources, docs, README and changelog below a root, but for help texts."""
+    """All violations in sources, docs, README and changelog below a root, except those in help texts."""
     found: list[Violation] = []
     modules = {}
     for path in sorted((root / "src").rglob("*.py")):
@@ -155,7 +155,7 @@ def totals(counts: Counts) -> Counter[str]:
 
 
 def problems(found: list[Violation], allowed: Counts) -> list[str]:
-    """What keeps the check from passing: new violations, or a baseline that is too high."""
+    """The reasons why the check fails: new violations, or a baseline that is too high."""
     counts = count(found)
     lines = []
     for key in sorted(counts.keys() | allowed.keys()):
@@ -172,7 +172,7 @@ def problems(found: list[Violation], allowed: Counts) -> list[str]:
 
 
 def raised(counts: Counts, allowed: Counts) -> list[str]:
-    """Why a baseline may not be replaced: a rule would be broken more often than before. Moves of files are fine."""
+    """The reasons why a baseline may not be replaced: more violations of a rule. Moving files is fine."""
     before = totals(allowed)
     return [
         f"the rule {rule!r} is broken {now} times, {before[rule]} are allowed: reword the new texts first"

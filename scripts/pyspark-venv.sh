@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make .venv-pyspark-RELEASE beside .venv: the same packages, but for that release of PySpark. Quick when that was done
-# already. No hashes are known of PySpark's other releases.
+# Create .venv-pyspark-RELEASE beside .venv: the same packages with that release of PySpark, which is installed without a
+# hash. If the environment exists already, this is fast.
 set -eu
 cd "$(dirname "$0")/.."
 

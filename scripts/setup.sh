@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make .venv with the pinned packages of requirements/lock.txt and bide itself, editable. Quick when that was done already.
+# Create .venv with the pinned packages of requirements/lock.txt and bide, editable. If it exists already, this is fast.
 #
-# PYTHON names another interpreter than the first one of 3.11 or newer that is found.
+# PYTHON names the interpreter. The default is the first one found that is Python 3.11 or newer.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -10,7 +10,7 @@ die() { say "$*"; exit 1; }
 
 venv=.venv
 stamp=$venv/.installed
-# What the environment was made from: another lock file, other metadata or another place make it anew.
+# The inputs of the environment: a change of the lock files, the metadata or the folder creates it again.
 wanted="$(pwd) $(cat requirements/*.txt | cksum) $(cksum <pyproject.toml)"
 if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c ''; then
     exit 0
@@ -26,7 +26,7 @@ for candidate in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11};
 done
 [ -n "$python" ] || die "bide needs Python 3.11 or newer, and ${PYTHON:-python3} is not: install one, or name it with PYTHON=/path/to/python3"
 
-# Debian splits venv's pip off into a package of its own.
+# Debian has venv's pip in a separate package.
 if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
     package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
     sudo=
@@ -46,7 +46,7 @@ say "making $venv with $("$python" --version) and the pinned packages"
 [ ! -e "$stamp" ] || rm "$stamp"
 "$python" -m venv --clear "$venv"
 pip() { "$venv/bin/python" -m pip -qq --disable-pip-version-check --no-input "$@"; }
-# Packages that come as sources are built by what is pinned as well, rather than by what is the newest today.
+# Source distributions are built with pinned packages too, not with the newest ones.
 for file in sources lock; do
     pip install --require-hashes --no-build-isolation --use-pep517 --requirement "requirements/$file.txt" ||
         die "the pinned packages could not be installed: is the package index reachable?"

@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from bide.pipelines.report.figures import (
-    Building,
     FailureGroup,
     Failures,
     Figures,
     FlowFigures,
     Headline,
+    PendingFigures,
+    PendingTarget,
     ReportStep,
-    Skyline,
     Target,
 )
 
@@ -70,15 +70,17 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
             ),
         ],
         more_targets=0,
-        skyline=Skyline(
+        pending=PendingFigures(
             first=NOON,
             width=HOUR,
             spans=24,
-            buildings=[
-                Building(
+            targets=[
+                PendingTarget(
                     name=queue, counts=[13, 487, *[0] * 22], overdue=[13, *[0] * 23], pending=500, pending_overdue=13
                 ),
-                Building(name="x:shop", counts=[0, 499, *[0] * 22], overdue=[0] * 24, pending=500, pending_overdue=0),
+                PendingTarget(
+                    name="x:shop", counts=[0, 499, *[0] * 22], overdue=[0] * 24, pending=500, pending_overdue=0
+                ),
             ],
             others=0,
             earlier=0,
@@ -109,8 +111,8 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
     )
 
 
-def _building(name: str, *, counts: list[int], overdue: list[int], pending: int) -> Building:
+def _pending_target(name: str, *, counts: list[int], overdue: list[int], pending: int) -> PendingTarget:
     rest = [0] * 22
-    return Building(
+    return PendingTarget(
         name=name, counts=counts + rest, overdue=overdue + rest, pending=pending, pending_overdue=sum(overdue)
     )

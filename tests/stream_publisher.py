@@ -47,7 +47,7 @@ class _Publisher(StreamConnection):
             self._send(frames.frame(_PUBLISH, head, entry))
             deadline = time.monotonic() + PATIENCE
             while number not in self._confirmed | self._refused:
-                self._dispatch(*self._frame(deadline))
+                self._dispatch(*self._receive_frame(deadline))
         return self._refused
 
     def _dispatch(self, key: int, fields: Fields) -> None:

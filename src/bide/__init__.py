@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Not imported from typing: the command line handles Ctrl-C only after this module.
+# Importing typing would delay the command line, which handles Ctrl-C only after it has imported this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Final
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from bide.relay import Relay
     from bide.topology import Binding, Exchange, Queue, Topology
 
-# Imported when it is first used. So the command line can handle Ctrl-C before the bulk of the imports begins, and a
-# script that only sends does not import endpoints.
+# Modules are imported on first use. The command line can therefore handle Ctrl-C before most imports begin, and a
+# script that only publishes does not import endpoints.
 _MODULES: Final = {
     "BrokerUrl": "bide.amqp.url",
     "BulkPublish": "bide.client.bulk.publish",

@@ -1,4 +1,4 @@
-"""Checks of what callers pass in."""
+"""Range checks of numbers that callers pass."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from bide.errors import InvalidInputError
 
 
 def whole_number(what: str, value: object, lowest: int, highest: int) -> int:
-    """The value, if it is a whole number in this range.
+    """Return the value if it is a whole number in this range.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the value is not a whole number, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
         raise InvalidInputError(f"the {what} {value!r} is not a whole number from {lowest} to {highest}")
@@ -17,10 +17,10 @@ def whole_number(what: str, value: object, lowest: int, highest: int) -> int:
 
 
 def real_number(what: str, value: object, lowest: float, highest: float) -> float:
-    """The value, if it is a number in this range.
+    """Return the value if it is a number in this range.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the value is not a number, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not lowest <= value <= highest:
         raise InvalidInputError(f"the {what} {value!r} is not a number from {lowest:g} to {highest:g}")

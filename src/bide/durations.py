@@ -36,18 +36,17 @@ DueTimeLike = datetime | str
 
 
 LONGEST: Final = timedelta(days=999_999_999)
-"""The longest delay: its negative, by which it is rounded up, is a timedelta too."""
+"""The longest delay. Rounding up negates it, and the negative of ``timedelta.max`` overflows."""
 
 
 def parse_delay(value: DelayLike) -> timedelta:
     """A delay as a ``timedelta``.
 
     Text is a sum of numbers with units (``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``), or an ISO 8601
-    duration without years and months, whose length the calendar decides. What is finer than a microsecond is rounded
-    up.
+    duration. Years and months are not accepted, because their length varies. Fractions of a microsecond are rounded up.
 
     Raises:
-        InvalidDelayError: it is negative, longer than :data:`LONGEST`, or not of these forms.
+        InvalidDelayError: the delay is negative, longer than :data:`LONGEST`, or in none of these forms.
     """
     if isinstance(value, timedelta):
         delay = value
@@ -83,14 +82,14 @@ def _from_text(text: str) -> timedelta:
 
 
 def _microseconds(number: str, unit: str) -> int:
-    """Exact, and rounded up: a float would turn 1.001 s into a little more or less."""
+    """Microseconds, rounded up. Computed exactly: a float cannot hold 1.001 s."""
     whole, _, decimals = number.partition(".")
     scale: int = 10 ** len(decimals)
     return -(-int(whole + decimals) * _MICROSECONDS[unit] // scale)
 
 
 def format_delay(delay: timedelta) -> str:
-    """A delay as people write it: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
+    """A delay as text: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
     sign = "-" if delay < timedelta(0) else ""
     # The most negative timedelta has no positive counterpart.
     delay = abs(max(delay, -LONGEST))
@@ -106,7 +105,7 @@ def parse_due_time(value: DueTimeLike) -> datetime:
     """A due time as an aware ``datetime`` in UTC.
 
     Raises:
-        InvalidDueTimeError: it has no time zone, or is not ISO 8601.
+        InvalidDueTimeError: the due time has no time zone, or is not ISO 8601.
     """
     if isinstance(value, str):
         try:
@@ -129,13 +128,13 @@ def parse_due_time(value: DueTimeLike) -> datetime:
 
 
 def sending_time(now: datetime | None = None) -> datetime:
-    """The present as delays are counted from it, without the begun millisecond.
+    """The start of a delay: the current time, rounded down to a millisecond.
 
-    The broker drops that too when it notes the time at which a message enters a queue. A due time that kept it would
-    be up to a millisecond after the end of the wait, and on a fast machine the message came before it.
+    The broker also rounds down the time at which a message enters a queue. A due time counted from the exact time would
+    be up to a millisecond after the end of the wait, and on a fast machine the message would arrive before it.
 
     Args:
-        now: what the clock shows; this machine's if None.
+        now: the current time; None reads this machine's clock.
     """
     if now is None:
         now = datetime.now(UTC)
@@ -144,13 +143,13 @@ def sending_time(now: datetime | None = None) -> datetime:
 
 def to_milliseconds(moment: datetime) -> int:
     """Milliseconds since the Unix epoch, rounded up: a due time is never stamped too early."""
-    # In whole numbers, because dividing a timedelta takes longer, and every message that is sent has two such times.
+    # Integer arithmetic is faster than dividing a timedelta, and each message sent has two such times.
     span = moment - EPOCH
     return (span.days * 86_400 + span.seconds) * 1_000 - (-span.microseconds // 1_000)
 
 
 def from_milliseconds(value: int) -> datetime | None:
-    """The moment this many milliseconds after the Unix epoch, or None beyond the year 9999."""
+    """The time this many milliseconds after the Unix epoch, or None beyond the year 9999."""
     try:
         return EPOCH + timedelta(milliseconds=value)
     except OverflowError:
@@ -158,14 +157,14 @@ def from_milliseconds(value: int) -> datetime | None:
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Microseconds since the Unix epoch, exactly: Spark and Arrow keep times like that."""
+    """Microseconds since the Unix epoch, as Spark and Arrow store times."""
     return (moment - EPOCH) // _MICROSECOND
 
 
 def from_microseconds(value: int) -> datetime:
-    """The moment that many microseconds after the Unix epoch.
+    """The time this many microseconds after the Unix epoch.
 
     Raises:
-        OverflowError: it lies outside the years 1 to 9999.
+        OverflowError: the time lies outside the years 1 to 9999.
     """
     return EPOCH + timedelta(microseconds=value)

@@ -3,61 +3,61 @@
 ::
 
     BideError
-    ├── InvalidInputError (also a ValueError): the caller's values cannot be used; nothing was sent
+    ├── InvalidInputError (also a ValueError): the caller passed an invalid value; nothing was sent
     │   ├── InvalidDelayError          not a number, negative, or longer than the infrastructure can hold
     │   ├── InvalidDueTimeError        a datetime without a time zone, or beyond the longest delay
-    │   ├── InvalidNameError           a name, key or address that the broker or a layout cannot carry
+    │   ├── InvalidNameError           a name, key or address that the broker or the infrastructure cannot use
     │   ├── ReservedHeaderError        a header that bide or the broker sets itself
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
     │   ├── TargetNotAllowedError      a message names a target that is not on the allow-list
     │   ├── InvalidRecurrenceError     a rule for repeated runs that cannot be read, or never matches
-    │   ├── DelayQueueError            a queue of a delay infrastructure, where an error queue is wanted
+    │   ├── DelayQueueError            a queue of a delay infrastructure, given as an error queue
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
     │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
     │   ├── InvalidColumnError         a table to be written has a column that is missing, unknown or of a wrong type
     │   ├── InvalidRowError            rows of a table that cannot be sent
     │   └── InvalidTopologyError       a topology that contradicts itself
-    ├── BrokerError: the broker, or the way to it, said no
+    ├── BrokerError: the broker refused an operation, or the connection to it failed
     │   ├── BrokerUnreachableError     nothing answers at that address
-    │   │   └── TlsError               something answers, but not with TLS that we may trust
+    │   │   └── TlsError               the TLS handshake failed
     │   ├── AuthenticationError        wrong user name or password
     │   ├── VirtualHostError           the virtual host is unknown, or not open to this user
-    │   ├── AccessRefusedError         the user may not do this to that exchange or queue
-    │   ├── UnsupportedBrokerError     release too old, or a feature is switched off
+    │   ├── AccessRefusedError         the user lacks the permission for this exchange or queue
+    │   ├── UnsupportedBrokerError     the release is too old, or a feature is switched off
     │   │   └── NotModelledError       the broker in memory has no rules for this feature of RabbitMQ
-    │   ├── DeclarationMismatchError   it is declared differently on the broker
-    │   ├── NotEmptyError              refused to delete what still holds messages
+    │   ├── DeclarationMismatchError   an exchange or queue of this name exists with other properties
+    │   ├── NotEmptyError              a queue to delete still holds messages
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
-    │   ├── DeliveryLimitError         the queue gives a message up before the endpoint does
-    │   ├── OffsetsLostError           the stream does not have messages any more that are to be read
+    │   ├── DeliveryLimitError         the queue drops a message before the endpoint has made all its attempts
+    │   ├── OffsetsLostError           the stream no longer has the messages to read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
     │   ├── ConnectionLostError        the connection broke
     │   │   └── DeliveryLostError      settled too late: the broker delivers that message again
-    │   ├── ManagementApiError         the management API did not answer as it should
+    │   ├── ManagementApiError         the management API gave an unexpected answer
     │   ├── ProtocolError              the peer broke the rules of AMQP 0-9-1
-    │   └── PublishError: the fate of one message
-    │       ├── UnroutableError        returned: no queue takes it
+    │   └── PublishError: a message was not accepted
+    │       ├── UnroutableError        the broker returned it: no queue takes it
     │       ├── PublishRefusedError    negatively confirmed: no queue stored it
     │       ├── PublishInDoubtError    the connection broke before the confirm came
-    │       │   └── BulkInDoubtError   the same, for all messages of a bulk publish that it concerns
-    │       ├── UnsentError            the bulk publish that took it ended before it was sent
-    │       └── BulkPublishError       of many messages, some were not taken
+    │       │   └── BulkInDoubtError   the same for the unconfirmed messages of a bulk publish
+    │       ├── UnsentError            the bulk publish ended before it sent this message
+    │       └── BulkPublishError       some messages of a bulk publish were not accepted
     ├── MessageError: a received message cannot be handled
-    │   ├── UndecodableMessageError    its body is not what it should be (also a ValueError)
+    │   ├── UndecodableMessageError    its body cannot be read (also a ValueError)
     │   ├── ScheduleRecordError        a record of a schedule log that cannot be read
     │   │   └── NewerRecordError       a later release of bide wrote it
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
-    │   ├── PoisonMessageError         processes die on it
+    │   ├── PoisonMessageError         no attempt came to an end: the consumer stopped at each
     │   └── NotFoundError              no such message is in the queue
-    ├── FolderInUseError               another run works with this ledger, or this folder of an audit
-    ├── CallError: a request that got no good reply
-    │   ├── ReplyTimeoutError          none came in time
-    │   ├── ReplyLostError             the way back is gone
-    │   └── RemoteError                the server says that it failed
-    ├── ClosedError                    used after it was closed
-    └── LocalBrokerError: the private broker
+    ├── FolderInUseError               another run works with this ledger or audit folder
+    ├── CallError: a request got no successful reply
+    │   ├── ReplyTimeoutError          no reply came in time
+    │   ├── ReplyLostError             the reply queue is gone
+    │   └── RemoteError                the server replied that it failed
+    ├── ClosedError                    an object was used after it was closed
+    └── LocalBrokerError: the private broker failed
         └── BrokerNotFoundError        no RabbitMQ is installed where bide looks
 
 The first paragraph of a class's docstring is its default message.
@@ -79,12 +79,12 @@ class BideError(Exception):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By default exceptions are unpickled by calling the class with the message alone; not all of ours take that.
+        # By default an exception is unpickled by calling its class with the message alone; some classes need more.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InvalidInputError(BideError, ValueError):
-    """A value that was passed in cannot be used; nothing was sent."""
+    """An invalid value was passed; nothing was sent."""
 
 
 class InvalidDelayError(InvalidInputError):
@@ -96,7 +96,7 @@ class InvalidDueTimeError(InvalidInputError):
 
 
 class InvalidNameError(InvalidInputError):
-    """The broker or the layout cannot carry this name, key or address."""
+    """The broker or the delay infrastructure cannot use this name, key or address."""
 
 
 class ReservedHeaderError(InvalidInputError):
@@ -116,11 +116,11 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue belongs to a delay infrastructure: reading its messages would delay them anew, or send them early."""
+    """The queue belongs to a delay infrastructure: reading it would delay its messages again, or deliver them early."""
 
 
 class MessageTooLargeError(InvalidInputError):
-    """The body is larger than the broker takes."""
+    """The body is larger than the broker accepts."""
 
 
 class InvalidUrlError(InvalidInputError):
@@ -190,7 +190,7 @@ class UnsupportedBrokerError(BrokerError):
 class NotModelledError(UnsupportedBrokerError):
     """The broker in memory has no rules for this feature of RabbitMQ.
 
-    Use a real broker for what needs it; ``bide broker start`` has one.
+    Test what needs it with a real broker; ``bide broker start`` starts one.
     """
 
 
@@ -201,9 +201,9 @@ class DeclarationMismatchError(BrokerError):
         kind: ``"exchange"`` or ``"queue"``.
         name: its name.
         argument: the property or argument that differs.
-        wanted: the value of ours, as the broker prints it.
+        wanted: the value in the declaration, as the broker prints it.
         found: the value on the broker, as the broker prints it.
-        applied: what had been declared before the mismatch was met, in words.
+        applied: what was declared before the mismatch, as text.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class NotEmptyError(BrokerError):
 
 
 class TargetNotFoundError(BrokerError):
-    """The exchange or queue that messages should go to does not exist."""
+    """The target exchange or queue does not exist."""
 
 
 class NotAppliedError(BrokerError):
@@ -252,12 +252,12 @@ class DeliveryLimitError(BrokerError):
 
 
 class OffsetsLostError(BrokerError):
-    """Messages that are to be read are not in the stream any more.
+    """The stream no longer has the messages to read.
 
     Attributes:
         stream: its name.
-        offset: the first offset that is missing.
-        found: the first one after it that is there, None if there is none.
+        offset: the first missing offset.
+        found: the next offset that the stream still has; None if there is none.
     """
 
     def __init__(
@@ -284,11 +284,11 @@ class ConnectionLostError(BrokerError):
 
 
 class DeliveryLostError(ConnectionLostError):
-    """The connection that delivered this message is gone; the broker delivers it again."""
+    """The connection that delivered this message was lost; the broker delivers it again."""
 
 
 class ManagementApiError(BrokerError):
-    """The management API did not answer as it should."""
+    """The management API gave an unexpected answer."""
 
 
 class ProtocolError(BrokerError):
@@ -296,7 +296,7 @@ class ProtocolError(BrokerError):
 
 
 class PublishError(BrokerError):
-    """A message was not taken.
+    """A message was not accepted.
 
     Attributes:
         message_id: its message id.
@@ -320,14 +320,14 @@ class PublishInDoubtError(PublishError):
 
 
 class BulkInDoubtError(PublishInDoubtError):
-    """A bulk publish ended before all confirms came, and the messages are not sent again.
+    """A bulk publish ended before all confirms came. It does not send the unconfirmed messages again.
 
     Attributes:
-        reason: what happened.
-        in_doubt: the :class:`bide.PublishResult` of every message that was sent and not confirmed: the broker may have
+        reason: why it ended.
+        in_doubt: a :class:`bide.PublishResult` for each message that was sent and not confirmed: the broker may have
             it.
-        unsent: that of every message that was taken from the input and not sent.
-        report: a :class:`bide.PublishSummary` of all others, where no one was given their outcomes.
+        unsent: a :class:`bide.PublishResult` for each message that was taken from the input and not sent.
+        report: a :class:`bide.PublishSummary` of the other messages, if their results were not returned one by one.
     """
 
     def __init__(
@@ -353,14 +353,14 @@ class BulkInDoubtError(PublishInDoubtError):
 
 
 class UnsentError(PublishError):
-    """The message was taken from the input of a bulk publish, and not sent, since that ended before."""
+    """The bulk publish ended before it sent this message, which it had taken from the input."""
 
 
 class BulkPublishError(PublishError):
-    """Some of many messages were not taken.
+    """Some messages were not accepted.
 
     Attributes:
-        report: the counts, and what became of those that were not taken: a :class:`bide.PublishSummary`.
+        report: a :class:`bide.PublishSummary` with the counts, and the results of the messages not accepted.
     """
 
     def __init__(self, message: str | None = None, *, report: Any = None) -> None:
@@ -389,7 +389,7 @@ class UnknownMessageTypeError(MessageError):
 
 
 class PoisonMessageError(MessageError):
-    """The message was delivered again and again, and no attempt at it came to an end."""
+    """The message was delivered repeatedly, and no attempt to process it came to an end."""
 
 
 class NotFoundError(MessageError):
@@ -401,10 +401,10 @@ class FolderInUseError(BideError):
 
 
 class CallError(BideError):
-    """The request got no good reply.
+    """The request got no successful reply.
 
     Attributes:
-        correlation_id: of the request; empty where it had none.
+        correlation_id: the correlation id of the request; empty if it had none.
     """
 
     def __init__(self, message: str | None = None, *, correlation_id: str = "") -> None:
@@ -413,11 +413,11 @@ class CallError(BideError):
 
 
 class ReplyTimeoutError(CallError):
-    """No reply came in time: the server may have done the work, or may do it yet."""
+    """No reply came in time: the server may have done the work, or may still do it."""
 
 
 class ReplyLostError(CallError):
-    """The way back for the reply is gone: the server may have done the work."""
+    """The reply queue is gone: the server may have done the work."""
 
 
 class RemoteError(CallError):

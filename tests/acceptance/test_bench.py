@@ -58,7 +58,7 @@ def test_results_are_shown_kept_and_made_into_a_page(rabbitmq: Rabbitmq, tmp_pat
     assert (tmp_path / "docs/benchmarks/consume.svg").exists()
 
 
-def test_what_fails_is_said_and_the_rest_goes_on(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+def test_a_failed_case_is_reported_and_the_others_are_measured(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     """A client that is there, but cannot be imported."""
     (tmp_path / "pika.py").write_text("raise ImportError('broken')\n")
     arguments = ("startup", "--scale", "0.1", "--rounds", "1", "--only", "*import *", "--json")
@@ -73,7 +73,7 @@ def test_what_fails_is_said_and_the_rest_goes_on(rabbitmq: Rabbitmq, tmp_path: P
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who its processes are is read from /proc")
-def test_ended_by_a_signal_it_leaves_no_process(rabbitmq: Rabbitmq) -> None:
+def test_a_signal_ends_broker_and_job(rabbitmq: Rabbitmq) -> None:
     """Neither the broker nor the job that is under way."""
     mark = f"BIDE_TEST_MARK={uuid4().hex}"
     root = () if rabbitmq.chroot is None else ("--root", str(rabbitmq.chroot))
@@ -108,14 +108,14 @@ def commands_of(mark: str) -> list[str]:
     return [one for one in found if one]
 
 
-def test_a_measurement_that_is_unknown_is_refused(rabbitmq: Rabbitmq) -> None:
+def test_an_unknown_measurement_is_refused(rabbitmq: Rabbitmq) -> None:
     done = bench(rabbitmq, "publishing")
     assert done.returncode == 2
     assert "no measurement is called 'publishing'" in done.stderr
 
 
 @pytest.mark.parametrize("value", ["0", "2", "-1"])
-def test_the_scale_has_limits(rabbitmq: Rabbitmq, value: str) -> None:
+def test_a_scale_out_of_range_is_refused(rabbitmq: Rabbitmq, value: str) -> None:
     done = bench(rabbitmq, "consume", "--scale", value)
     assert done.returncode == 2
     assert "out of range" in done.stderr

@@ -16,6 +16,7 @@ import pytest
 
 import bide
 from bide.cli.app import cli
+from bide.topology import Argument
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_send_and_receive(program: Program) -> None:
+def test_sent_messages_are_received_with_their_properties(program: Program) -> None:
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
         client.declare(
             bide.Topology(
@@ -94,7 +95,7 @@ def test_send_and_receive(program: Program) -> None:
     assert program.fails(1, "receive", "orders", "--count", "1", "--timeout", "1s").startswith("bide: 0 of 1 messages")
 
 
-def test_send_many_and_at_a_due_time_in_the_past(program: Program) -> None:
+def test_repeated_messages_and_past_due_times_arrive_at_once(program: Program) -> None:
     program.run("receive", "q", "--declare", "--timeout", "1s", "--count", "1")
     assert len(lines(program.ok("send", "x", "--to", "q", "--count", "250", "--json"))) == 250
     program.ok("send", "late", "--to", "q", "--at", "2020-01-01T00:00:00+01:00")
@@ -102,6 +103,29 @@ def test_send_many_and_at_a_due_time_in_the_past(program: Program) -> None:
     assert received[-1]["body"] == "late"
     assert received[-1]["lateness_ms"] > 1e9
     assert len({one["message_id"] for one in received}) == 251
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+def test_receiving_from_a_delay_queue_hastens_nothing(program: Program, vhost: Vhost, management: bool) -> None:
+    """By its name, by its arguments or else by the keys of its messages; a name alone does not make a delay queue."""
+    program.environment["BIDE_MANAGEMENT_URL"] = vhost.broker.management_url if management else "http://127.0.0.1:1"
+    clock = bide.Clock()
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
+    queues = [bide.Queue.quorum("q"), bide.Queue.quorum("backup.v1.s3"), bide.Queue.quorum("mine", level)]
+    binding = bide.Binding("bide.v1.m", "mine", "~m9")
+    with bide.connect_sync(program.environment["BIDE_URL"]) as client:
+        client.declare(clock.core_topology() | bide.Topology(queues=queues, bindings=[binding]))
+        receipt = client.publish(b"x", to="q", delay="10s")
+        client.publish(b"y", to="q", delay="9m")
+        client.publish(b"z", to="backup.v1.s3")
+    for queue in ("bide.v1.s10", "mine"):
+        said = program.fails(2, "receive", queue, "--count", "1", "--timeout", "20s")
+        assert said.startswith(f"bide: the queue {queue!r} belongs to a delay infrastructure: messages wait there")
+    if management:
+        assert "z" in program.ok("receive", "backup.v1.s3", "--count", "1", "--timeout", "20s")
+    (message,) = lines(program.ok("receive", "q", "--count", "1", "--timeout", "40s", "--json"))
+    assert (message["body"], message["message_id"]) == ("x", receipt.message_id)
+    assert message["lateness_ms"] >= 0
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
@@ -135,7 +159,7 @@ def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Sign
     assert len(set(printed) & set(left)) <= 100
 
 
-def test_delay_apply_verify_destroy(program: Program) -> None:
+def test_verify_reports_what_apply_declared_and_destroy_removed(program: Program) -> None:
     assert "problem" in program.run("delay", "verify", *SMALL).stderr.decode()
     assert "39 queues" not in program.ok("delay", "apply", *SMALL)
     applied = json.loads(program.ok("delay", "apply", *SMALL, "--json"))
@@ -144,7 +168,7 @@ def test_delay_apply_verify_destroy(program: Program) -> None:
     assert report["ok"] is True
     assert {one["check"] for one in report["findings"]} >= {"release", "queues", "bindings", "stuck messages"}
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
-        client.wait_for(_delete(client, "bide.v1.s7"))
+        client.destroy(bide.Topology(queues=[bide.Queue("bide.v1.s7")]), force=True)
     said = program.run("delay", "verify", *SMALL)
     assert said.returncode == 1
     assert "1 of " in said.stdout.decode()
@@ -153,7 +177,7 @@ def test_delay_apply_verify_destroy(program: Program) -> None:
     assert program.run("delay", "verify", *SMALL).returncode == 1
 
 
-def test_apply_does_not_pass_over_a_policy_that_deletes_messages(program: Program, vhost: Vhost) -> None:
+def test_apply_warns_of_a_policy_that_deletes_messages(program: Program, vhost: Vhost) -> None:
     definition = {"pattern": ".*", "definition": {"expires": 86_400_000}, "priority": 3, "apply-to": "all"}
     vhost.broker.management.call("PUT", "policies", vhost.name, "housekeeping", body=definition)
     applied = program.run("delay", "apply", *SMALL, "--json")
@@ -186,13 +210,6 @@ def test_apply_does_not_fail_without_the_management_api(program: Program) -> Non
     assert "127.0.0.1:1" in said
 
 
-async def _delete(client: bide.SyncClient, queue: str) -> None:
-    connection = await client._client._publisher.connection()
-    channel = await connection.channel()
-    await channel.delete_queue(queue)
-    await channel.close()
-
-
 def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
     table = program.ok("delay", "explain", "10s", "--to", "destination", "--layout", "nservicebus", "--levels", "4")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
@@ -215,7 +232,7 @@ def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
         (["send", "x", "--to", "q", "--in", "-5s"], "negative"),
         (["send", "x", "--to", "q", "--in", "soon"], "cannot be read"),
         (["send", "x", "--to", "q", "--at", "2026-12-24T18:00:00"], "no time zone"),
-        (["send", "x"], "where it goes"),
+        (["send", "x"], "needs one target"),
         (["send", "x", "--to", "q", "--in", "9999d"], "longer than"),
         (["send", "x", "--to", "q", "--header", "bide-due=1"], "bide-due"),
         (["delay", "explain", "1s"], "--to or --exchange"),
@@ -231,11 +248,11 @@ def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
         (["--url", "http://x", "receive", "q"], "amqp://"),
     ],
 )
-def test_bad_usage(program: Program, arguments: Sequence[str], words: str) -> None:
+def test_bad_usage_exits_with_2_and_the_reason(program: Program, arguments: Sequence[str], words: str) -> None:
     assert words in program.fails(2, *arguments)
 
 
-def test_failures_of_the_broker(program: Program) -> None:
+def test_broker_errors_exit_with_1_and_without_the_password(program: Program) -> None:
     url = program.environment["BIDE_URL"]
     parts = urlsplit(url)
     assert "does not exist" in program.fails(1, "send", "x", "--to", "nobody", "--in", "1s", *SMALL)
@@ -260,7 +277,7 @@ def commands(command: click.Command, name: str = "bide") -> list[tuple[str, clic
 
 
 @pytest.mark.parametrize(("name", "command"), commands(cli))
-def test_everything_has_a_help_text(name: str, command: click.Command) -> None:
+def test_every_command_and_option_has_a_help_text(name: str, command: click.Command) -> None:
     assert command.help, name
     assert len(command.help) > 20, name
     for option in command.params:

@@ -56,7 +56,7 @@ def demo(vhost: Vhost, tmp_path: Path) -> Demo:
 
 
 @pytest.mark.slow
-def test_the_demonstration_and_its_report_on_a_broker_of_ones_own(demo: Demo) -> None:
+def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
     process = demo.start("--messages", "300", "--longest", "2s", "--json")
     said, progress = process.communicate(timeout=600)
     assert process.returncode == 0, progress
@@ -87,12 +87,12 @@ def test_the_demonstration_and_its_report_on_a_broker_of_ones_own(demo: Demo) ->
     assert demo.left() == []
 
 
-def test_without_java_it_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:
+def test_without_java_the_demo_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:
     elsewhere = {"JAVA_HOME": str(tmp_path), "PATH": str(Path(sys.executable).parent)}
     process = demo.start("--messages", "50", "--longest", "500ms", environment=elsewhere)
     said, complaints = process.communicate(timeout=PATIENCE)
     assert (process.returncode, complaints) == (0, "")
-    assert "  no report: Spark needs a Java 17 or later, and there is none" in said
+    assert "  no report: Spark needs Java 17 or later, but found none" in said
     assert "  published   50 messages, each confirmed" in said
     assert "  all well: nothing lost, nothing early" in said
     assert "endpoint" not in said
@@ -100,7 +100,7 @@ def test_without_java_it_ends_after_the_first_part(demo: Demo, tmp_path: Path) -
     assert demo.left() == []
 
 
-def test_a_report_that_fails_does_not_take_the_figures_with_it(demo: Demo) -> None:
+def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
     process = demo.start(
         *("--messages", "50", "--longest", "500ms"),
         environment={"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"},
@@ -115,7 +115,7 @@ def test_a_report_that_fails_does_not_take_the_figures_with_it(demo: Demo) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_ended_in_the_middle_of_the_audit_it_leaves_nothing_on_the_broker(demo: Demo) -> None:
+def test_a_demo_interrupted_during_the_audit_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
     deadline = time.monotonic() + PATIENCE
     while not (demo.into / "tables" / "_checkpoint").exists():

@@ -27,7 +27,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.mark.parametrize("name", ["schedule", "audit", "replay", "plan"])
 @pytest.mark.parametrize(("width", "kind"), [(830, "wide"), (358, "narrow")])
-def test_its_texts_can_be_read(chromium: Browser, tmp_path: Path, name: str, width: int, kind: str) -> None:
+def test_texts_of_pictures_are_readable_and_do_not_overlap(
+    chromium: Browser, tmp_path: Path, name: str, width: int, kind: str
+) -> None:
     path = tmp_path / "page.html"
     path.write_text(PAGE.format((PICTURES / f"pipeline-{name}.svg").read_text(encoding="utf-8")), encoding="utf-8")
     chromium.open(path, width=width)

@@ -56,7 +56,7 @@ async def said(process: Process) -> str:
     return (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
 
 
-async def test_the_first_signal_drains(vhost: Vhost) -> None:
+async def test_the_first_signal_drains_the_endpoint(vhost: Vhost) -> None:
     async with bide.connect(vhost.url) as client:
         async with serving(vhost) as process:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
@@ -71,7 +71,7 @@ async def test_the_first_signal_drains(vhost: Vhost) -> None:
 
 
 @pytest.mark.parametrize("signals", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGINT)])
-async def test_the_second_signal_ends_the_process_though_a_handler_blocks(
+async def test_the_second_signal_ends_the_process_while_a_handler_blocks(
     vhost: Vhost, signals: tuple[signal.Signals, signal.Signals]
 ) -> None:
     first, second = signals

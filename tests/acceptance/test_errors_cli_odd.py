@@ -71,7 +71,7 @@ def evil(vhost: Vhost) -> None:
         channel.basic_publish("", "error", EVIL.encode(), properties, mandatory=True)
 
 
-def test_no_message_takes_over_the_terminal(program: Program, vhost: Vhost) -> None:
+def test_control_characters_of_messages_are_escaped(program: Program, vhost: Vhost) -> None:
     evil(vhost)
     (listed,) = lines(program.ok("errors", "list", "--json"))
     assert listed["queue"] == EVIL
@@ -86,14 +86,14 @@ def test_no_message_takes_over_the_terminal(program: Program, vhost: Vhost) -> N
         assert code == (1 if arguments[0] == "retry" else 0)
 
 
-def test_every_look_as_json_is_an_object_a_line(program: Program, vhost: Vhost) -> None:
+def test_json_output_has_one_object_per_line(program: Program, vhost: Vhost) -> None:
     evil(vhost)
     for arguments in (["list"], ["groups"], ["groups", "--by", "type"], ["stats"]):
         (found,) = lines(program.ok("errors", *arguments, "--json"))
         assert EVIL in str(found) or repr(EVIL)[1:-1] in str(found)
 
 
-def test_no_command_reads_or_moves_messages_that_wait(program: Program, vhost: Vhost) -> None:
+def test_every_command_refuses_delay_queues(program: Program, vhost: Vhost) -> None:
     """Taken from the command tree, so that a new command is tested too."""
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
@@ -113,7 +113,7 @@ def test_no_command_reads_or_moves_messages_that_wait(program: Program, vhost: V
     assert (ready(vhost, "bide.v1.h1"), ready(vhost, "orders")) == (1, 0)
 
 
-def test_a_reader_that_stops_reading(program: Program, vhost: Vhost) -> None:
+def test_a_closed_pipe_ends_the_listing_silently(program: Program, vhost: Vhost) -> None:
     fill(vhost, 300)
     command = f"{sys.executable} -m bide errors list | head -n 1"
     done = subprocess.run(
@@ -124,7 +124,7 @@ def test_a_reader_that_stops_reading(program: Program, vhost: Vhost) -> None:
     assert ready(vhost, "error") == 300
 
 
-def test_bytes_are_sent_as_they_were_typed(program: Program, vhost: Vhost) -> None:
+def test_bytes_that_are_not_utf_8_are_sent_unchanged(program: Program, vhost: Vhost) -> None:
     fill(vhost, 2)
     sent = program.ok("errors", "edit", "m0", "--body", os.fsdecode(b"\xffx"), "--json")
     message_id = json.loads(sent)["message_id"]
@@ -136,7 +136,7 @@ def test_bytes_are_sent_as_they_were_typed(program: Program, vhost: Vhost) -> No
     assert b"no message 'nobody'" in done.stderr
 
 
-def test_a_question_and_a_progress_bar(program: Program, vhost: Vhost) -> None:
+def test_a_terminal_gets_a_confirmation_prompt_and_a_progress_bar(program: Program, vhost: Vhost) -> None:
     fill(vhost, 20)
     code, said = on_a_terminal(program, "errors", "discard", "m1", answer=b"n\n")
     assert (code, ready(vhost, "error")) == (1, 20)
@@ -161,7 +161,7 @@ def test_a_question_and_a_progress_bar(program: Program, vhost: Vhost) -> None:
     ],
     ids=" ".join,
 )
-def test_a_no_is_not_reported_as_an_interruption(program: Program, arguments: tuple[str, ...]) -> None:
+def test_a_declined_prompt_is_not_reported_as_an_interruption(program: Program, arguments: tuple[str, ...]) -> None:
     code, said = on_a_terminal(program, *arguments, answer=b"n\n")
     assert code == 1, said
     assert said.splitlines()[-1] == "bide: nothing was done: the answer was no"
@@ -172,7 +172,9 @@ def test_a_no_is_not_reported_as_an_interruption(program: Program, arguments: tu
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_retry_loses_and_repeats_nothing(program: Program, vhost: Vhost, number: signal.Signals) -> None:
+def test_an_interrupted_retry_neither_loses_nor_repeats_messages(
+    program: Program, vhost: Vhost, number: signal.Signals
+) -> None:
     count = 5000
     fill(vhost, count)
     process = subprocess.Popen(

@@ -48,7 +48,9 @@ def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *argumen
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
-def test_no_message_leaves_after_an_interruption(program: Program, vhost: Vhost, number: signal.Signals) -> None:
+def test_no_message_leaves_the_queue_after_an_interruption(
+    program: Program, vhost: Vhost, number: signal.Signals
+) -> None:
     fill(vhost, NUMBER)
     _, said = interrupted(program, vhost, number, "--exception", "ValueError", "--over", "12s")
     arrived = ready(vhost, "orders")
@@ -79,7 +81,7 @@ def test_no_message_leaves_after_an_interruption(program: Program, vhost: Vhost,
 
 
 @pytest.mark.slow
-def test_an_interruption_in_json_names_only_the_ids_that_are_left(program: Program, vhost: Vhost) -> None:
+def test_an_interruption_in_json_names_only_the_remaining_ids(program: Program, vhost: Vhost) -> None:
     fill(vhost, NUMBER)
     ids = [f"m{place}" for place in range(NUMBER)]
     out, said = interrupted(program, vhost, signal.SIGINT, *ids, "--over=20s", "--json")

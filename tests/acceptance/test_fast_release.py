@@ -98,7 +98,7 @@ def wait_until(condition: Callable[[], bool], *, what: str) -> None:
         time.sleep(0.1)
 
 
-def test_verify_tells_it_and_says_when_it_is_low(private: Private) -> None:
+def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private: Private) -> None:
     assert private.verified() == (0, "ok", "1000")
     sets, _ = commands()
     private.run(sets.replace("1000", "32"))
@@ -114,7 +114,7 @@ def test_verify_tells_it_and_says_when_it_is_low(private: Private) -> None:
     assert private.verified() == (0, "ok", "1000")
 
 
-def test_workers_that_are_replaced_read_it_and_lose_nothing(private: Private) -> None:
+def test_restarted_dead_letter_workers_read_the_prefetch_and_lose_nothing(private: Private) -> None:
     """Their messages stay in hand because nothing is bound where they go."""
     sets, replaces = commands()
     with bide.connect_sync(private.broker.url) as client:

@@ -42,7 +42,7 @@ def url(vhost: Vhost) -> str:
     ],
     ids=lambda one: " ".join(one[:2]) if isinstance(one, tuple) else str(one),
 )
-def test_no_name_on_the_broker_acts_on_the_terminal(
+def test_control_characters_of_names_on_the_broker_are_escaped(
     vhost: Vhost, url: str, command: tuple[str, ...], code: int, options: tuple[str, ...]
 ) -> None:
     where = ("--url", url, "--management-url", vhost.broker.management_url)

@@ -57,7 +57,7 @@ def forge(channel: Any) -> int:
     return len(forged)
 
 
-def test_forged_times_do_not_break_a_look_at_errors(program: Program, channel: Any) -> None:
+def test_forged_times_do_not_break_the_errors_commands(program: Program, channel: Any) -> None:
     count = forge(channel)
     listed = program.ok("errors", "list").splitlines()
     assert len(listed) == count

@@ -25,7 +25,7 @@ UNHURRIED = bide.WaitingHall(levels=4, resolution=timedelta(seconds=1))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("between", ["check-in and levels", "levels and target"])
-async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(vhost: Vhost, between: str) -> None:
+async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: Vhost, between: str) -> None:
     """It is frozen first, so that the messages are certainly in its hands and none of them is sent on."""
     count = 300
     at_target = between == "levels and target"
@@ -77,7 +77,7 @@ async def test_a_relay_that_is_killed_between_consume_and_confirm_loses_nothing(
         assert done["delivered"] == sum(bodies.values()) == count
 
 
-async def test_a_relay_that_is_killed_when_it_has_sent_and_got_no_confirm_loses_nothing(vhost: Vhost) -> None:
+async def test_a_relay_killed_before_its_confirms_loses_nothing(vhost: Vhost) -> None:
     """The hall takes nothing, because its meditating queue is gone: messages are sent, returned, and sent again."""
     count = 300
     async with bide.connect(vhost.url, infrastructure=QUICK) as client:
@@ -109,7 +109,8 @@ async def test_a_relay_that_is_killed_when_it_has_sent_and_got_no_confirm_loses_
                     await message.ack()
 
 
-async def test_three_relays_at_full_speed_of_which_one_is_killed_again_and_again(vhost: Vhost) -> None:
+@pytest.mark.long
+async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) -> None:
     count, kills, killed = 3000, 4, 0
     bodies: dict[int, int] = {}
     async with bide.connect(vhost.url, infrastructure=QUICK) as client:
@@ -165,7 +166,7 @@ async def _send(client: bide.Client, letters: Iterator[bide.OutgoingMessage]) ->
     await client.publish_many(letters)
 
 
-async def test_sigterm_finishes_what_is_in_hand(vhost: Vhost) -> None:
+async def test_sigterm_sends_every_consumed_message_before_the_end(vhost: Vhost) -> None:
     """With all messages consumed and none sent on, it sends on every one of them before it ends, and no more."""
     count = 500
     async with bide.connect(vhost.url, infrastructure=QUICK) as client:
@@ -187,7 +188,7 @@ async def test_sigterm_finishes_what_is_in_hand(vhost: Vhost) -> None:
         await connection.close()
 
 
-def test_what_it_says_when_it_cannot_work(vhost: Vhost) -> None:
+def test_a_relay_that_cannot_start_gives_the_reason(vhost: Vhost) -> None:
     process = Process(vhost, "--no-declare")
     _, err = process.process.communicate(timeout=PATIENCE)
     assert process.process.returncode == 1

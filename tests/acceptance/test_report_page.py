@@ -34,7 +34,7 @@ def report(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("width", "kind"), [(1200, "wide"), (768, "wide"), (390, "narrow"), (320, "narrow")])
-def test_every_plot_has_marks_that_are_seen(chromium: Browser, report: Path, width: int, kind: str) -> None:
+def test_every_plot_has_visible_marks(chromium: Browser, report: Path, width: int, kind: str) -> None:
     chromium.open(report, width=width)
     assert chromium.evaluate(f"{SHOWN}.map(one => one.classList[0])") == [kind] * SVGS
     # What is drawn lies within its plot, and takes up room there.
@@ -52,7 +52,7 @@ def test_every_plot_has_marks_that_are_seen(chromium: Browser, report: Path, wid
 
 
 @pytest.mark.parametrize("width", [1200, 768, 390, 320])
-def test_nothing_is_wider_than_the_window(chromium: Browser, report: Path, width: int) -> None:
+def test_the_page_fits_the_window(chromium: Browser, report: Path, width: int) -> None:
     chromium.open(report, width=width)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= width
     cut = chromium.evaluate(
@@ -68,7 +68,7 @@ def test_nothing_is_wider_than_the_window(chromium: Browser, report: Path, width
 
 
 @pytest.mark.parametrize("width", [1200, 390])
-def test_texts_are_large_enough_to_read(chromium: Browser, report: Path, width: int) -> None:
+def test_texts_have_at_least_10_pixels(chromium: Browser, report: Path, width: int) -> None:
     chromium.open(report, width=width)
     smallest = chromium.evaluate(
         f"Math.min(...{SHOWN}.flatMap(svg => [...svg.querySelectorAll('text')]"
@@ -77,13 +77,13 @@ def test_texts_are_large_enough_to_read(chromium: Browser, report: Path, width: 
     assert smallest >= 10
 
 
-def test_nothing_is_fetched_and_nothing_complains(chromium: Browser, report: Path) -> None:
+def test_the_page_loads_nothing_and_logs_nothing(chromium: Browser, report: Path) -> None:
     chromium.open(report)
     assert chromium.requests == [report.as_uri()]
     assert chromium.complaints == []
 
 
-def test_texts_of_messages_do_nothing(chromium: Browser, tmp_path: Path) -> None:
+def test_html_in_texts_of_messages_is_not_interpreted(chromium: Browser, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(page(figures(queue=f"q:{NASTY}", text=NASTY, exception=NASTY)), encoding="utf-8")
     chromium.open(path)
@@ -94,7 +94,7 @@ def test_texts_of_messages_do_nothing(chromium: Browser, tmp_path: Path) -> None
     assert chromium.complaints == []
 
 
-def test_a_script_that_got_in_would_not_run(chromium: Browser, report: Path) -> None:
+def test_the_content_security_policy_blocks_an_injected_script(chromium: Browser, report: Path) -> None:
     """Should an escape ever be forgotten, the page's own policy still refuses: this also shows that we would notice."""
     report.write_text(report.read_text(encoding="utf-8").replace("<main>", f"<main>{NASTY}"), encoding="utf-8")
     chromium.open(report)
@@ -102,7 +102,7 @@ def test_a_script_that_got_in_would_not_run(chromium: Browser, report: Path) -> 
     assert any("Content Security Policy" in one for one in chromium.complaints)
 
 
-def test_it_is_dark_by_night(chromium: Browser, report: Path) -> None:
+def test_the_page_follows_the_dark_colour_scheme(chromium: Browser, report: Path) -> None:
     papers = []
     for dark in (False, True):
         chromium.open(report, dark=dark)
@@ -111,7 +111,7 @@ def test_it_is_dark_by_night(chromium: Browser, report: Path) -> None:
 
 
 @pytest.mark.parametrize(("dark", "paper"), [(False, "rgb(255, 255, 255)"), (True, "rgb(20, 24, 29)")])
-def test_every_mark_of_the_picture_is_seen(chromium: Browser, tmp_path: Path, *, dark: bool, paper: str) -> None:
+def test_every_mark_of_the_picture_is_visible(chromium: Browser, tmp_path: Path, *, dark: bool, paper: str) -> None:
     path = tmp_path / "report.svg"
     path.write_text(document(picture(figures()), name="report"), encoding="utf-8")
     chromium.open(path, dark=dark)
@@ -131,7 +131,7 @@ def test_every_mark_of_the_picture_is_seen(chromium: Browser, tmp_path: Path, *,
     assert chromium.complaints == []
 
 
-def test_tables_open_without_a_script(chromium: Browser, report: Path) -> None:
+def test_tables_can_be_opened_without_a_script(chromium: Browser, report: Path) -> None:
     chromium.open(report, width=390)
     shown = "[...document.querySelectorAll('table')].filter(one => one.checkVisibility()).length"
     assert chromium.evaluate(shown) == 1

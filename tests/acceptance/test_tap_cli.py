@@ -31,7 +31,7 @@ def without_address(text: str) -> str:
     return re.sub(r" on \S+, virtual host [^\s:]+", " on HERE", text)
 
 
-def test_on_status_off(program: Program, vhost: Vhost) -> None:
+def test_status_shows_what_on_and_off_did(program: Program, vhost: Vhost) -> None:
     assert "is not on" in program.fails(1, "tap", "on", *SMALL)
     program.ok("delay", "apply", *SMALL)
     assert program.ok("tap", "status", *SMALL).splitlines()[1:] == [
@@ -64,7 +64,7 @@ def test_on_status_off(program: Program, vhost: Vhost) -> None:
     program.ok("receive", "orders", "--count", "1", "--timeout", "20s")
     assert "on: 'bide.v1.tap.scheduled' and 'bide.v1.tap.delivered'" in program.ok("delay", "verify", *SMALL)
 
-    kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with what they hold"
+    kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with their messages"
     assert program.ok("tap", "off", *SMALL) == f"clock: taps off; {kept}\n"
     assert "taps off" in program.ok("tap", "status", *SMALL).splitlines()[0]
     assert program.run("tap", "off", "--delete", *SMALL, stdin=b"n\n").returncode == 1
@@ -73,11 +73,13 @@ def test_on_status_off(program: Program, vhost: Vhost) -> None:
     assert json.loads(program.ok("tap", "off", "--delete", "--yes", "--json", *SMALL))["deleted"] == []
 
 
-def test_the_price_is_named_and_the_streams_outlive_the_infrastructure(program: Program, vhost: Vhost) -> None:
+def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vhost: Vhost) -> None:
     program.ok("delay", "apply", *NSB)
     done = program.run("tap", "on", *NSB)
     assert (done.returncode, done.stdout.decode().splitlines()[1]) == (0, "  scheduled  bide.tap.nsb.v2.scheduled  new")
-    assert done.stderr.decode().startswith("note: from now on a message for a deleted endpoint is in bide.tap.nsb.v2.")
+    assert done.stderr.decode().startswith(
+        "note: from now on a message for a deleted endpoint is only in bide.tap.nsb.v2."
+    )
 
     vhost.broker.management.call(
         "DELETE", "bindings", vhost.name, "e", "nsb.v2.delay-delivery", "q", "bide.tap.nsb.v2.delivered", "%23"
@@ -89,7 +91,7 @@ def test_the_price_is_named_and_the_streams_outlive_the_infrastructure(program: 
 
     done = program.run("delay", "destroy", "--yes", *NSB)
     assert done.returncode == 0
-    assert "stay, with what the taps saw: 'bide tap off --delete' deletes them" in done.stderr.decode()
+    assert "stay, with their messages: 'bide tap off --delete' deletes them" in done.stderr.decode()
     assert "bide.tap.nsb.v2.delivered deleted" in program.ok("tap", "off", "--delete", "--yes", *NSB)
     assert vhost.broker.management.call("GET", "queues", vhost.name) == []
 
@@ -102,16 +104,16 @@ def test_the_price_is_named_and_the_streams_outlive_the_infrastructure(program: 
         (("status", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
         (("on", "--max-bytes", "lots"), "the size 'lots' cannot be read"),
         (("on", "--max-bytes", "10 apples"), "the size '10 apples' cannot be read"),
-        (("on", "--max-bytes", "1kB"), "1000 bytes are no size for a stream"),
+        (("on", "--max-bytes", "1kB"), "1000 bytes is not a valid size of a stream"),
         (("on", "--max-age", "1.5s"), "must be a whole number of seconds"),
         (("on", "--max-age", "later"), "later"),
     ],
 )
-def test_what_it_refuses(program: Program, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_tap_commands_are_refused(program: Program, arguments: tuple[str, ...], said: str) -> None:
     assert said in program.fails(2, "tap", *arguments)
 
 
-def test_without_the_management_api(program: Program) -> None:
+def test_without_the_management_api_the_status_is_unknown(program: Program) -> None:
     program.ok("delay", "apply", *SMALL)
     program.ok("tap", "on", *SMALL)
     done = program.run("tap", "status", *SMALL, "--management-url", "http://127.0.0.1:1")
@@ -120,7 +122,7 @@ def test_without_the_management_api(program: Program) -> None:
     assert "bindings and limits are not known: " in done.stderr.decode()
 
 
-def test_the_page_shows_what_is_printed(program: Program) -> None:
+def test_the_page_shows_the_printed_output(program: Program) -> None:
     """But for addresses and counts: each ``bide tap`` command of the page, in order."""
     program.ok("delay", "apply", *SMALL)
     program.ok("delay", "apply", "--layout", "nservicebus")

@@ -97,7 +97,7 @@ async def parked(url: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_the_night(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+def test_every_message_survives_killed_workers_and_a_broker_restart(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     with rabbitmq.start(tmp_path / "broker") as broker:
         types = asyncio.run(send(broker.url))
         flush_declarations(broker)

@@ -21,7 +21,7 @@ def program(vhost: Vhost) -> Program:
     return Program(vhost)
 
 
-def test_list_is_one_array(program: Program) -> None:
+def test_list_prints_one_json_array(program: Program) -> None:
     listed: list[dict[str, Any]] = json.loads(program.ok("topology", "list", "--json"))
     assert [one["name"] for one in listed] == [one.name for one in PATTERNS]
     assert all(one["caveat"] and one["example"] for one in listed[:18])
@@ -33,7 +33,7 @@ def test_list_is_one_array(program: Program) -> None:
     assert len(plain) == len(PATTERNS)
 
 
-def test_show_in_every_form(program: Program) -> None:
+def test_show_prints_mermaid_dot_and_definitions(program: Program) -> None:
     sample = find_pattern("11").sample_topology()
     show = ("topology", "show", "if-else", "--sample")
     assert program.ok(*show, "--mermaid") == mermaid(sample)
@@ -87,14 +87,14 @@ def test_a_policy_on_the_queues_of_an_event_bus_does_not_pass_diff(program: Prog
     vhost.broker.management.call("DELETE", *put)
 
 
-def test_destroy_asks(program: Program) -> None:
+def test_destroy_asks_for_confirmation(program: Program) -> None:
     done = program.run("topology", "destroy", "5", "--queue", "q", stdin=b"n\n")
     assert done.returncode == 1
     assert b"Delete 0 exchanges and 1 queues" in done.stderr
     assert b"guest:" not in done.stderr
 
 
-def test_explain_asks_a_pattern(program: Program) -> None:
+def test_explain_follows_a_message_through_a_pattern(program: Program) -> None:
     ask = ("topology", "explain", "--exchange", "travel", "--pattern", "layered-exchanges --sample")
     text = program.ok(*ask, "--key", "extras.pet", "--header", "entity.type=pet", "--header", "change.type=new")
     assert text.splitlines() == [
@@ -102,7 +102,7 @@ def test_explain_asks_a_pattern(program: Program) -> None:
         "  ✗ exchange bookings: its pattern 'booking.#' does not match: 'extras.pet' lacks the word 'booking'",
         "  ✓ exchange changes: its pattern '#' matches the key 'extras.pet'",
         "exchange changes (headers)",
-        "  ✓ queue pets: it asks for all of change.type='new', entity.type='pet'",
+        "  ✓ queue pets: it requires all of change.type='new', entity.type='pet'",
         "queues: pets",
     ]
     nobody = program.run(*ask, "--key", "extras.pet", "--json")
@@ -110,7 +110,7 @@ def test_explain_asks_a_pattern(program: Program) -> None:
     assert json.loads(nobody.stdout)["queues"] == []
 
 
-def test_explain_asks_a_file(program: Program) -> None:
+def test_explain_follows_a_message_through_definitions(program: Program) -> None:
     definitions = program.ok("topology", "show", "carbon-copies", "--sample", "--definitions")
     ask = ("topology", "explain", "--exchange", "desk", "--definitions", "-", "--key", "front", "--json")
     assert json.loads(program.ok(*ask, "--cc", "back", stdin=definitions.encode()))["queues"] == ["back", "front"]
@@ -118,7 +118,7 @@ def test_explain_asks_a_file(program: Program) -> None:
     assert "is not JSON" in program.run(*ask, stdin=b"{").stderr.decode()
 
 
-def test_of_several_virtual_hosts_in_a_file_one_is_chosen(program: Program) -> None:
+def test_several_virtual_hosts_in_definitions_require_vhost(program: Program) -> None:
     queues = [{"name": name, "vhost": vhost} for name, vhost in (("q", "one"), ("q", "two"), ("r", "two"))]
     definitions = json.dumps({"queues": queues}).encode()
     ask = ("topology", "explain", "--exchange", "", "--key", "r", "--definitions", "-")
@@ -129,10 +129,10 @@ def test_of_several_virtual_hosts_in_a_file_one_is_chosen(program: Program) -> N
     assert program.ok(*ask, "--vhost", "two", stdin=definitions).splitlines()[-1] == "queues: r"
     missing = program.run(*ask, "--vhost", "three", stdin=definitions)
     assert missing.returncode == 2
-    assert "holds no virtual host 'three': choose one of 'one', 'two'" in missing.stderr.decode()
+    assert "has no virtual host 'three': choose one of 'one', 'two'" in missing.stderr.decode()
 
 
-async def test_explain_asks_the_broker_and_its_policies(program: Program, vhost: Vhost) -> None:
+async def test_explain_reads_the_broker_and_its_policies(program: Program, vhost: Vhost) -> None:
     topology = bide.Topology(
         [bide.Exchange("in", "topic"), bide.Exchange("rest", "fanout")],
         [bide.Queue("a"), bide.Queue("b")],
@@ -160,27 +160,27 @@ async def test_explain_asks_the_broker_and_its_policies(program: Program, vhost:
     [
         (("show", "1"), "needs --exchange TEXT, --queue NAME"),
         (("show", "fanout"), "there is no pattern 'fanout'"),
-        (("show", "1", "--sample", "--queue", "a"), "--sample has options of its own"),
+        (("show", "1", "--sample", "--queue", "a"), "--sample sets all options"),
         (("show", "6", "--exchange", "x", "--queue", "q", "--partitions", "two"), "not a whole number"),
         (("show", "18", "--queue", "q", "--replies", "direct", "--reply-queue", "r"), "direct replies have no queue"),
         (("show", "1", "--exchange", "x", "--queue", "q", "--queue", "q"), "named 2 times"),
         (("show", "exclusive-queue", "--sample", "--definitions"), "is exclusive"),
         (("apply", "exclusive-queue", "--sample"), "exclusive to this command's connection"),
-        (("show", "1", "--sample", "--mermaid", "--dot"), "--mermaid and --dot are two forms"),
-        (("explain", "--exchange", "x"), "name one place to look"),
+        (("show", "1", "--sample", "--mermaid", "--dot"), "--mermaid and --dot are two output formats"),
+        (("explain", "--exchange", "x"), "explain needs one topology"),
         (("explain", "--exchange", "x", "--pattern", " "), "--pattern is empty"),
         (("explain", "--exchange", "x", "--pattern", "5 --sample", "--key", "k" * 256), "the limit is 255"),
-        (("explain", "--exchange", "x", "--pattern", "5 --sample", "--vhost", "v"), "--vhost goes with --definitions"),
+        (("explain", "--exchange", "x", "--pattern", "5 --sample", "--vhost", "v"), "--vhost needs --definitions"),
         (("explain", "--exchange", "x", "--pattern", "'"), "cannot be read"),
         (("explain", "--exchange", "x", "--pattern", "5 --colour red"), "No such option"),
         (("explain", "--exchange", "x", "--header", "a", "--pattern", "5 --sample"), "NAME=VALUE"),
     ],
 )
-def test_what_cannot_be_asked(program: Program, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_topology_commands_are_refused(program: Program, arguments: tuple[str, ...], said: str) -> None:
     assert said in program.fails(2, "topology", *arguments)
 
 
-def test_what_is_not_there(program: Program) -> None:
+def test_missing_exchanges_and_exchange_types_are_errors(program: Program) -> None:
     assert "'x' is not in the topology" in program.fails(
         1, "topology", "explain", "--exchange", "x", "--pattern", "5 --sample"
     )

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -16,6 +16,7 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.transport import Tcp
+from bide.amqp.url import BrokerUrl
 from bide.topology import Queue
 from tests.patience import PATIENCE
 
@@ -50,6 +51,27 @@ async def ready(connection: Connection, queue: str) -> int:
     reply = await channel.declare_queue(Queue(queue), passive=True)
     await channel.close()
     return int(reply.message_count)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    """A bare connection, for what a client does not do."""
+    connection = await Connection.open(BrokerUrl.parse(url))
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def ready_at(url: str, queue: str) -> int:
+    """Ready messages in a queue, asked over a connection of its own."""
+    async with connected(url) as connection:
+        return await ready(connection, queue)
+
+
+async def connection_of(client: bide.Client) -> Connection:
+    """The connection that a client publishes over, for tests of what happens to it: no public name leads there."""
+    return await client._publisher.connection()
 
 
 async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PATIENCE, step: float = 0.05) -> None:

@@ -111,7 +111,7 @@ class _TwoOfAName(dict[str, Any]):
         return (("BCC", ["nowhere"]), *super().items())
 
 
-async def test_a_relay_does_not_route_by_a_bcc_list_that_the_broker_left(vhost: Vhost, stranger: Connection) -> None:
+async def test_a_relay_ignores_a_second_bcc_header(vhost: Vhost, stranger: Connection) -> None:
     """The broker removes one BCC header as it routes by it. The next would be in force as the relay publishes."""
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
     with relay(vhost, *QUICKLY, "--allow", "orders.*"):
@@ -125,7 +125,7 @@ async def test_a_relay_does_not_route_by_a_bcc_list_that_the_broker_left(vhost: 
     await connection.close()
 
 
-async def test_resending_does_not_deliver_what_the_relay_refused(vhost: Vhost, stranger: Connection) -> None:
+async def test_resending_does_not_deliver_messages_refused_by_the_relay(vhost: Vhost, stranger: Connection) -> None:
     relay = Relay(vhost.url, hall=HALL, allow=["orders.*"])
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
@@ -151,7 +151,7 @@ async def test_resending_does_not_deliver_what_the_relay_refused(vhost: Vhost, s
         await connection.close()
 
 
-async def test_a_message_that_is_set_aside_keeps_what_it_came_with(vhost: Vhost, stranger: Connection) -> None:
+async def test_a_message_set_aside_keeps_its_properties(vhost: Vhost, stranger: Connection) -> None:
     """A property that would act on the undeliverable queue, and another user's name, among it."""
     async with await stranger.channel(confirms=True) as channel:
         values = {
@@ -243,7 +243,7 @@ async def test_an_empty_list_allows_no_queue(client: bide.Client) -> None:
     assert await queue.count() == 2
 
 
-def test_a_relay_does_not_start_without_a_list(vhost: Vhost) -> None:
+def test_a_relay_without_allowed_targets_is_refused(vhost: Vhost) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bide", "relay", "--url", vhost.url],
         capture_output=True,

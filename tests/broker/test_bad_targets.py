@@ -47,7 +47,7 @@ async def publish_and_check(client: bide.Client, bad: dict[str, str], *, isolate
     assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
 
 
-async def test_a_full_queue_that_is_not_isolated_holds_up_others(client: bide.Client, connection: Connection) -> None:
+async def test_a_full_queue_that_is_not_isolated_delays_others(client: bide.Client, connection: Connection) -> None:
     """As the guarantees say, and a proof that the other tests meet a broker with the stock prefetch."""
     full, held_up, control = fresh("full"), fresh("held-up"), fresh("control")
     limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -63,7 +63,7 @@ async def test_a_full_queue_that_is_not_isolated_holds_up_others(client: bide.Cl
     assert await ready(connection, held_up) == 0
 
 
-async def test_a_queue_deleted_while_messages_wait(client: bide.Client, connection: Connection) -> None:
+async def test_messages_for_a_deleted_queue_are_set_aside(client: bide.Client, connection: Connection) -> None:
     queue = fresh("deleted")
     await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
     before = await ready(connection, SMALL_CLOCK.undeliverable)
@@ -80,7 +80,7 @@ async def test_a_queue_deleted_while_messages_wait(client: bide.Client, connecti
     await eventually(set_aside)
 
 
-async def test_an_undeliverable_message_says_where_it_should_have_gone(
+async def test_an_undeliverable_message_has_its_target_in_its_headers(
     client: bide.Client, connection: Connection
 ) -> None:
     queue = fresh("deleted")
@@ -100,7 +100,7 @@ async def test_an_undeliverable_message_says_where_it_should_have_gone(
     assert message.message_id == receipt.message_id
 
 
-async def test_a_queue_deleted_and_made_again(clock_url: str, connection: Connection) -> None:
+async def test_a_recreated_queue_is_bound_again(clock_url: str, connection: Connection) -> None:
     queue = fresh("again")
     async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as first:
         await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
@@ -117,7 +117,7 @@ async def test_a_queue_deleted_and_made_again(clock_url: str, connection: Connec
     assert await ready(connection, SMALL_CLOCK.undeliverable) == 0
 
 
-async def test_a_full_queue_that_is_isolated(client: bide.Client, connection: Connection) -> None:
+async def test_a_full_isolated_queue_does_not_delay_others(client: bide.Client, connection: Connection) -> None:
     queue = fresh("full")
     limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue, limits)]))
@@ -129,7 +129,7 @@ async def test_a_full_queue_that_is_isolated(client: bide.Client, connection: Co
     assert release_queue.endswith(queue)
 
 
-async def test_an_exchange_that_matches_nothing(client: bide.Client) -> None:
+async def test_an_exchange_without_a_match_does_not_delay_others(client: bide.Client) -> None:
     exchange = fresh("empty")
     await client.declare(bide.Topology([bide.Exchange(exchange, "topic")]))
     await publish_and_check(client, {"exchange": exchange, "routing_key": "order.created"})
@@ -153,7 +153,7 @@ async def test_messages_for_an_exchange_wait_until_it_has_a_queue(client: bide.C
     assert (message.body, message.exchange, message.routing_key) == (b"x", exchange, "a.b")
 
 
-async def test_an_exchange_deleted_while_messages_wait(client: bide.Client, connection: Connection) -> None:
+async def test_a_deleted_exchange_does_not_delay_others(client: bide.Client, connection: Connection) -> None:
     exchange, queue = fresh("gone"), fresh("q")
     topology = bide.Topology(
         [bide.Exchange(exchange, "topic")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue, "#")]
@@ -165,7 +165,7 @@ async def test_an_exchange_deleted_while_messages_wait(client: bide.Client, conn
     await publish_and_check(client, {"exchange": exchange, "routing_key": "a.b"})
 
 
-async def test_undeliverable_messages_are_sent_on_when_the_target_is_back(vhost: Vhost) -> None:
+async def test_undeliverable_messages_are_resent_when_the_target_is_back(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         back, gone = bide.Queue.quorum("back"), bide.Queue.quorum("gone")
         await client.declare(bide.Topology(queues=[back, gone]))
@@ -187,3 +187,30 @@ async def test_undeliverable_messages_are_sent_on_when_the_target_is_back(vhost:
         assert (message.body, message.message_id, message.headers, message.priority) == (b"1", "m1", {"mine": 1}, 2)
         assert await ready(other, SMALL_CLOCK.undeliverable) == 1
         await other.close()
+
+
+async def test_a_forged_target_that_is_refused_does_not_keep_other_messages_from_being_sent_on(vhost: Vhost) -> None:
+    """One at once, to an exchange, and one after a delay, for which its queue has to be bound."""
+    clock = bide.Clock()
+    name = f"operator-{vhost.name}"
+    vhost.broker.add_user(name, "secret")
+    vhost.broker.set_permissions(vhost.name, name, write=r"^(bide\.v1\..*|amq\.default|good)$")
+    other = await Connection.open(BrokerUrl.parse(vhost.url))
+    channel = await other.channel(confirms=True)
+    async with bide.connect(vhost.url) as client:
+        queues = [bide.Queue.quorum("good"), bide.Queue.quorum("salaries")]
+        await client.declare(clock.core_topology() | bide.Topology([bide.Exchange("private", "fanout")], queues))
+        soon = int(client.now().timestamp() * 1000) + 3_600_000
+        forged = {HEADER_TO: "x:private"}, {HEADER_TO: "q:salaries", HEADER_DUE: soon}
+        for headers in (*forged, {HEADER_TO: "q:good"}, *forged, {HEADER_TO: "q:good"}):
+            values = {"message_id": "m", "headers": headers}
+            await channel.publish(exchange=clock.undeliverable, routing_key="", values=values, body=b"")
+        url = vhost.broker.vhost_url(vhost.name, user=name, password="secret")
+        async with bide.connect(url) as operator:
+            result = await resend(operator, allow=["*"])
+        refused = {"x:private: AccessRefusedError": 2, "q:salaries: AccessRefusedError": 2}
+        assert (result.sent, dict(result.kept)) == (2, refused)
+        assert len(await receive(client, "good", 2)) == 2
+        assert await ready(other, clock.undeliverable) == 4
+    await other.close()
+    vhost.broker.delete_user(name)

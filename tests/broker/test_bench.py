@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,15 @@ def cases(*measurements: str) -> list[Case]:
         for case in measurement.cases(PLAN):
             found.setdefault(f"{measurement.name}, {case.name}", case)
     return list(found.values())
+
+
+def parameters(*measurements: str) -> list[Any]:
+    """Those cases; of other clients than bide only pika is part of every run."""
+    long = ("aio_pika", "kombu", "celery", "dramatiq")
+    return [
+        pytest.param(case, marks=pytest.mark.long) if case.work.rpartition(".")[2].startswith(long) else case
+        for case in cases(*measurements)
+    ]
 
 
 def name(case: Case) -> str:
@@ -64,15 +74,15 @@ def clock_vhost(broker: LocalBroker) -> Iterator[Vhost]:
     broker.delete_vhost("whole-clock")
 
 
-@pytest.mark.parametrize("case", cases("publish", "consume", "memory"), ids=name)
-def test_clients_publish_and_receive(vhost: Vhost, case: Case) -> None:
+@pytest.mark.parametrize("case", parameters("publish", "consume", "memory"), ids=name)
+def test_every_client_publishes_and_receives(vhost: Vhost, case: Case) -> None:
     values = run(case, vhost)
     assert values["rate"] > 0
     assert values["client_cpu"] > 0
     assert values["broker_cpu"] >= 0
 
 
-@pytest.mark.parametrize("case", cases("lateness"), ids=name)
+@pytest.mark.parametrize("case", parameters("lateness"), ids=name)
 def test_every_message_arrives_and_none_early(request: pytest.FixtureRequest, case: Case) -> None:
     shared = case.options.get("layout") == "clock"
     values = run(case, request.getfixturevalue("clock_vhost" if shared else "vhost"))
@@ -80,12 +90,13 @@ def test_every_message_arrives_and_none_early(request: pytest.FixtureRequest, ca
     assert values["min"] <= values["p50"] <= values["p99"] <= values["max"]
 
 
-@pytest.mark.parametrize("case", cases("sustained"), ids=name)
-def test_many_messages_go_through(vhost: Vhost, case: Case) -> None:
+@pytest.mark.parametrize("case", parameters("sustained"), ids=name)
+def test_sustained_cases_deliver_messages(vhost: Vhost, case: Case) -> None:
     assert run(case, vhost)["rate"] > 10
 
 
-def test_bursts_go_through(broker: LocalBroker) -> None:
+@pytest.mark.long
+def test_burst_cases_deliver_messages(broker: LocalBroker) -> None:
     """All at once: most of the time they wait for the moment."""
     bursts = cases("burst")
     assert len({(case.options["layout"], case.options["lanes"]) for case in bursts}) == len(bursts) == 4
@@ -101,18 +112,18 @@ def test_bursts_go_through(broker: LocalBroker) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in cases("startup") if "Clock" not in case.name], ids=name)
-def test_the_start_takes_time(vhost: Vhost, case: Case) -> None:
+def test_startup_cases_measure_a_time(vhost: Vhost, case: Case) -> None:
     (value,) = run(case, vhost).values()
     assert value > 0
 
 
-def test_clock_that_is_there_is_applied_again(clock_vhost: Vhost) -> None:
+def test_an_existing_clock_can_be_applied_again(clock_vhost: Vhost) -> None:
     (case,) = [case for case in cases("startup") if case.name == "apply Clock that is there"]
     assert run(case, clock_vhost)["seconds"] > 0
 
 
 @pytest.mark.long
-def test_what_waits_outlives_a_restart(rabbitmq: Rabbitmq) -> None:
+def test_waiting_messages_survive_a_restart(rabbitmq: Rabbitmq) -> None:
     """In the cascade, which is declared sooner; most of it is due while the broker starts again."""
     (case,) = [case for case in cases("store") if case.options["layout"] == "cascade"]
     root = None if rabbitmq.chroot is None else str(rabbitmq.chroot)

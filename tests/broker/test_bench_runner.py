@@ -57,7 +57,7 @@ def measure(
     return run([measurement], Plan(rounds=rounds, scale=scale), **more)
 
 
-def test_cases_take_turns() -> None:
+def test_cases_alternate_between_rounds() -> None:
     turns: list[str] = []
     results = measure(
         [case("a"), case("b"), case("c")], rounds=2, listener=lambda row, said: turns.append(f"{row.case} {said}")
@@ -66,18 +66,18 @@ def test_cases_take_turns() -> None:
     assert [row.values for row in results.rows] == [{"rate": [1.0, 1.0]}] * 3
 
 
-def test_results_are_handed_out_before_the_end() -> None:
+def test_results_are_kept_after_each_round() -> None:
     rows: list[int] = []
     measure([case("a"), case("b")], keeper=lambda results: rows.append(len(results.rows)))
     assert rows == [0, 2]
 
 
-def test_some_need_fewer_rounds() -> None:
+def test_a_measurement_can_limit_its_rounds() -> None:
     (row,) = measure([case("a")], rounds=3, most_rounds=1).rows
     assert row.values == {"rate": [1.0]}
 
 
-def test_those_who_are_asked_for_are_measured() -> None:
+def test_only_the_chosen_cases_are_measured() -> None:
     cases = [case("bide", setting="small"), case("bide bulk", setting="large"), case("pika", setting="small")]
     by_name, by_setting = measure(cases, only=["bide*"]), measure(cases, only=["large"])
     assert [row.case for row in by_name.rows] == ["bide", "bide bulk"]
@@ -86,7 +86,7 @@ def test_those_who_are_asked_for_are_measured() -> None:
         measure(cases, only=["none"])
 
 
-def test_who_is_not_installed_is_left_out() -> None:
+def test_a_client_that_is_not_installed_is_left_out() -> None:
     results = measure([case("a", rival="no-package-has-this-name"), case("b", rival="pika")], rounds=2)
     missing, there = results.rows
     assert (missing.values, missing.notes) == ({}, ["not installed"])
@@ -94,7 +94,7 @@ def test_who_is_not_installed_is_left_out() -> None:
     assert not results.failures
 
 
-def test_who_did_not_sustain_a_rate_is_not_tried_at_the_next() -> None:
+def test_a_case_that_fails_a_rate_is_not_tried_at_the_next() -> None:
     cases = [
         case("a", setting="1/s", values={"sustained": 1.0}),
         case("b", setting="1/s", values={"sustained": 0.0}),
@@ -127,7 +127,7 @@ def test_a_fresh_broker_has_the_prefetch_of_the_case(rabbitmq: Rabbitmq, monkeyp
     ],
     ids=["calm", "calm the second time", "calm at last", "never calm"],
 )
-def test_what_the_host_of_the_machine_disturbed_is_measured_again(
+def test_a_round_with_steal_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: tuple[float, ...], counts: int
 ) -> None:
     """No test can make the host take something: the clock of what it took is another."""
@@ -146,23 +146,21 @@ def test_what_the_host_of_the_machine_disturbed_is_measured_again(
     assert (run_of_it.stolen > 0) == (min(taken) > 0)
 
 
-def test_a_look_is_not_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_scaled_round_with_steal_is_not_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter((0.0, 1e6))
     monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
     results = measure([case("a", work="turn", file=str(tmp_path / "turns"))], scale=0.5)
     assert results.rows[0].values == {"rate": [1.0]}
 
 
-def test_a_failure_that_the_host_of_the_machine_may_have_caused_is_none_yet(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failure_in_a_round_with_steal_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter((0.0, 1e6, 1e6, 1e6))
     monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
     results = measure([case("a", work="turn", file=str(tmp_path / "turns"), values={"fails": 1.0})])
     assert (results.failures, results.rows[0].values) == ([], {"rate": [2.0]})
 
 
-def test_who_fails_is_named_and_the_others_go_on() -> None:
+def test_a_failed_case_is_named_and_the_others_are_measured() -> None:
     results = measure([case("a", work="nothing", setting="here"), case("b")])
     failed, other = results.rows
     assert failed.values == {}
@@ -171,7 +169,7 @@ def test_who_fails_is_named_and_the_others_go_on() -> None:
     assert other.values == {"rate": [1.0]}
 
 
-def test_who_hangs_is_ended_with_whatever_he_started(tmp_path: Path) -> None:
+def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
     assert results.failures == ["example, a: it was not done after 5 s"]

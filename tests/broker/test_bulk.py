@@ -86,7 +86,7 @@ async def drained(publishing: BulkPublish) -> tuple[list[PublishResult], Excepti
     return seen, None
 
 
-async def test_a_wait_counts_from_the_millisecond_that_has_begun(client: bide.Client, queue: str) -> None:
+async def test_a_delay_counts_from_the_current_millisecond_rounded_down(client: bide.Client, queue: str) -> None:
     # As the broker counts it: of a due time that is exact to the microsecond, the message would come too early.
     began = datetime.now(UTC) - timedelta(milliseconds=1)
     receipts = [await client.publish("x", to=queue, delay="1s") for _ in range(20)]
@@ -99,13 +99,13 @@ async def test_a_wait_counts_from_the_millisecond_that_has_begun(client: bide.Cl
     assert all(one.lateness is not None and one.lateness >= timedelta(0) for one in received)
 
 
-async def test_everything_arrives_in_order(client: bide.Client, queue: str) -> None:
+async def test_messages_arrive_in_order(client: bide.Client, queue: str) -> None:
     report = await client.publish_many(OutgoingMessage(str(number), to=queue) for number in range(3_000))
     assert (report.confirmed, report.total, report.failures) == (3_000, 3_000, ())
     assert [int(one.body) for one in await receive(client, queue, 3_000)] == list(range(3_000))
 
 
-async def test_outcomes_and_batches_say_the_same(client: bide.Client, queue: str) -> None:
+async def test_results_and_batches_agree(client: bide.Client, queue: str) -> None:
     def letters() -> Iterator[OutgoingMessage]:
         for number in range(700):
             yield OutgoingMessage(b"", to=queue if number % 7 else "nowhere", message_id=f"m{number}")
@@ -126,7 +126,7 @@ async def test_outcomes_and_batches_say_the_same(client: bide.Client, queue: str
     assert caught.value.report.returned == 100
 
 
-async def test_every_fate_is_told_of_exactly_the_right_message(client: bide.Client, queue: str) -> None:
+async def test_every_result_belongs_to_its_message(client: bide.Client, queue: str) -> None:
     full, missing = fresh("full"), fresh("missing")
     arguments: dict[str, Any] = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
     await client.declare(bide.Topology(queues=[bide.Queue(full, arguments=arguments)]))
@@ -167,7 +167,9 @@ async def test_every_fate_is_told_of_exactly_the_right_message(client: bide.Clie
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-async def test_a_queue_at_its_limit_refuses_what_is_not_in_it(client: bide.Client, queue: str, kind: str) -> None:
+async def test_a_full_queue_refuses_exactly_the_messages_that_it_does_not_hold(
+    client: bide.Client, queue: str, kind: str
+) -> None:
     full = fresh("full")
     arguments: dict[str, Any] = {"x-queue-type": kind, "x-max-length": 100, "x-overflow": "reject-publish"}
     await client.declare(bide.Topology(queues=[bide.Queue(full, arguments=arguments)]))
@@ -214,7 +216,7 @@ async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> 
 @pytest.mark.parametrize(
     "infrastructure", [bide.NServiceBus(routing="direct"), bide.Celery()], ids=lambda one: one.name
 )
-async def test_other_infrastructures(vhost: Vhost, infrastructure: DelayInfrastructure) -> None:
+async def test_other_infrastructures_deliver_bulk_messages(vhost: Vhost, infrastructure: DelayInfrastructure) -> None:
     async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         letters = [OutgoingMessage(str(number), to="q", delay=("1s", None)[number % 2]) for number in range(200)]
@@ -224,13 +226,13 @@ async def test_other_infrastructures(vhost: Vhost, infrastructure: DelayInfrastr
         assert all(one.lateness is None or one.lateness >= timedelta(0) for one in received)
 
 
-async def test_bodies_larger_than_a_frame(client: bide.Client, queue: str) -> None:
+async def test_bodies_larger_than_a_frame_arrive_whole(client: bide.Client, queue: str) -> None:
     bodies = [bytes([number]) * size for number, size in enumerate((0, 131_063, 131_064, 131_065, 400_000, 3_000_000))]
     await client.publish_many(OutgoingMessage(body, to=queue) for body in bodies * 3)
     assert [one.body for one in await receive(client, queue, 18)] == bodies * 3
 
 
-async def test_one_message_that_the_broker_closes_the_channel_for(client: bide.Client, queue: str) -> None:
+async def test_only_the_message_that_closes_the_channel_fails(client: bide.Client, queue: str) -> None:
     """It says no more than that it was one of them. All others arrive."""
 
     def letters() -> Iterator[OutgoingMessage]:
@@ -257,7 +259,7 @@ async def test_one_message_that_the_broker_closes_the_channel_for(client: bide.C
     assert found == {"last", *(f"{number}" for number in range(3_000))} - {"700", "2900"}
 
 
-async def test_an_input_that_is_slow_holds_up_neither_what_it_gave_nor_others(client: bide.Client, queue: str) -> None:
+async def test_a_blocking_input_blocks_neither_its_messages_nor_the_event_loop(client: bide.Client, queue: str) -> None:
     given, ticks = 0, 0
 
     def letters() -> Iterator[OutgoingMessage]:
@@ -285,7 +287,9 @@ async def test_an_input_that_is_slow_holds_up_neither_what_it_gave_nor_others(cl
     assert ticks >= 10
 
 
-async def test_an_exchange_that_is_deleted_meanwhile(client: bide.Client, queue: str, clock_url: str) -> None:
+async def test_messages_taken_before_an_exchange_is_deleted_are_not_failures(
+    client: bide.Client, queue: str, clock_url: str
+) -> None:
     """What it took before is not called failed, whether the confirm came or not; what never left is."""
     exchange, deleted = fresh("x"), False
     bindings = [bide.Binding(exchange, queue)]
@@ -323,7 +327,7 @@ async def test_an_exchange_that_is_deleted_meanwhile(client: bide.Client, queue:
     assert confirmed <= found <= confirmed | doubtful
 
 
-async def test_an_infrastructure_that_is_taken_away_meanwhile(vhost: Vhost) -> None:
+async def test_a_deleted_infrastructure_is_declared_again(vhost: Vhost) -> None:
     """It is put there again, and everything arrives."""
     queue = fresh("q")
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
@@ -338,7 +342,7 @@ async def test_an_infrastructure_that_is_taken_away_meanwhile(vhost: Vhost) -> N
         assert len(await receive(client, queue, 2_000)) == 2_000
 
 
-async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client: bide.Client, queue: str) -> None:
+async def test_messages_are_confirmed_while_an_asynchronous_input_waits(client: bide.Client, queue: str) -> None:
     more = asyncio.Event()
 
     async def letters() -> AsyncIterator[OutgoingMessage]:
@@ -358,7 +362,7 @@ async def test_an_asynchronous_input_is_not_waited_for_with_what_is_there(client
     assert seen == 5_000
 
 
-async def test_neither_a_slow_input_nor_a_slow_caller_is_the_brokers_fault(clock_url: str, queue: str) -> None:
+async def test_slow_inputs_and_callers_do_not_count_against_the_timeout(clock_url: str, queue: str) -> None:
     """The time limit counts the broker's silence alone."""
 
     async def slow() -> AsyncIterator[OutgoingMessage]:
@@ -383,7 +387,7 @@ async def test_neither_a_slow_input_nor_a_slow_caller_is_the_brokers_fault(clock
     assert seen == 600
 
 
-async def test_memory_holds_a_window(client: bide.Client, queue: str) -> None:
+async def test_at_most_a_window_of_messages_is_taken(client: bide.Client, queue: str) -> None:
     """However long the input, letters are taken only as others are done with."""
     taken = known = most = 0
 
@@ -400,7 +404,7 @@ async def test_memory_holds_a_window(client: bide.Client, queue: str) -> None:
     assert 400 < most <= 500 + 1
 
 
-async def test_memory_stays_flat(client: bide.Client, queue: str) -> None:
+async def test_memory_does_not_grow_with_the_input(client: bide.Client, queue: str) -> None:
     """60 MB go through, and a few at a time are held."""
     known = before = 0
     tracemalloc.start()
@@ -420,9 +424,7 @@ async def test_memory_stays_flat(client: bide.Client, queue: str) -> None:
     assert after - before < 1_000_000
 
 
-async def test_bytes_in_flight_are_limited_too(
-    client: bide.Client, queue: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bytes_in_flight_are_limited(client: bide.Client, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bide.client.bulk.sender.MAX_BYTES", 100_000)
     taken = known = most = 0
 
@@ -439,7 +441,7 @@ async def test_bytes_in_flight_are_limited_too(
     assert most == 4
 
 
-async def test_an_input_that_fails(client: bide.Client, queue: str) -> None:
+async def test_an_error_of_the_input_is_raised_after_the_confirms(client: bide.Client, queue: str) -> None:
     def letters() -> Iterator[OutgoingMessage]:
         for _ in range(300):
             yield OutgoingMessage(b"", to=queue)
@@ -456,7 +458,7 @@ async def test_an_input_that_fails(client: bide.Client, queue: str) -> None:
         assert isinstance(error, OSError)
 
 
-async def test_an_input_that_is_cancelled_from_within_has_not_come_to_its_end(client: bide.Client, queue: str) -> None:
+async def test_an_input_cancelled_from_within_is_an_error(client: bide.Client, queue: str) -> None:
     async def letters() -> AsyncIterator[OutgoingMessage]:
         for letter in [OutgoingMessage(b"", to=queue)] * 300:
             yield letter
@@ -472,9 +474,7 @@ async def test_an_input_that_is_cancelled_from_within_has_not_come_to_its_end(cl
 
 
 @pytest.mark.parametrize("how", ["time limit", "time limit that is its end", "task group", "itself"])
-async def test_an_input_that_cancels_its_reader_has_not_come_to_its_end(
-    client: bide.Client, queue: str, how: str
-) -> None:
+async def test_an_input_that_cancels_its_reader_is_an_error(client: bide.Client, queue: str, how: str) -> None:
     """It is stopped where it waits for room, so that what cancels is told so where it gives a letter."""
     given, stop = 0, asyncio.Event()
 
@@ -528,7 +528,7 @@ async def test_an_input_that_cancels_its_reader_has_not_come_to_its_end(
     assert seen == given == 1_000
 
 
-async def test_an_input_is_at_its_end_when_the_publishing_is(client: bide.Client, queue: str) -> None:
+async def test_closing_the_iteration_closes_the_input(client: bide.Client, queue: str) -> None:
     """Also where it was not asked for more at that moment."""
     has_ended = False
 
@@ -547,14 +547,14 @@ async def test_an_input_is_at_its_end_when_the_publishing_is(client: bide.Client
     assert has_ended
 
 
-async def test_leaving_early(client: bide.Client, queue: str) -> None:
+async def test_leaving_the_iteration_early_keeps_the_client_usable(client: bide.Client, queue: str) -> None:
     publishing = aiter(client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(100_000)))
     assert (await anext(publishing)).status == "confirmed"
     await publishing.aclose()
     await client.publish(b"", to=queue)
 
 
-async def test_it_is_used_once(client: bide.Client, queue: str) -> None:
+async def test_a_bulk_publish_is_used_once(client: bide.Client, queue: str) -> None:
     publishing = client.publish_many([OutgoingMessage(b"", to=queue)])
     assert (await publishing).confirmed == 1
     with pytest.raises(ClosedError, match="published already"):
@@ -564,7 +564,7 @@ async def test_it_is_used_once(client: bide.Client, queue: str) -> None:
     assert (await client.publish_many([])).total == 0
 
 
-async def test_arguments_that_cannot_be_used(client: bide.Client) -> None:
+async def test_invalid_arguments_are_refused(client: bide.Client) -> None:
     with pytest.raises(InvalidInputError, match="window"):
         client.publish_many([], window=0)
     with pytest.raises(InvalidInputError, match="on_lost"):
@@ -573,7 +573,7 @@ async def test_arguments_that_cannot_be_used(client: bide.Client) -> None:
         await client.publish_many(3)  # type: ignore[arg-type]
 
 
-async def test_an_infrastructure_that_is_missing_ends_it(vhost: Vhost) -> None:
+async def test_a_missing_infrastructure_ends_the_bulk_publish(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         letters = (OutgoingMessage(b"", to="q", delay=(None, "1s")[number // 5]) for number in range(10))
@@ -582,7 +582,7 @@ async def test_an_infrastructure_that_is_missing_ends_it(vhost: Vhost) -> None:
         assert Counter(one.status for one in seen) == {"confirmed": 5, "failed": 5}
 
 
-async def test_publishing_several_at_once(client: bide.Client, queue: str) -> None:
+async def test_several_bulk_publishes_can_run_at_once(client: bide.Client, queue: str) -> None:
     reports = await asyncio.gather(
         *(client.publish_many(OutgoingMessage(b"", to=queue, delay="100ms") for _ in range(500)) for _ in range(4)),
         *(client.publish(b"", to=queue) for _ in range(500)),
@@ -591,7 +591,7 @@ async def test_publishing_several_at_once(client: bide.Client, queue: str) -> No
     assert len(await receive(client, queue, 2_500)) == 2_500
 
 
-async def test_an_asynchronous_input_is_read_ahead_as_far_as_memory_allows() -> None:
+async def test_an_asynchronous_input_is_read_ahead_up_to_a_limit() -> None:
     given = 0
 
     async def letters(size: int) -> AsyncIterator[OutgoingMessage]:

@@ -41,7 +41,9 @@ def received(url: str, queue: str, number: int) -> list[SyncMessage]:
     return found
 
 
-def test_everything_arrives_in_order(clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_several_batches_arrive_in_order(
+    clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several batches, and the end of the block sends the rest."""
     monkeypatch.setattr("bide.client.bulk.sync._BATCH", 300)
     with BulkPublisher(clock_url) as publisher:
@@ -50,7 +52,7 @@ def test_everything_arrives_in_order(clock_url: str, queue: str, monkeypatch: py
     assert [int(one.body) for one in received(clock_url, queue, 1_000)] == list(range(1_000))
 
 
-def test_a_flush_says_what_became_of_all_since_the_last(clock_url: str, queue: str) -> None:
+def test_a_flush_reports_every_message_since_the_last_flush(clock_url: str, queue: str) -> None:
     with BulkPublisher(clock_url, infrastructure=SMALL_CLOCK) as publisher:
         assert publisher.flush().total == 0
         publisher.put(OutgoingMessage(b"", to=queue, delay="100ms"))
@@ -65,7 +67,7 @@ def test_a_flush_says_what_became_of_all_since_the_last(clock_url: str, queue: s
         assert publisher.flush().total == 0
 
 
-def test_a_flush_that_is_interrupted_holds_nothing_up(clock_url: str, queue: str) -> None:
+def test_an_interrupted_flush_does_not_block_later_messages(clock_url: str, queue: str) -> None:
     """By Ctrl-C, say: no test can have that come at the right moment."""
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_500):
@@ -84,7 +86,7 @@ def test_a_flush_that_is_interrupted_holds_nothing_up(clock_url: str, queue: str
     assert [int(one.body) for one in received(clock_url, queue, 3_000)] == list(range(3_000))
 
 
-def test_an_end_that_leaves_nothing_unnamed_has_its_report(vhost: Vhost) -> None:
+def test_an_early_end_reports_each_message_in_one_place(vhost: Vhost) -> None:
     """The last letter is the one that cannot be: all others have had their fate, and the next flush begins anew."""
     queue = fresh("q")
     with bide.connect_sync(vhost.url) as client:
@@ -103,7 +105,7 @@ def test_an_end_that_leaves_nothing_unnamed_has_its_report(vhost: Vhost) -> None
         assert publisher.flush().total == 1
 
 
-def test_an_early_end_is_noticed_whoever_is_faster(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_end_is_raised_in_any_order_of_threads(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that sends ends while the other one waits for room, or just before, or just after."""
     monkeypatch.setattr("bide.client.bulk.sync._BATCH", 1)
     queue = fresh("q")
@@ -115,7 +117,7 @@ def test_an_early_end_is_noticed_whoever_is_faster(vhost: Vhost, monkeypatch: py
                 publisher.publish_many(OutgoingMessage(b"", to=queue, delay="100ms") for _ in range(12))
 
 
-def test_failures_are_not_passed_over_at_the_end(clock_url: str, queue: str) -> None:
+def test_failures_are_raised_at_the_end_of_the_block(clock_url: str, queue: str) -> None:
     def block() -> None:
         with BulkPublisher(clock_url) as publisher:
             publisher.put(OutgoingMessage(b"", to="nowhere"))
@@ -160,7 +162,7 @@ else:
 """
 
 
-def test_a_forked_process_is_told_to_make_its_own(clock_url: str, queue: str) -> None:
+def test_a_forked_process_is_refused_the_publisher_of_its_parent(clock_url: str, queue: str) -> None:
     command = [sys.executable, "-c", FORK, clock_url, queue]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
     told = "this publisher was made before a fork: make it after that"
@@ -168,6 +170,6 @@ def test_a_forked_process_is_told_to_make_its_own(clock_url: str, queue: str) ->
     assert len(received(clock_url, queue, 1_500)) == 1_500
 
 
-def test_arguments_that_cannot_be_used() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="window"):
         BulkPublisher("amqp://localhost", window=0)

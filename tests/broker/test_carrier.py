@@ -60,11 +60,11 @@ async def redelivered(url: str, carrier: str) -> int:
 
 
 @pytest.mark.usefixtures("quick_redelivery")
-async def test_cc_keys_survive_a_second_try(vhost: Vhost) -> None:
+async def test_cc_keys_survive_a_redelivery(vhost: Vhost) -> None:
     assert await redelivered(vhost.url, "CC") == MESSAGES
 
 
 @pytest.mark.usefixtures("quick_redelivery")
-async def test_bcc_keys_survive_a_second_try_where_they_are_used(vhost: Vhost, release: tuple[int, ...]) -> None:
+async def test_bcc_keys_survive_a_redelivery_where_they_are_used(vhost: Vhost, release: tuple[int, ...]) -> None:
     arrived = await redelivered(vhost.url, "BCC")
     assert arrived == (MESSAGES if carrier_for(release) == "BCC" else 0)

@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_worker_runs_what_the_senders_delay(folder: Path, vhost_url: str) -> None:
+async def test_a_worker_runs_the_tasks_delayed_by_the_programs(folder: Path, vhost_url: str) -> None:
     _, others = blocks()
     program, *arguments = others["tasks.py"][0].removeprefix("$ ").split()
     assert program == "celery"
@@ -115,7 +115,9 @@ async def channel(vhost_url: str) -> AsyncIterator[Channel]:
     await connection.close()
 
 
-async def test_the_receiver_gets_what_celery_delays(folder: Path, vhost_url: str, channel: Channel) -> None:
+async def test_the_receiving_program_gets_tasks_delayed_by_celery(
+    folder: Path, vhost_url: str, channel: Channel
+) -> None:
     orders = Queue.quorum("orders")
     await channel.declare_queue(orders)
 

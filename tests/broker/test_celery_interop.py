@@ -160,7 +160,9 @@ def by_hand(label: str, **arguments: int) -> dict[str, Any]:
 # --- bide delays, Celery's worker runs
 
 
-async def test_a_worker_runs_what_bide_delays(client: bide.Client, app: Any, vhost_url: str, tmp_path: Path) -> None:
+async def test_a_worker_runs_tasks_delayed_by_bide(
+    client: bide.Client, app: Any, vhost_url: str, tmp_path: Path
+) -> None:
     """Once each and not early: by its exchange or by its queue, made with Celery or without."""
     targets: dict[str, dict[str, Any]] = {
         "exchange": {"exchange": EXCHANGE, "routing_key": ROUTING_KEY},
@@ -234,7 +236,7 @@ def declare_as_worker(url: str, queue: str) -> None:
         kombu_delay.bind_queue_to_native_delayed_delivery_exchange(connection, worker_queue(queue))
 
 
-async def test_bide_receives_what_celery_delays(client: bide.Client, app: Any, vhost_url: str) -> None:
+async def test_bide_receives_tasks_delayed_by_celery(client: bide.Client, app: Any, vhost_url: str) -> None:
     """In a queue that Celery bound, in one that bide bound, and in one that both did: once, and as it was sent."""
     await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
     await asyncio.to_thread(declare_as_worker, vhost_url, "both")
@@ -267,7 +269,7 @@ async def test_bide_receives_what_celery_delays(client: bide.Client, app: Any, v
         assert datetime.fromisoformat(message.headers["eta"]) - sent_at < timedelta(seconds=DELAY) + ON_TIME
 
 
-async def test_a_message_goes_round_again_and_again_with_all_its_headers(
+async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
     client: bide.Client, app: Any, vhost_url: str, release: tuple[int, ...]
 ) -> None:
     """Through the same levels thrice, because bide strips x-death: below 4.0.1 a copy of it stops a message."""
@@ -337,7 +339,7 @@ async def test_confirmed_messages_for_an_exchange_do_not_stay_in_a_level(client:
 
 
 @pytest.mark.usefixtures("stock_dead_lettering")
-async def test_messages_for_bad_targets_do_not_stop_what_celery_delays(
+async def test_messages_for_bad_targets_do_not_stop_tasks_delayed_by_celery(
     client: bide.Client, connection: Connection, app: Any, vhost_url: str
 ) -> None:
     """An exchange that matches nothing, an exchange that is deleted, and a full queue that is isolated."""
@@ -365,9 +367,7 @@ async def test_messages_for_bad_targets_do_not_stop_what_celery_delays(
         assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
 
 
-async def test_many_routing_keys_do_not_fill_the_broker_with_queues(
-    client: bide.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_number_of_release_queues_is_limited(client: bide.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_state, "MAX_RELEASE_QUEUES", 3)
     await client.declare(on_exchange("topic", "plain", "orders", "#"))
     for number in range(3):
@@ -379,7 +379,7 @@ async def test_many_routing_keys_do_not_fill_the_broker_with_queues(
     assert len(await receive(client, "orders", 5)) == 5
 
 
-async def test_what_waits_for_a_bad_target_is_found_and_removed(
+async def test_messages_stuck_for_a_bad_target_are_found_and_removed(
     client: bide.Client, connection: Connection, vhost: Vhost
 ) -> None:
     """Verify names the release queue with the stuck message, and destroy takes it away."""
@@ -410,7 +410,7 @@ def on_the_broker(vhost: Vhost) -> Topology:
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 @pytest.mark.parametrize("order", ["bide first", "kombu first"])
 @pytest.mark.parametrize("prefix", [None, "shop"])
-async def test_both_declare_the_same(
+async def test_bide_and_kombu_declare_the_same_topology(
     vhost: Vhost, connection: Connection, queue_type: QueueType, order: str, prefix: str | None
 ) -> None:
     """Who comes second finds everything as he wants it, and adds nothing."""
@@ -427,7 +427,7 @@ async def test_both_declare_the_same(
         assert not ours.diff(on_the_broker(vhost))
 
 
-async def test_kombu_declares_under_the_guard_and_what_celery_delays_is_guarded(
+async def test_the_guard_accepts_declarations_of_kombu_and_guards_its_messages(
     vhost: Vhost, connection: Connection, app: Any
 ) -> None:
     """The guard is a policy: kombu's own declare is not refused, and what matches nothing is set aside."""
@@ -442,7 +442,7 @@ async def test_kombu_declares_under_the_guard_and_what_celery_delays_is_guarded(
     assert (message.json()[0], message.routing_key) == (["for nobody"], ROUTING_KEY)
 
 
-async def test_another_queue_type_than_the_workers_is_a_clear_error(client: bide.Client, vhost_url: str) -> None:
+async def test_another_queue_type_than_that_of_the_workers_is_refused(client: bide.Client, vhost_url: str) -> None:
     await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
     with pytest.raises(DeclarationMismatchError) as caught:
         await client.declare(Celery(queue_type="classic").topology())

@@ -19,7 +19,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import eventually, ready, receive
+from tests.broker.receiving import connection_of, eventually, ready, receive
 from tests.support import Vhost
 
 TARGET = bide.Topology(queues=[bide.Queue.quorum("q")])
@@ -44,7 +44,7 @@ def queues_of(vhost: Vhost) -> set[str]:
     return {name for name in names if name.startswith("bide.v1.") and ".settle." not in name}
 
 
-async def test_a_few_delays_do_not_declare_a_queue_that_they_do_not_need(vhost: Vhost, client: bide.Client) -> None:
+async def test_only_the_queues_of_used_digits_are_declared(vhost: Vhost, client: bide.Client) -> None:
     for delay in ("5m", "1h", "1d", "5m"):
         await client.publish(b"", to="q", delay=delay)
     assert queues_of(vhost) == {"bide.v1.undeliverable", "bide.v1.m5", "bide.v1.h1", "bide.v1.d1"}
@@ -56,7 +56,7 @@ async def test_binding_a_target_does_not_declare_digit_queues(vhost: Vhost, clie
 
 
 @pytest.mark.parametrize("key", ["one", "one.two.three.four.five.six"])
-async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothing(
+async def test_concurrent_first_uses_neither_lose_nor_hasten_messages(
     vhost: Vhost, key: str, connection: Connection
 ) -> None:
     shop = bide.Topology(
@@ -89,7 +89,9 @@ async def test_first_uses_by_many_clients_at_once_lose_nothing_and_hasten_nothin
         assert await ready(connection, clock.undeliverable) == 0
 
 
-async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_in_whole(vhost: Vhost, client: bide.Client) -> None:
+async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_completely(
+    vhost: Vhost, client: bide.Client
+) -> None:
     begin = datetime.now(UTC)
     letters = [
         bide.OutgoingMessage(str(number), to="q", deliver_at=begin + timedelta(milliseconds=1500 + 7 * number))
@@ -118,8 +120,8 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     await eventually(set_aside)
     assert await ready(connection, "q") == 0
     # After half a minute it looks again. Here that is over at once.
-    session = await client._publisher.session()
-    monkeypatch.setattr(session, "_doubt_at", 0.0)
+    state = await client._publisher.state()
+    monkeypatch.setattr(state, "_doubt_at", 0.0)
     receipt = await client.publish(b"again", to="q", delay="1s")
     (message,) = await receive(client, "q", 1)
     assert (message.body, receipt.attempts) == (b"again", 1)
@@ -142,27 +144,105 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
     await connection.close()
 
 
+@pytest.mark.parametrize("is_marked", [False, True])
 @pytest.mark.parametrize("exchange", ["in.c", "c", "released", "delivery", "undeliverable"])
 async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
-    client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str, *, is_marked: bool
 ) -> None:
-    connection = await client._publisher.connection()
+    connection = await connection_of(client)
+    if is_marked:
+        await install(connection, SMALL_CLOCK)
     await client.publish(b"", to="q", delay="10ms")
     await receive(client, "q", 1)
     async with await connection.channel() as channel:
         await channel.delete_exchange(f"bide.v1.{exchange}")
     await client.publish(b"soon", to="q", delay="10ms")
     # Every half a minute the client looks at what it uses. Here that is over at once.
-    session = await client._publisher.session()
-    monkeypatch.setattr(session, "_doubt_at", 0.0)
-    monkeypatch.setattr(session, "_targets", {})
-    monkeypatch.setattr(session, "_requirements", {})
+    state = await client._publisher.state()
+    monkeypatch.setattr(state, "_doubt_at", 0.0)
     await client.publish(b"later", to="q", delay="10ms")
     # What had no way waits for the broker to try again.
     assert {message.body for message in await receive(client, "q", 2)} == {b"soon", b"later"}
+    assert await exists(connection, bide.Topology([bide.Exchange(f"bide.v1.{exchange}")]))
 
 
-async def test_a_queue_that_is_declared_otherwise_does_not_keep_other_delays_from_being_used(
+@pytest.mark.parametrize("source", ["in.c", "c", "released"])
+async def test_a_mark_does_not_stand_for_bindings_that_were_deleted(
+    client: bide.Client, connection: Connection, source: str
+) -> None:
+    await install(connection, SMALL_CLOCK)
+    async with await connection.channel() as channel:
+        for one in SMALL_CLOCK.topology().bindings:
+            if one.source == f"bide.v1.{source}":
+                await channel.unbind(one)
+    await client.publish(b"", to="q", delay="10ms")
+    assert len(await receive(client, "q", 1)) == 1
+
+
+@pytest.mark.parametrize("declare", [True, False])
+@pytest.mark.parametrize("exchange", ["in.c", "c", "delivery"])
+async def test_who_may_not_declare_is_not_in_doubt_where_an_exchange_was_deleted(
+    client: bide.Client, modest_url: str, connection: Connection, exchange: str, *, declare: bool
+) -> None:
+    await install(connection, SMALL_CLOCK)
+    async with bide.connect(modest_url, declare=declare) as modest:
+        await modest.publish(b"", to="q", delay="50ms")
+        await receive(client, "q", 1)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange(f"bide.v1.{exchange}")
+        state = await modest._publisher.state()
+        state.forget("bide.v1.delivery")
+        missing = r"every delay needs are missing|is not complete"
+        with pytest.raises(NotAppliedError, match=missing):
+            await modest.publish(b"", to="q", delay="50ms")
+        with pytest.raises(NotAppliedError, match=missing):
+            await modest.publish_many([bide.OutgoingMessage(b"", to="q", delay="50ms")])
+    # A client that may declare it does so.
+    await client.publish(b"again", to="q", delay="50ms")
+    (message,) = await receive(client, "q", 1)
+    assert message.body == b"again"
+
+
+async def test_a_message_that_came_back_is_not_in_doubt(
+    client: bide.Client, modest_url: str, connection: Connection
+) -> None:
+    await install(connection, SMALL_CLOCK)
+    messages = [bide.OutgoingMessage(b"", to="q", delay="50ms")]
+    async with bide.connect(modest_url) as modest:
+        await modest.publish_many(messages)
+        await modest.publish(b"", to="q", delay="50ms")
+        await receive(client, "q", 2)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange("bide.v1.c")
+        with pytest.raises(NotAppliedError, match="every delay needs are missing"):
+            await modest.publish(b"", to="q", delay="50ms")
+    async with bide.connect(modest_url) as modest:
+        await client.publish(b"", to="q", delay="50ms")
+        await modest.publish_many(messages)
+        await receive(client, "q", 2)
+        async with await connection.channel() as channel:
+            await channel.delete_exchange("bide.v1.c")
+        with pytest.raises(NotAppliedError, match="every delay needs are missing"):
+            await modest.publish_many(messages)
+    assert await ready(connection, "q") == await ready(connection, "bide.v1.undeliverable") == 0
+
+
+@pytest.mark.parametrize("source", ["in.c", "c"])
+async def test_a_bulk_publish_does_not_give_up_where_publish_looks_after_the_infrastructure(
+    client: bide.Client, connection: Connection, source: str
+) -> None:
+    messages = [bide.OutgoingMessage(str(number), to="q", delay="10ms") for number in range(500)]
+    await client.publish_many(messages)
+    await receive(client, "q", 500)
+    async with await connection.channel() as channel:
+        await channel.delete_exchange(f"bide.v1.{source}")
+    results = [one async for one in client.publish_many(messages)]
+    assert {one.status for one in results} == {"confirmed"}
+    assert 2 in {one.attempts for one in results}
+    assert len(await receive(client, "q", 500)) == 500
+
+
+async def test_a_mismatched_digit_queue_fails_only_its_own_delays(
     vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:
     async with await connection.channel() as channel:
@@ -191,7 +271,7 @@ async def modest_url(vhost: Vhost) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("declare", [True, False])
-async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
+async def test_without_the_right_to_declare_the_error_names_the_command_to_run(
     vhost: Vhost, client: bide.Client, modest_url: str, *, declare: bool, connection: Connection
 ) -> None:
     # It has grown the very queue that is needed, but without the mark there is no telling what else is there.
@@ -206,7 +286,7 @@ async def test_who_may_not_declare_is_not_left_without_the_command_to_run(
         assert message.body == b"marked"
 
 
-async def test_a_mark_does_not_stand_for_a_queue_that_was_deleted(
+async def test_the_complete_mark_does_not_hide_a_deleted_queue(
     client: bide.Client, vhost: Vhost, modest_url: str, connection: Connection
 ) -> None:
     await install(connection, SMALL_CLOCK)
@@ -221,7 +301,7 @@ async def test_a_mark_does_not_stand_for_a_queue_that_was_deleted(
     assert len(await receive(client, "q", 2)) == 2
 
 
-async def test_a_limit_of_queues_does_not_let_a_message_go_without_its_queue(vhost: Vhost, client: bide.Client) -> None:
+async def test_a_queue_limit_fails_the_publish_instead_of_losing_it(vhost: Vhost, client: bide.Client) -> None:
     await client.publish(b"", to="q", delay="1s")
     vhost.broker.rabbitmqctl("set_vhost_limits", "-p", vhost.name, '{"max-queues": 0}')
     with pytest.raises(bide.errors.BrokerError, match=r"(?s)limit") as caught:
@@ -236,7 +316,7 @@ async def test_a_limit_of_queues_does_not_let_a_message_go_without_its_queue(vho
 # -- all of it ahead
 
 
-async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(
+async def test_install_declares_the_complete_mark_and_destroy_removes_it(
     vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:
     mark = bide.Topology([SMALL_CLOCK.complete_mark])
@@ -253,7 +333,7 @@ async def test_apply_alone_leaves_the_mark_and_destroy_takes_it_first(
     assert queues_of(vhost) == set()
 
 
-async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destroy(
+async def test_a_refused_destroy_declares_no_missing_queues(
     vhost: Vhost, client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
     await client.publish(b"", to="q", delay="20s")
@@ -266,7 +346,7 @@ async def test_a_grown_clock_that_is_not_empty_is_not_declared_in_whole_by_destr
 # -- verify
 
 
-async def test_verify_does_not_miss_queues_that_were_never_needed(
+async def test_verify_accepts_missing_queues_that_were_never_used(
     client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
     await client.publish(b"", to="q", delay="5m")

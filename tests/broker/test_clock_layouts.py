@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support import Vhost
 
 
-async def test_a_coarse_client_and_a_fine_one(vhost: Vhost) -> None:
+async def test_clients_of_different_resolutions_share_a_broker(vhost: Vhost) -> None:
     coarse = bide.Clock(max_delay=timedelta(seconds=5), resolution=timedelta(seconds=1))
     fine = bide.Clock(max_delay=timedelta(seconds=5), resolution=timedelta(milliseconds=100))
     async with (
@@ -41,7 +41,7 @@ async def test_a_coarse_client_and_a_fine_one(vhost: Vhost) -> None:
     assert lateness[b"rough"] >= timedelta(milliseconds=700)
 
 
-async def test_what_a_client_believes_in_but_the_broker_does_not_have_is_set_aside(vhost: Vhost) -> None:
+async def test_messages_for_a_deleted_digit_queue_are_set_aside(vhost: Vhost) -> None:
     """A publisher that checked long ago, and whose queues somebody destroyed since, as one with other settings."""
     small = bide.Clock(max_delay=timedelta(seconds=1), resolution=timedelta(milliseconds=500))
     big = bide.Clock(max_delay=timedelta(seconds=2), resolution=timedelta(milliseconds=500))
@@ -82,7 +82,7 @@ async def test_lanes_keep_order_and_share_a_prefix_with_one_lane(vhost: Vhost) -
     assert all(numbers == sorted(numbers) for numbers in by_lane.values())
 
 
-async def test_two_prefixes_do_not_meet(vhost: Vhost) -> None:
+async def test_two_prefixes_are_separate(vhost: Vhost) -> None:
     one, two = replace(SMALL_CLOCK, prefix="one"), replace(SMALL_CLOCK, prefix="two")
     async with bide.connect(vhost.url, infrastructure=one) as first:
         await first.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
@@ -94,7 +94,7 @@ async def test_two_prefixes_do_not_meet(vhost: Vhost) -> None:
         assert message.body == b"first"
 
 
-async def test_destroying_takes_what_is_ours_and_nothing_else(vhost: Vhost) -> None:
+async def test_destroy_removes_only_its_own_queues(vhost: Vhost) -> None:
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
     other = replace(SMALL_CLOCK, prefix="other")
     await apply(connection, SMALL_CLOCK.topology())
@@ -113,7 +113,7 @@ async def test_destroying_takes_what_is_ours_and_nothing_else(vhost: Vhost) -> N
     await connection.close()
 
 
-async def test_a_received_message_sent_on_twice_with_all_its_headers(vhost: Vhost) -> None:
+async def test_a_received_message_can_be_delayed_again_with_all_its_headers(vhost: Vhost) -> None:
     """RabbitMQ below 4.0.1 takes a copied x-death for a cycle, and then holds the message for ever."""
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
@@ -128,7 +128,7 @@ async def test_a_received_message_sent_on_twice_with_all_its_headers(vhost: Vhos
             headers = {name: value for name, value in raw.items() if not name.startswith("bide-") and name != "CC"}
 
 
-async def test_the_full_clock(vhost: Vhost) -> None:
+async def test_a_clock_with_all_371_queues_uses_every_level(vhost: Vhost) -> None:
     """All 371 queues, and every level entered."""
     clock = bide.Clock()
     queue = fresh("q")

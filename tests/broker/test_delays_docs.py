@@ -32,7 +32,7 @@ def run(vhost: Vhost, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_page_shows_what_verify_prints_of_three_delays(vhost: Vhost) -> None:
+def test_the_page_shows_the_output_of_verify_after_three_delays(vhost: Vhost) -> None:
     """But for the addresses, and what depends on the release."""
     run(vhost, "topology", "apply", "point-to-point", "--queue", "orders")
     for delay in ("5m", "1h", "1d"):
@@ -47,7 +47,7 @@ def test_the_page_shows_what_verify_prints_of_three_delays(vhost: Vhost) -> None
     assert set(counted) <= set(shown)
 
 
-def test_the_page_shows_what_apply_prints(vhost: Vhost) -> None:
+def test_the_page_shows_the_output_of_apply(vhost: Vhost) -> None:
     """But for the address."""
     (line,) = run(vhost, "delay", "apply")
     assert f"\n{line.partition(' on ')[0]} on " in PAGE

@@ -112,7 +112,7 @@ async def test_a_delayed_message_does_not_poison_a_dotnet_endpoint(
             assert (copy.body, copy.message_id, copy.headers["mine"]) == (name.encode(), name, 1)
 
 
-async def test_messages_of_one_kind_do_not_poison_a_dotnet_endpoint(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
+async def test_bulk_messages_do_not_poison_a_dotnet_endpoint(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
     """Bulk publishing encodes what they share once."""
     await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
@@ -123,7 +123,7 @@ async def test_messages_of_one_kind_do_not_poison_a_dotnet_endpoint(vhost: Vhost
             assert not {"CC", "BCC"} & (await asyncio.to_thread(dotnet.audit_one)).keys()
 
 
-async def test_an_endpoint_that_comes_later_is_not_poisoned(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
+async def test_an_endpoint_started_later_is_not_poisoned(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
     """The client looks again as often as it binds its targets: when it connects, and every 30 s of use."""
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.publish(b"before", to="Sales", delay="10ms")
@@ -135,9 +135,7 @@ async def test_an_endpoint_that_comes_later_is_not_poisoned(vhost: Vhost, dotnet
         assert not {"CC", "BCC"} & (await asyncio.to_thread(dotnet.audit_one)).keys()
 
 
-async def test_an_endpoint_that_comes_while_messages_are_sent_is_not_poisoned(
-    vhost: Vhost, dotnet: DotnetEndpoint
-) -> None:
+async def test_an_endpoint_started_during_publishing_is_not_poisoned(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
     """Each message is bound and encoded alike, in bulk and side by side, so none ends in the undeliverable queue."""
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("other")]))
@@ -159,10 +157,10 @@ async def test_an_endpoint_that_comes_while_messages_are_sent_is_not_poisoned(
 
 async def forget_what_is_known(client: bide.Client) -> None:
     """What a client remembers of the broker for 30 s."""
-    session = await client._publisher.session()
-    session._neighbours_known_until = 0.0
-    session._targets.clear()
-    session._kinds.clear()
+    state = await client._publisher.state()
+    state._nservicebus_checked_until = 0.0
+    state._targets.clear()
+    state._templates.clear()
 
 
 async def test_an_undelayed_publisher_does_not_look_for_nservicebus(
@@ -188,13 +186,13 @@ async def test_an_undelayed_publisher_does_not_look_for_nservicebus(
         assert [name for name in asked if name.startswith("nsb")] == ["nsb.v2.delay-delivery", "nsb.delay-delivery"]
 
 
-async def test_without_nservicebus_messages_take_no_hop_more(vhost: Vhost) -> None:
+async def test_without_nservicebus_messages_take_no_extra_hop(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
         assert (await client.publish(b"", to="orders", delay="1s")).hops == 1
 
 
-async def test_a_retry_over_a_time_does_not_poison_a_dotnet_endpoint(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
+async def test_a_retry_spread_over_time_does_not_poison_a_dotnet_endpoint(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
     """Messages wait in the error queue, and go back without a delay: even where delayed delivery is off."""
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("error")]))
@@ -207,7 +205,7 @@ async def test_a_retry_over_a_time_does_not_poison_a_dotnet_endpoint(vhost: Vhos
             assert not {"CC", "BCC"} & (await asyncio.to_thread(dotnet.audit_one)).keys()
 
 
-async def test_a_dotnet_target_of_a_clock_that_hides_nothing_does_not_pass_verify(
+async def test_verify_reports_dotnet_targets_without_hidden_keys(
     vhost: Vhost, dotnet: DotnetEndpoint, release: tuple[int, ...]
 ) -> None:
     """What was bound before NServiceBus came: messages that wait for it still carry the keys."""
@@ -234,7 +232,7 @@ async def test_a_dotnet_target_of_a_clock_that_hides_nothing_does_not_pass_verif
         assert not any("'ours'" in text for text in found)
 
 
-async def test_a_dotnet_target_that_bide_spares_passes_verify(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
+async def test_a_dotnet_target_with_hidden_keys_passes_verify(vhost: Vhost, dotnet: DotnetEndpoint) -> None:
     await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.publish(b"", to="Sales", delay="10ms")

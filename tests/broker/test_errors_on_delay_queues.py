@@ -78,13 +78,13 @@ async def discard(queue: ErrorQueue) -> None:
 OPERATIONS = (messages, get, groups, summary, count, retry, spread, replay, edit, archive, unarchive, discard)
 
 
-def test_no_operation_is_left_out_of_these_tests() -> None:
+def test_these_tests_cover_every_operation() -> None:
     public = {name for name, _ in inspect.getmembers(ErrorQueue, inspect.isfunction) if not name.startswith("_")}
     assert {one.__name__ for one in OPERATIONS} - {"spread"} == public
 
 
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
-async def test_no_operation_hastens_what_waits(client: bide.Client, broker: LocalBroker, management: bool) -> None:
+async def test_every_operation_refuses_delay_queues(client: bide.Client, broker: LocalBroker, management: bool) -> None:
     """Whether the management API tells the queue's arguments or not."""
     target, url = fresh("orders"), broker.management_url if management else NOWHERE
     await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
@@ -99,9 +99,7 @@ async def test_no_operation_hastens_what_waits(client: bide.Client, broker: Loca
 
 
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
-async def test_no_operation_sends_a_message_into_a_delay_queue(
-    client: bide.Client, broker: LocalBroker, management: bool
-) -> None:
+async def test_delay_queues_are_refused_as_targets(client: bide.Client, broker: LocalBroker, management: bool) -> None:
     error, target = fresh("error"), fresh("orders")
     await client.declare(bide.Topology(queues=[Queue.quorum(error), Queue.quorum(target)]))
     await client.publish(b"x", to=target, delay="10s")
@@ -132,7 +130,7 @@ async def test_a_level_under_another_name_is_refused(
     assert len(await receive(client, target, 1)) == 1
 
 
-async def test_what_was_delayed_and_then_failed_is_not_refused(client: bide.Client, broker: LocalBroker) -> None:
+async def test_a_message_that_failed_after_its_delay_is_accepted(client: bide.Client, broker: LocalBroker) -> None:
     """A consumer that knows nothing of bide rejects it: the keys of its way are still on it."""
     name, target = fresh("error"), fresh("orders")
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": name}
@@ -150,9 +148,7 @@ async def test_what_was_delayed_and_then_failed_is_not_refused(client: bide.Clie
     assert [one.message_id for one in await listed(ErrorQueue(client, target, management_url=NOWHERE))] == ["m"]
 
 
-async def test_an_undeliverable_message_is_looked_at_and_not_hastened(
-    client: bide.Client, connection: Connection
-) -> None:
+async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.Client, connection: Connection) -> None:
     target = fresh("gone")
     await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
     await client.publish(b"x", to=target, delay="200ms", message_id=target)
@@ -172,7 +168,7 @@ async def test_an_undeliverable_message_is_looked_at_and_not_hastened(
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_the_queues_of_an_event_bus_stay_allowed(client: bide.Client, queue_type: str) -> None:
+async def test_the_queues_of_an_event_bus_are_accepted(client: bide.Client, queue_type: str) -> None:
     bus = EventBusQueue(exchange=fresh("shop"), queue=fresh("orders"), delay=timedelta(hours=1), queue_type=queue_type)
     await client.declare(bus.topology())
     for name in (bus.retry_queue, bus.delay_queue, bus.parking_queue):

@@ -104,7 +104,7 @@ async def parked_on(client: bide.Client, bus: EventBus) -> tuple[Message, Failed
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_what_always_fails_is_retried_and_then_parked(client: bide.Client, queue_type: str) -> None:
+async def test_an_event_that_always_fails_is_retried_and_then_parked(client: bide.Client, queue_type: str) -> None:
     bus = await made(client, queue_type=queue_type, keys=("order.*",))
     seen: list[Message] = []
     async with running(bus.run(keeping(seen, fail))):
@@ -124,7 +124,7 @@ async def test_what_always_fails_is_retried_and_then_parked(client: bide.Client,
     assert "x-death" not in parked.headers
 
 
-async def test_nothing_grows_from_retry_to_retry(client: bide.Client) -> None:
+async def test_headers_do_not_grow_with_retries(client: bide.Client) -> None:
     """Ten retries: the same headers, each of the same size, but for the counters' values."""
     bus = await made(client, limit=10, delay="10ms")
     seen: list[Message] = []
@@ -141,7 +141,9 @@ async def test_nothing_grows_from_retry_to_retry(client: bide.Client) -> None:
         assert {name: headers[name] for name in constant} == {name: first[name] for name in constant}
 
 
-async def test_what_succeeds_in_time_is_gone(client: bide.Client, connection: Connection) -> None:
+async def test_an_event_that_succeeds_on_a_retry_leaves_every_queue(
+    client: bide.Client, connection: Connection
+) -> None:
     bus = await made(client)
     seen: list[Message] = []
 
@@ -160,7 +162,7 @@ async def test_what_succeeds_in_time_is_gone(client: bide.Client, connection: Co
         assert await ready(connection, queue) == 0
 
 
-async def test_no_retries_at_all(client: bide.Client) -> None:
+async def test_without_retries_an_event_is_parked_at_once(client: bide.Client) -> None:
     bus = await made(client, limit=0)
     seen: list[Message] = []
     async with running(bus.run(keeping(seen, fail))):
@@ -171,7 +173,7 @@ async def test_no_retries_at_all(client: bide.Client) -> None:
 
 
 @pytest.mark.parametrize(("cancelled", "told"), [(False, "KeyError: "), (True, "was cancelled from within")])
-async def test_whatever_a_handler_raises_is_a_failure_of_which_the_log_tells_the_place(
+async def test_failures_are_logged_with_their_place(
     client: bide.Client, caplog: pytest.LogCaptureFixture, cancelled: bool, told: str
 ) -> None:
     bus = await made(client, limit=0)
@@ -192,7 +194,7 @@ async def test_whatever_a_handler_raises_is_a_failure_of_which_the_log_tells_the
     assert "in raise_it" in stack_of(record)
 
 
-async def test_a_handler_that_cancels_its_own_task_fails_and_others_are_handled_after_it(client: bide.Client) -> None:
+async def test_a_handler_that_cancels_its_own_task_fails_only_its_event(client: bide.Client) -> None:
     names = EventBusQueue(exchange=fresh("bus"), queue=fresh("events"), delay="100ms")
     bus = EventBus(client, names, limit=0, concurrency=1)
     await bus.declare()
@@ -210,7 +212,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_and_others_are_handled_
             assert message.message_id == name
 
 
-async def test_a_handler_that_does_not_let_itself_be_cancelled_does_not_keep_the_bus_from_ending(
+async def test_a_handler_that_ignores_cancellation_does_not_keep_the_bus_running(
     client: bide.Client,
 ) -> None:
     """Two events wait: no other begins when the first has come to its end."""
@@ -235,7 +237,7 @@ async def test_a_handler_that_does_not_let_itself_be_cancelled_does_not_keep_the
     assert len(await receive(client, names.queue, 2)) == 2
 
 
-async def test_the_broker_counts_in_x_death_and_copies_go_on_counting(client: bide.Client) -> None:
+async def test_copies_continue_the_count_of_x_death(client: bide.Client) -> None:
     """Rejected three times: as it came, as a worker of somebody else's sent it straight back, and as our copy."""
     bus = await made(client, limit=3, keys=("order.*",))
     names = bus.names
@@ -269,7 +271,7 @@ async def test_the_broker_counts_in_x_death_and_copies_go_on_counting(client: bi
 
 
 @pytest.mark.parametrize("reason", ["rejected", "expired"])
-async def test_what_brokers_make_of_an_x_death_that_is_published(
+async def test_a_published_x_death_is_continued_only_below_4_0_1(
     client: bide.Client, release: tuple[int, ...], reason: str, connection: Connection
 ) -> None:
     """Why copies carry their count in a header of ours.
@@ -303,7 +305,7 @@ async def test_what_brokers_make_of_an_x_death_that_is_published(
     assert deaths == [(names.delay_queue, "expired"), *believed]
 
 
-async def test_a_worker_killed_between_confirm_and_ack_repeats_and_loses_nothing(
+async def test_a_worker_killed_between_confirm_and_ack_duplicates_and_loses_nothing(
     client: bide.Client, clock_url: str, connection: Connection
 ) -> None:
     bus = await made(client)
@@ -327,7 +329,7 @@ async def test_a_worker_killed_between_confirm_and_ack_repeats_and_loses_nothing
         assert await ready(connection, queue) == 0
 
 
-async def test_what_kills_its_consumers_is_parked_and_does_not_go_round(client: bide.Client) -> None:
+async def test_an_event_that_kills_its_consumers_is_parked(client: bide.Client) -> None:
     bus = await made(client, keys=("order.*",))
     await bus.publish(b"x", key="order.created", message_id="one")
     async with client.consume(bus.names.queue) as work:
@@ -343,7 +345,7 @@ async def test_what_kills_its_consumers_is_parked_and_does_not_go_round(client: 
     assert (message.message_id, message.routing_key) == ("one", "order.created")
 
 
-async def test_a_retry_reaches_nobody_but_the_queue_that_failed(client: bide.Client) -> None:
+async def test_a_retry_reaches_only_the_queue_that_failed(client: bide.Client) -> None:
     """The delay queue releases into the bus, where another subscriber's wildcard matches too."""
     bus = await made(client, limit=2)
     audit = await made(client, exchange=bus.names.exchange, keys=("#",))
@@ -400,7 +402,7 @@ async def test_an_expiration_counts_across_retries(client: bide.Client) -> None:
     assert failed.text == "its expiration of 0:10:00 is over"
 
 
-async def test_a_missing_queue_is_told_as_such(client: bide.Client, connection: Connection) -> None:
+async def test_a_missing_or_deleted_queue_is_an_error(client: bide.Client, connection: Connection) -> None:
     names = EventBusQueue(exchange=fresh("bus"), queue=fresh("events"), delay="1s")
     with pytest.raises(TargetNotFoundError, match=names.queue):
         await EventBus(client, names).run(fail)

@@ -47,7 +47,7 @@ async def start(name: str, url: str, folder: Path) -> asyncio.subprocess.Process
     )
 
 
-async def test_the_program_retries_and_parks(vhost_url: str, tmp_path: Path) -> None:
+async def test_the_program_prints_the_documented_output(vhost_url: str, tmp_path: Path) -> None:
     expected = blocks()["bus.py"][1]
     process = await start("bus.py", vhost_url, tmp_path)
     assert process.stdout is not None
@@ -61,7 +61,9 @@ async def test_the_program_retries_and_parks(vhost_url: str, tmp_path: Path) -> 
     assert b"".join(printed).decode().replace(f"{tmp_path}/", "") == expected
 
 
-async def test_what_the_broker_counts(vhost: Vhost, release: tuple[int, ...], tmp_path: Path) -> None:
+async def test_the_documented_x_death_is_that_of_the_broker(
+    vhost: Vhost, release: tuple[int, ...], tmp_path: Path
+) -> None:
     process = await start("rejected.py", vhost.url, tmp_path)
     printed = without_times((await asyncio.wait_for(process.communicate(), PATIENCE))[0].decode())
     on_3_10, on_4_3 = map(without_times, blocks()["rejected.py"][1:3])

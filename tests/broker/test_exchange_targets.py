@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import bide
-from tests.broker.receiving import eventually, fresh, ready
+from tests.broker.receiving import connection_of, eventually, fresh, ready
 from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ async def compare(
     assert expected > 0
 
 
-async def test_topic_exchanges_with_every_kind_of_wildcard(client: bide.Client, connection: Connection) -> None:
+async def test_topic_exchanges_route_delayed_messages_like_undelayed_ones(
+    client: bide.Client, connection: Connection
+) -> None:
     exchange = fresh("topic")
     queues = [fresh("q") for _ in PATTERNS]
     await client.declare(
@@ -86,7 +88,9 @@ async def test_topic_exchanges_with_every_kind_of_wildcard(client: bide.Client, 
     await compare(client, connection, exchange, queues, [{"routing_key": key} for key in KEYS])
 
 
-async def test_direct_and_fanout_exchanges(client: bide.Client, connection: Connection) -> None:
+async def test_direct_and_fanout_exchanges_route_delayed_messages_like_undelayed_ones(
+    client: bide.Client, connection: Connection
+) -> None:
     for kind in ("direct", "fanout"):
         exchange = fresh(kind)
         queues = [fresh("q") for _ in range(3)]
@@ -100,7 +104,9 @@ async def test_direct_and_fanout_exchanges(client: bide.Client, connection: Conn
         await compare(client, connection, exchange, queues, [{"routing_key": key} for key in ("a", "b.c", "a")])
 
 
-async def test_a_headers_exchange(client: bide.Client, connection: Connection) -> None:
+async def test_headers_exchanges_route_delayed_messages_like_undelayed_ones(
+    client: bide.Client, connection: Connection
+) -> None:
     exchange = fresh("headers")
     queues = [fresh("q") for _ in range(3)]
     conditions: list[dict[str, str | int]] = [
@@ -141,7 +147,9 @@ async def test_a_consistent_hash_exchange_gives_each_key_the_same_queue(
     await compare(client, connection, exchange, queues, [{"routing_key": f"order.{number}"} for number in range(40)])
 
 
-async def test_an_exchange_that_leads_to_another(client: bide.Client, connection: Connection) -> None:
+async def test_exchange_bindings_route_delayed_messages_like_undelayed_ones(
+    client: bide.Client, connection: Connection
+) -> None:
     first, second, queue = fresh("first"), fresh("second"), fresh("q")
     await client.declare(
         bide.Topology(
@@ -154,7 +162,7 @@ async def test_an_exchange_that_leads_to_another(client: bide.Client, connection
 
 
 @pytest.mark.parametrize("words", [1, 4, 5, 9, 100])
-async def test_routing_keys_of_many_words(client: bide.Client, connection: Connection, words: int) -> None:
+async def test_routing_keys_of_many_words_are_restored(client: bide.Client, connection: Connection, words: int) -> None:
     exchange, queue = fresh("topic"), fresh("q")
     await client.declare(
         bide.Topology(
@@ -172,7 +180,7 @@ async def test_routing_keys_of_many_words(client: bide.Client, connection: Conne
     assert message.lateness.total_seconds() >= 0
 
 
-async def test_names_that_need_care(client: bide.Client) -> None:
+async def test_names_with_special_characters_are_delivered(client: bide.Client) -> None:
     for stem in ("with.dots", "with space", "with~tilde", "ümlaut", "per%2Ecent", "x" * 240):
         exchange, queue = fresh(stem), fresh(stem)
         await client.declare(
@@ -191,12 +199,12 @@ async def test_names_that_need_care(client: bide.Client) -> None:
         assert bodies == {(b"to the exchange", exchange, "a.b"), (b"to the queue", "", queue)}
 
 
-async def test_more_messages_at_once_than_a_connection_has_channels(client: bide.Client) -> None:
+async def test_more_concurrent_messages_than_channels_are_published(client: bide.Client) -> None:
     """Each asks first whether its exchange is there."""
     exchange, queue = fresh("fanout"), fresh("q")
     await client.declare(
         bide.Topology([bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(exchange, queue)])
     )
-    number = (await client._publisher.connection()).channel_max + 1
+    number = (await connection_of(client)).channel_max + 1
     receipts = await asyncio.gather(*(client.publish(b"", exchange=exchange) for _ in range(number)))
     assert {one.attempts for one in receipts} == {1}

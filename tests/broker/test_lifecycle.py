@@ -66,7 +66,7 @@ async def listed(error_queue: ErrorQueue, /, **conditions: Any) -> list[FailedMe
     return [one async for one in error_queue.messages(Selection(**conditions))]
 
 
-async def test_looking_takes_nothing_out_however_often(client: bide.Client) -> None:
+async def test_reading_an_error_queue_repeatedly_changes_nothing(client: bide.Client) -> None:
     """More often than any delivery limit, in the same order, with the same ids."""
     name = fresh("error")
     await park(client, name, 5, fresh("orders"))
@@ -82,7 +82,7 @@ async def test_looking_takes_nothing_out_however_often(client: bide.Client) -> N
     assert all(one.history == before[0].history for one in after)
 
 
-async def test_a_low_delivery_limit_drops_nothing(client: bide.Client, broker: LocalBroker) -> None:
+async def test_reading_loses_nothing_at_a_low_delivery_limit(client: bide.Client, broker: LocalBroker) -> None:
     name = fresh("error")
     await client.declare(bide.Topology(queues=[Queue.quorum(name, {"x-delivery-limit": 4})]))
     for number in range(3):
@@ -92,7 +92,7 @@ async def test_a_low_delivery_limit_drops_nothing(client: bide.Client, broker: L
         assert len(await listed(queue)) == 3
 
 
-async def test_conditions(client: bide.Client) -> None:
+async def test_every_condition_selects_its_messages(client: bide.Client) -> None:
     name, orders, billing = fresh("error"), fresh("orders"), fresh("billing")
     await park(client, name, 2, orders)
     old = datetime.now(UTC) - timedelta(days=2)
@@ -129,7 +129,7 @@ async def test_conditions(client: bide.Client) -> None:
         await queue.get("nobody")
 
 
-async def test_exactly_the_chosen_go_back_as_they_were_sent(client: bide.Client) -> None:
+async def test_a_retry_restores_exactly_the_chosen_messages(client: bide.Client) -> None:
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 4, orders)
     queue = ErrorQueue(client, name)
@@ -172,7 +172,7 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
     assert await queue.count() == 3
 
 
-async def test_what_cannot_be_sent_does_not_hold_up_the_pace(
+async def test_messages_that_cannot_be_sent_do_not_slow_the_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch, connection: Connection
 ) -> None:
     """It is tried once, and met again by each look."""
@@ -208,7 +208,9 @@ async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Clie
     assert (records[-1].details["done"], records[-1].details["left"]) == (1, 5)
 
 
-async def test_to_another_queue_and_what_cannot_be_sent_stays(client: bide.Client, connection: Connection) -> None:
+async def test_a_retry_to_a_missing_queue_keeps_messages_and_to_another_sends_them(
+    client: bide.Client, connection: Connection
+) -> None:
     name, gone, other = fresh("error"), fresh("gone"), fresh("other")
     await park(client, name, 3, gone)
     async with await connection.channel() as channel:
@@ -225,7 +227,7 @@ async def test_to_another_queue_and_what_cannot_be_sent_stays(client: bide.Clien
     assert len(await receive(client, other, 3)) == 3
 
 
-async def test_edit_sends_back_another_message(client: bide.Client) -> None:
+async def test_edit_sends_a_new_message(client: bide.Client) -> None:
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 2, orders)
     queue = ErrorQueue(client, name)
@@ -236,14 +238,14 @@ async def test_edit_sends_back_another_message(client: bide.Client) -> None:
     assert [one.message_id for one in await listed(queue)] == ["m1"]
     with pytest.raises(ReservedHeaderError):
         await queue.edit("m1", headers={"bide-due": "1"})
-    with pytest.raises(InvalidInputError, match="nothing is to be changed"):
+    with pytest.raises(InvalidInputError, match="would change nothing"):
         await queue.edit("m1")
     with pytest.raises(NotFoundError):
         await queue.edit("m0", body=b"again")
     assert [one.message_id for one in await listed(queue)] == ["m1"]
 
 
-async def test_archive_and_back(client: bide.Client) -> None:
+async def test_archived_messages_can_be_put_back(client: bide.Client) -> None:
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 3, orders)
     queue = ErrorQueue(client, name)
@@ -260,7 +262,7 @@ async def test_archive_and_back(client: bide.Client) -> None:
     assert (back.exception, back.history, back.queue) == ("ValueError", before[back.id].history, orders)
 
 
-async def test_an_archive_forgets(client: bide.Client) -> None:
+async def test_an_archive_drops_messages_after_its_retention(client: bide.Client) -> None:
     name = fresh("error")
     await park(client, name, 1, fresh("orders"))
     queue = ErrorQueue(client, name)
@@ -276,7 +278,7 @@ async def test_an_archive_forgets(client: bide.Client) -> None:
         await queue.archive(Selection(), keep="10ms")
 
 
-async def test_discard_and_the_record_of_it(vhost: Vhost) -> None:
+async def test_a_discard_is_recorded(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await park(client, "error", 3, "orders")
         queue = ErrorQueue(client, "error")
@@ -298,7 +300,7 @@ async def test_discard_and_the_record_of_it(vhost: Vhost) -> None:
     assert records[0].user == client.url.user
 
 
-async def test_who_reads_the_record_may_fail_as_he_likes(vhost: Vhost) -> None:
+async def test_malformed_records_and_errors_of_the_reader_do_not_break_the_audit(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         audit = Audit(client, operation="retry", queue="error", run="r")
         await audit.begin({})
@@ -320,7 +322,7 @@ async def test_nothing_is_recorded_before_the_first_operation(vhost: Vhost) -> N
             await ErrorQueue(client).count()
 
 
-async def test_a_queue_that_is_filled_while_somebody_looks(client: bide.Client) -> None:
+async def test_reading_ends_while_the_queue_is_being_filled(client: bide.Client) -> None:
     name = fresh("error")
     await park(client, name, 50, fresh("orders"))
     queue = ErrorQueue(client, name)
@@ -334,7 +336,7 @@ async def test_a_queue_that_is_filled_while_somebody_looks(client: bide.Client) 
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-async def test_a_dead_letter_queue_filled_by_strangers(client: bide.Client, queue_type: str) -> None:
+async def test_a_dead_letter_queue_filled_by_pika_can_be_read_and_retried(client: bide.Client, queue_type: str) -> None:
     """pika alone: published to an exchange, rejected, expired, and dead-lettered, with the properties of pika."""
     work, dead, shop = fresh("work"), fresh("dead"), fresh("shop")
     await asyncio.to_thread(fill, client.url, work, dead, shop, queue_type)
@@ -389,7 +391,7 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     connection.close()
 
 
-async def test_what_an_endpoint_parked_is_handled_after_its_retry(client: bide.Client) -> None:
+async def test_a_parked_message_is_handled_after_its_retry(client: bide.Client) -> None:
     name, error, recorder = fresh("night"), fresh("night-error"), Recorder()
     broken = True
     app = bide.Endpoint(name, error_queue=error, retry=bide.Retry(immediate=1, delays=["50ms"]), observers=[recorder])
@@ -420,7 +422,7 @@ async def test_what_an_endpoint_parked_is_handled_after_its_retry(client: bide.C
     assert [one.lateness for one in recorder.events] == [one.delivered_at - due for one in first] + [None] * 7
 
 
-async def test_nothing_tells_where_a_message_belongs(client: bide.Client) -> None:
+async def test_a_message_without_an_origin_is_kept_with_the_reason(client: bide.Client) -> None:
     name = fresh("plain")
     await client.declare(
         bide.Topology(queues=[Queue(name)], exchanges=[Exchange("e")], bindings=[Binding("e", name, "k")])
@@ -431,5 +433,5 @@ async def test_nothing_tells_where_a_message_belongs(client: bide.Client) -> Non
     assert (message.reason, message.queue, message.exchange) == ("unknown", None, "e")
     moved = await queue.retry(Selection())
     assert moved.done == 0
-    assert list(moved.kept) == ["nothing on it tells where it failed: name a queue with --to"]
+    assert list(moved.kept) == ["its headers do not say which queue it failed on: name a queue with --to"]
     assert await queue.count() == 1

@@ -139,7 +139,9 @@ def one_go(release: tuple[int, ...], start: int) -> list[Case]:
 
 
 @pytest.mark.timeout(3600 if SOAK else 900)
-async def test_made_up_cases(broker: LocalBroker, release: tuple[int, ...]) -> None:
+async def test_random_cases_have_the_same_outcome_in_memory_and_on_the_broker(
+    broker: LocalBroker, release: tuple[int, ...]
+) -> None:
     start = random.randrange(1 << 32)
     compared = chance = 0
     different: list[Game] = []

@@ -162,7 +162,9 @@ def refusing_url(broker: LocalBroker) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("what", ACTS)
-async def test_the_broker_says_the_same(what: str, refusing_url: str, release: tuple[int, ...]) -> None:
+async def test_refusals_in_memory_equal_those_of_the_broker(
+    what: str, refusing_url: str, release: tuple[int, ...]
+) -> None:
     async with bide.testing.broker(release=release) as memory:
         await prepare(memory.url)
         in_memory = await outcome(ACTS[what], memory.url)

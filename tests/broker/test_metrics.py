@@ -92,7 +92,7 @@ def event(kind: Kind, **values: object) -> Event:
     return Event(**{**known, **values})  # type: ignore[arg-type]
 
 
-async def test_everything_that_happens_is_counted(client: bide.Client, metrics: Metrics, page: MetricsPage) -> None:
+async def test_every_event_is_counted(client: bide.Client, metrics: Metrics, page: MetricsPage) -> None:
     queue, recorder = fresh("counted"), Recorder()
     app = bide.Endpoint(
         queue,
@@ -177,7 +177,9 @@ async def test_lateness_is_that_of_the_first_delivery_of_a_delayed_message(
         assert value("bide_message_lateness_seconds_bucket", le=bound) == expected
 
 
-async def test_in_flight_and_slow_show_the_moment(client: bide.Client, metrics: Metrics, page: MetricsPage) -> None:
+async def test_in_flight_and_slow_show_the_current_state(
+    client: bide.Client, metrics: Metrics, page: MetricsPage
+) -> None:
     queue, recorder = fresh("moment"), Recorder()
     app = bide.Endpoint(
         queue,
@@ -219,7 +221,7 @@ async def test_in_flight_and_slow_show_the_moment(client: bide.Client, metrics: 
     assert (value("bide_messages_in_flight"), value("bide_endpoint_slow")) == (0, 0)
 
 
-async def test_expired_and_poisonous_messages_are_no_failures_of_a_handler(
+async def test_expired_and_poison_messages_are_not_counted_as_failures(
     metrics: Metrics, registry: CollectorRegistry
 ) -> None:
     await metrics.happened(event("expired", started_at=None))
@@ -232,7 +234,7 @@ async def test_expired_and_poisonous_messages_are_no_failures_of_a_handler(
     assert "bide_message_handling_seconds_count{" not in text
 
 
-async def test_a_clock_behind_ours_takes_nothing_from_the_sums(metrics: Metrics, registry: CollectorRegistry) -> None:
+async def test_negative_times_count_as_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
     now = datetime.now(UTC)
     await metrics.happened(event("processed", lateness=-timedelta(hours=1), ended_at=now - timedelta(hours=1)))
     value = Samples(generate_latest(registry).decode(), endpoint="shop", type="")
@@ -240,7 +242,7 @@ async def test_a_clock_behind_ours_takes_nothing_from_the_sums(metrics: Metrics,
         assert (value(f"{name}_count"), value(f"{name}_sum")) == (1, 0)
 
 
-async def test_strangers_cannot_fill_the_memory_with_types(metrics: Metrics, registry: CollectorRegistry) -> None:
+async def test_the_number_of_message_types_is_limited(metrics: Metrics, registry: CollectorRegistry) -> None:
     for number in range(1000):
         await metrics.happened(event("processed", message_type=f"type-{number}"))
     await metrics.happened(event("processed", message_type="type-7"))
@@ -253,7 +255,7 @@ async def test_strangers_cannot_fill_the_memory_with_types(metrics: Metrics, reg
     assert value("bide_messages_processed_total", type=OTHER) == 901
 
 
-def test_a_second_one_on_a_registry_is_refused_with_the_reason(metrics: Metrics, registry: CollectorRegistry) -> None:
+def test_a_second_metrics_object_on_a_registry_is_refused(metrics: Metrics, registry: CollectorRegistry) -> None:
     with pytest.raises(
         InvalidInputError, match=r"bide_messages_processed.*give one bide\.observability\.metrics\.Metrics to all"
     ):

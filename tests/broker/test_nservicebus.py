@@ -73,7 +73,9 @@ async def endpoint(channel: Channel, name: str, routing: str) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("first", ["bide", "dotnet"])
-async def test_both_declare_the_same(vhost: Vhost, dotnet: Channel, version: Any, first: str) -> None:
+async def test_bide_and_dotnet_declare_the_same_topology(
+    vhost: Vhost, dotnet: Channel, version: Any, first: str
+) -> None:
     async with bide.connect(vhost.url) as client:
         topology = bide.NServiceBus(version=version).topology()
         if first == "bide":
@@ -89,7 +91,7 @@ async def test_both_declare_the_same(vhost: Vhost, dotnet: Channel, version: Any
 
 
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-async def test_a_dotnet_endpoint_receives_what_bide_delays(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
+async def test_a_dotnet_endpoint_receives_messages_delayed_by_bide(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
     await build(dotnet, 2)
     await endpoint(dotnet, "Sales", routing)
     await endpoint(dotnet, "Billing.Sales", routing)
@@ -113,7 +115,7 @@ async def test_a_dotnet_endpoint_receives_what_bide_delays(vhost: Vhost, dotnet:
 
 
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-async def test_bide_receives_what_a_dotnet_endpoint_delays(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
+async def test_bide_receives_messages_delayed_by_a_dotnet_endpoint(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
     infrastructure = bide.NServiceBus(routing=routing)
     await build(dotnet, 2)
     async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
@@ -151,7 +153,7 @@ async def test_bide_receives_what_a_dotnet_endpoint_delays(vhost: Vhost, dotnet:
         await channel.connection.close()
 
 
-async def test_a_receiver_that_knows_nothing_of_delays_is_bound_by_the_sender(vhost: Vhost, dotnet: Channel) -> None:
+async def test_a_receiver_without_delayed_delivery_is_bound_by_the_sender(vhost: Vhost, dotnet: Channel) -> None:
     await dotnet.declare_queue(bide.Queue.quorum("Unaware"))
     await dotnet.declare_exchange(bide.Exchange("Unaware", "fanout"))
     await dotnet.bind(bide.Binding("Unaware", "Unaware"))
@@ -164,7 +166,9 @@ async def test_a_receiver_that_knows_nothing_of_delays_is_bound_by_the_sender(vh
             await client.publish(b"x", to="Nobody", delay="1s")
 
 
-async def test_an_endpoint_whose_name_ends_another_gets_only_its_own(vhost: Vhost, dotnet: Channel) -> None:
+async def test_an_endpoint_whose_name_is_a_suffix_of_another_gets_only_its_own_messages(
+    vhost: Vhost, dotnet: Channel
+) -> None:
     async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing="direct")) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("billing.orders")]))
         await client.publish(b"short", to="orders", delay="1s")
@@ -189,7 +193,7 @@ async def test_an_address_that_does_not_fit_is_refused_before_anything_is_sent(v
 
 @pytest.mark.usefixtures("stock_dead_lettering")
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-async def test_messages_for_other_exchanges_arrive_and_do_not_stop_what_dotnet_delays(
+async def test_messages_for_other_exchanges_do_not_stop_those_delayed_by_dotnet(
     vhost: Vhost, dotnet: Channel, routing: Any
 ) -> None:
     """Forty that no queue takes are more than the stock dead-letter prefetch."""

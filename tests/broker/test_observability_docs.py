@@ -50,7 +50,7 @@ def fields(lines: list[str]) -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.slow
-def test_the_programs_print_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
+def test_the_programs_print_the_documented_output(vhost: Vhost, tmp_path: Path) -> None:
     for language, text in _BLOCK.findall(PAGE):
         name = re.match(r"# (\w+\.py)\n", text)
         if language == "python" and (name or "def brief" in text):

@@ -107,7 +107,7 @@ async def observed(client: bide.Client, observer: Observer) -> tuple[str, Record
     return queue, recorder, handled
 
 
-async def test_what_an_observer_waits_for_may_be_cancelled(
+async def test_an_observer_cancelled_from_within_fails_alone(
     client: bide.Client, caplog: pytest.LogCaptureFixture, connection: Connection
 ) -> None:
     """That is a failure of the observer: it neither stops the endpoint nor gives it a message twice."""
@@ -120,7 +120,7 @@ async def test_what_an_observer_waits_for_may_be_cancelled(
 
 
 @pytest.mark.parametrize("kind", [Entering, Leaving, Closing, Swallowing, Deaf])
-async def test_an_observer_changes_nothing_for_the_message(
+async def test_a_failing_observer_does_not_change_the_outcome_of_a_message(
     client: bide.Client, caplog: pytest.LogCaptureFixture, kind: type[Observer], connection: Connection
 ) -> None:
     queue, recorder, _ = await observed(client, kind())

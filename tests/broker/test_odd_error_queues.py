@@ -87,7 +87,7 @@ async def interrupted(queue: ErrorQueue) -> None:
 
 
 @pytest.mark.parametrize("what", [a_few, the_second, nobody, in_vain, one_in_vain, edited_in_vain, interrupted])
-async def test_nothing_is_lost_to_the_delivery_limit(
+async def test_reading_that_ends_early_loses_nothing_to_the_delivery_limit(
     client: bide.Client, broker: LocalBroker, what: Callable[[ErrorQueue], Awaitable[None]]
 ) -> None:
     """Whatever ends a look early: the queue counts a delivery of all messages that were on their way to it."""
@@ -101,7 +101,7 @@ async def test_nothing_is_lost_to_the_delivery_limit(
     assert {one.message_id for one in await listed(queue)} == set("01234")
 
 
-async def test_a_limit_that_is_not_known_is_said(
+async def test_an_unknown_delivery_limit_is_logged(
     client: bide.Client, caplog: pytest.LogCaptureFixture, release: tuple[int, ...]
 ) -> None:
     name = fresh("error")
@@ -115,7 +115,7 @@ async def test_a_limit_that_is_not_known_is_said(
     assert ("delivery limit" in caplog.text) is (release < (4, 3))
 
 
-async def test_messages_that_are_alike_all_go(client: bide.Client) -> None:
+async def test_identical_messages_are_all_moved(client: bide.Client) -> None:
     """Without an id, and with nothing that tells when they failed; and two with one id."""
     name, other = fresh("plain"), fresh("other")
     await client.declare(bide.Topology(queues=[Queue.quorum(name), Queue.quorum(other)]))
@@ -135,7 +135,7 @@ async def test_messages_that_are_alike_all_go(client: bide.Client) -> None:
     assert bodies == [b"first", b"ping", b"ping", b"ping", b"second"]
 
 
-async def test_a_copy_goes_nowhere_else(client: bide.Client) -> None:
+async def test_copies_are_not_routed_by_cc(client: bide.Client) -> None:
     """CC is an address too."""
     name, other, orders = fresh("error"), fresh("other"), fresh("orders")
     await client.declare(bide.Topology(queues=[Queue.quorum(one) for one in (name, other, orders)]))
@@ -150,7 +150,7 @@ async def test_a_copy_goes_nowhere_else(client: bide.Client) -> None:
     assert await ErrorQueue(client, other).count() == 0
 
 
-async def test_an_archive_keeps_what_only_the_broker_told(client: bide.Client) -> None:
+async def test_an_archive_keeps_the_origin_from_x_death(client: bide.Client) -> None:
     """Nothing but ``x-death`` tells where a message of strangers failed, and brokers mistrust a copy that has it."""
     work, dead = fresh("work"), fresh("dead")
     arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
@@ -174,7 +174,7 @@ async def test_an_archive_keeps_what_only_the_broker_told(client: bide.Client) -
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-async def test_what_is_rejected_again_at_once_is_sent_once(client: bide.Client, queue_type: str) -> None:
+async def test_a_message_rejected_again_at_once_is_sent_once(client: bide.Client, queue_type: str) -> None:
     """The broker's times are in whole seconds, and tell nothing of what happened within one."""
     work, dead, rejected = fresh("work"), fresh("dead"), 0
     arguments = {"x-queue-type": queue_type, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
@@ -205,7 +205,7 @@ async def test_what_is_rejected_again_at_once_is_sent_once(client: bide.Client, 
         await asyncio.gather(rejecting, return_exceptions=True)
 
 
-async def test_what_operators_did_outlives_the_next_failure(client: bide.Client) -> None:
+async def test_the_history_of_operators_survives_the_next_failure(client: bide.Client) -> None:
     name, error, recorder = fresh("night"), fresh("night-error"), Recorder()
     app = bide.Endpoint(name, error_queue=error, retry=bide.Retry(immediate=0, delays=["50ms"]), observers=[recorder])
 
@@ -227,7 +227,7 @@ async def test_what_operators_did_outlives_the_next_failure(client: bide.Client)
         assert (message.history.returned, message.history.edit_of) == (2, "one")
 
 
-async def test_who_asks_for_what_is_not_there_hears_of_it(client: bide.Client) -> None:
+async def test_missing_ids_and_headers_are_reported(client: bide.Client) -> None:
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 2, orders)
     queue = ErrorQueue(client, name)
@@ -250,7 +250,7 @@ async def test_a_stream_is_refused(client: bide.Client) -> None:
         await ErrorQueue(client, name).retry(Selection())
 
 
-async def test_messages_that_others_hold_are_not_passed_over_in_silence(
+async def test_messages_held_by_other_consumers_are_logged(
     client: bide.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = fresh("error")
@@ -268,7 +268,7 @@ async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkey
     from bide.error_queues import browser
 
     name, most = fresh("large"), 0
-    monkeypatch.setattr(browser, "_MOST_UNREAD_BYTES", 4 << 20)
+    monkeypatch.setattr(browser, "_PAUSE_AT_BYTES", 4 << 20)
     await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
     for _ in range(20):
         await client.publish(bytes(1 << 20), to=name)

@@ -120,7 +120,7 @@ async def test_a_policy_that_hastens_messages_does_not_pass_verify(
 
 
 @pytest.mark.parametrize("layout", [SMALL_CLOCK, NSB, CLASSIC, bide.Celery(), HALL], ids=lambda one: one.name)
-async def test_no_key_that_changes_a_queue_passes_verify_in_any_layout(
+async def test_every_policy_key_that_changes_a_queue_fails_verify(
     vhost: Vhost, connection: Connection, api: ManagementApi, release: tuple[int, ...], layout: DelayInfrastructure
 ) -> None:
     await install(connection, layout)
@@ -185,7 +185,9 @@ async def test_a_policy_that_shortens_the_streams_of_taps_does_not_pass_verify(
     assert "sets max-length-bytes to 10000000 on " in await problems(connection, layout, api)
 
 
-async def test_release_queues_count_as_well(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+async def test_policies_on_release_queues_are_reported(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology([bide.Exchange("shop", "fanout")], [bide.Queue.quorum("orders")]))
         await client.publish(b"", exchange="shop", delay="20s")
@@ -194,7 +196,7 @@ async def test_release_queues_count_as_well(vhost: Vhost, connection: Connection
     assert "sets max-length to 10 on 1 of 3 queues ('bide.v1.release.x:shop')" in said
 
 
-async def test_an_operator_policy_with_a_pattern_beyond_bide_is_not_said_to_be_fine(
+async def test_an_operator_policy_with_an_unsupported_pattern_is_not_checked(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     await install(connection, SMALL_CLOCK)

@@ -61,7 +61,7 @@ async def expired(connection: Connection, queue: str) -> bool:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda one: f"{one.name}-{getattr(one, 'prefix', '')}")
-async def test_no_queue_of_any_layout_is_left_without_protection(
+async def test_every_queue_of_every_layout_is_protected(
     vhost: Vhost, connection: Connection, api: ManagementApi, release: tuple[int, ...], layout: DelayInfrastructure
 ) -> None:
     if isinstance(layout, bide.Clock) and layout != SMALL_CLOCK:
@@ -93,7 +93,7 @@ async def test_no_queue_of_any_layout_is_left_without_protection(
     assert set(await api.policies(vhost.name)) == {"queues", "streams"}
 
 
-async def test_what_was_good_in_a_displaced_policy_is_not_lost(
+async def test_harmless_keys_of_a_displaced_policy_are_kept(
     vhost: Vhost, connection: Connection, api: ManagementApi, release: tuple[int, ...]
 ) -> None:
     await install(connection, SMALL_CLOCK)
@@ -121,7 +121,7 @@ async def test_a_policy_above_the_protection_does_not_pass_verify(
     assert await problems(connection, SMALL_CLOCK, api, check="protection") == ""
 
 
-async def test_an_operator_policy_is_not_said_to_be_undone(
+async def test_an_operator_policy_is_still_reported(
     vhost: Vhost, connection: Connection, api: ManagementApi, release: tuple[int, ...]
 ) -> None:
     await install(connection, SMALL_CLOCK)

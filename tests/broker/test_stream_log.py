@@ -84,7 +84,7 @@ def silent_once(at: int) -> Iterator[None]:
     assert missed == 1
 
 
-def test_an_empty_stream_begins_and_ends_at_nothing(
+def test_an_empty_stream_begins_and_ends_at_zero(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     declare(channel, "s")
@@ -105,7 +105,7 @@ def test_every_range_is_read_exactly(
         assert bodies(address, "s", start, end) == wanted[start:end]
 
 
-def test_the_end_is_what_was_confirmed(
+def test_the_end_follows_the_last_confirmed_message(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     declare(channel, "s")
@@ -115,7 +115,9 @@ def test_the_end_is_what_was_confirmed(
             assert logs.end("s") == number + 1
 
 
-def test_a_position_by_time(channel: pika.adapters.blocking_connection.BlockingChannel, address: Address) -> None:
+def test_a_time_is_resolved_to_an_offset(
+    channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
+) -> None:
     declare(channel, "s")
     fill(channel, "s", [b"early"] * 3)
     time.sleep(0.05)  # the broker's clock has milliseconds
@@ -128,7 +130,7 @@ def test_a_position_by_time(channel: pika.adapters.blocking_connection.BlockingC
         assert logs.since("s", between + 3_600_000) == 6
 
 
-def test_what_is_not_there_is_said(
+def test_missing_streams_are_errors_that_name_them(
     channel: pika.adapters.blocking_connection.BlockingChannel, vhost: Vhost, address: Address
 ) -> None:
     channel.queue_declare("classic", durable=True)
@@ -144,7 +146,7 @@ def test_what_is_not_there_is_said(
             logs.partitions("unbound")
 
 
-def test_the_streams_of_a_super_stream(
+def test_partitions_of_a_super_stream_are_in_order(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     channel.exchange_declare("super", "direct", durable=True, arguments={"x-super-stream": True})
@@ -155,7 +157,7 @@ def test_the_streams_of_a_super_stream(
         assert logs.partitions("super") == ["super-0", "super-1", "super-2"]
 
 
-def test_a_stream_that_was_made_anew_is_a_loss(
+def test_a_recreated_stream_has_lost_its_offsets(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     declare(channel, "s")
@@ -172,7 +174,7 @@ def test_a_stream_that_was_made_anew_is_a_loss(
     assert bodies(address, "s", 3, 5, fail=False) == []
 
 
-def test_what_retention_took_is_a_loss(
+def test_offsets_dropped_by_retention_are_lost(
     channel: pika.adapters.blocking_connection.BlockingChannel, vhost: Vhost, address: Address
 ) -> None:
     declare(channel, "s", **{"x-max-length-bytes": 50_000, "x-stream-max-segment-size-bytes": 20_000})
@@ -183,7 +185,7 @@ def test_what_retention_took_is_a_loss(
     with StreamLogs(address) as logs:
         first, end = logs.first("s"), logs.end("s")
     assert first > 0, "retention never came"
-    with pytest.raises(OffsetsLostError, match="retention was quicker") as caught:
+    with pytest.raises(OffsetsLostError, match="retention removed them") as caught:
         bodies(address, "s", 0, end)
     assert caught.value.offset == 0
     assert caught.value.found is not None
@@ -194,7 +196,7 @@ def test_what_retention_took_is_a_loss(
     assert 0 < len(left) < end - caught.value.found
     assert left == bodies(address, "s", caught.value.found, end)
     # The same where the broker is silent as it happens.
-    with silent_once(0), pytest.raises(OffsetsLostError, match="retention was quicker"):
+    with silent_once(0), pytest.raises(OffsetsLostError, match="retention removed them"):
         bodies(address, "s", 0, end)
     with silent_once(0):
         assert bodies(address, "s", 0, end, fail=False) == left
@@ -205,7 +207,7 @@ def body(text: bytes) -> bytes:
     return b"\0Su\xa0" + bytes([len(text)]) + text
 
 
-def test_batches_that_lie_do_not_hide_what_comes_after_them(
+def test_malformed_batches_do_not_hide_later_messages(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     """The broker believes what a publisher says of its batches, and gives them as many offsets."""
@@ -246,7 +248,7 @@ def test_batches_that_lie_do_not_hide_what_comes_after_them(
     assert bodies(address, "s", 13, end) == [b"three", b"one"]
 
 
-def test_a_login_that_fails_is_said_without_the_password(vhost: Vhost) -> None:
+def test_a_failed_login_is_an_error_without_the_password(vhost: Vhost) -> None:
     port = stream_port(vhost.broker)
     with pytest.raises(AuthenticationError, match="does not accept user 'someone' with this password") as caught:
         Address.of("amqp://someone:secret@127.0.0.1", port).connect()
@@ -279,19 +281,19 @@ def test_a_password_is_not_sent_to_a_stream_port_where_plain_is_not_offered(
     assert frames.SASL_AUTHENTICATE not in sent
 
 
-def test_a_port_that_speaks_something_else(vhost: Vhost) -> None:
+def test_a_port_of_another_protocol_is_an_error(vhost: Vhost) -> None:
     amqp_port = Address.of(vhost.url).url.hosts[0][1]
     with pytest.raises(BrokerUnreachableError, match="rabbitmq_stream"):
         Address.of(f"{vhost.url}?timeout=2", amqp_port).connect()
 
 
-def test_hosts_are_tried_in_turn(vhost: Vhost) -> None:
+def test_hosts_are_tried_in_order(vhost: Vhost) -> None:
     several = vhost.url.replace("@127.0.0.1", "@127.0.0.2:1,127.0.0.1")
     with Address.of(several, stream_port(vhost.broker)).connect() as connection:
         assert connection.address[0] == "127.0.0.1"
 
 
-def test_a_broken_connection_is_opened_again(
+def test_a_broken_connection_is_reopened(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     declare(channel, "s")
@@ -322,7 +324,7 @@ def test_a_broken_connection_is_opened_again(
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_what_does_not_come_in_time_is_not_lost(
+def test_messages_after_a_timeout_are_read_again(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address, fail: bool
 ) -> None:
     declare(channel, "s")
@@ -341,7 +343,7 @@ def fill_first(broker: LocalBroker, bodies: list[bytes]) -> None:
         fill(channel, "s", bodies)
 
 
-def test_a_broker_that_is_silent_for_a_while(rabbitmq: Rabbitmq) -> None:
+def test_a_read_survives_a_broker_that_pauses(rabbitmq: Rabbitmq) -> None:
     """Stopped in the middle of a range, until the reader has noticed."""
     wanted = [b"%d" % number for number in range(40)]
     with rabbitmq.start(ephemeral=True) as broker:
@@ -349,15 +351,15 @@ def test_a_broker_that_is_silent_for_a_while(rabbitmq: Rabbitmq) -> None:
         address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
         pid = broker.pid
         assert pid is not None
-        noticed: list[log._Patience] = []
+        noticed: list[log._RetryTimer] = []
 
-        def wake(patience: log._Patience) -> None:
+        def wake(patience: log._RetryTimer) -> None:
             noticed.append(patience)
             os.kill(pid, signal.SIGCONT)
 
         found: list[bytes] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log._Patience, "pause", wake)
+            patch.setattr(log._RetryTimer, "pause", wake)
             try:
                 for chunk, first, last in read_range(
                     address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False
@@ -375,13 +377,13 @@ def test_a_broker_that_is_silent_for_a_while(rabbitmq: Rabbitmq) -> None:
     assert noticed
 
 
-def test_a_stream_that_is_not_available_is_asked_again(
+def test_an_unavailable_stream_is_retried(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     """The refusal of a leader that is just being elected: no test can be there in that moment."""
     declare(channel, "s")
     fill(channel, "s", [b"a", b"b"])
-    original = StreamConnection._answer
+    original = StreamConnection._receive_response
     refusals: list[int] = []
 
     def refusing(self: StreamConnection, key: int, number: int) -> Fields:
@@ -392,7 +394,7 @@ def test_a_stream_that_is_not_available_is_asked_again(
         return Fields(struct.pack(">H", frames.STREAM_NOT_AVAILABLE))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamConnection, "_answer", refusing)
+        patch.setattr(StreamConnection, "_receive_response", refusing)
         with StreamLogs(address) as logs:
             assert (logs.first("s"), logs.end("s")) == (0, 2)
         assert frames.SUBSCRIBE in refusals
@@ -401,7 +403,7 @@ def test_a_stream_that_is_not_available_is_asked_again(
         assert frames.SUBSCRIBE in refusals
 
 
-def test_a_broker_that_is_started_again(rabbitmq: Rabbitmq) -> None:
+def test_a_read_survives_a_restart_of_the_broker(rabbitmq: Rabbitmq) -> None:
     with rabbitmq.start(ephemeral=True) as broker:
         fill_first(broker, [b"a", b"b"])
         flush_declarations(broker)
@@ -418,7 +420,7 @@ def test_a_broker_that_does_not_come_back_is_an_error(rabbitmq: Rabbitmq) -> Non
         fill_first(broker, [b"a", b"b"])
         address = Address.of(f"{broker.url}?timeout=2", stream_port(broker))
         with pytest.MonkeyPatch.context() as patch, StreamLogs(address) as logs:
-            patch.setattr(log, "_PATIENCE", 1.0)
+            patch.setattr(log, "_RETRY_TIMEOUT", 1.0)
             assert logs.end("s") == 2
             broker.kill()
             start = time.monotonic()
@@ -429,7 +431,7 @@ def test_a_broker_that_does_not_come_back_is_an_error(rabbitmq: Rabbitmq) -> Non
             assert time.monotonic() - start >= 2.0
 
 
-def test_a_subscription_is_sent_what_there_is_before_anything_else(
+def test_a_subscription_delivers_existing_messages_before_later_answers(
     channel: pika.adapters.blocking_connection.BlockingChannel, address: Address
 ) -> None:
     """What asking for positions relies on: the barrier comes after the chunk."""
@@ -439,5 +441,5 @@ def test_a_subscription_is_sent_what_there_is_before_anything_else(
         for _ in range(300):
             subscription = connection.subscribe("s", frames.LAST, credit=1)
             connection.barrier()
-            assert connection.received(subscription) is not None
+            assert connection.take_received(subscription) is not None
             connection.unsubscribe(subscription)

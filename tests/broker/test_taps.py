@@ -17,7 +17,7 @@ from bide.admin.apply import message_counts
 from bide.admin.infrastructure import install, install_guard, remove
 from bide.admin.locate import management_api
 from bide.admin.report import listed
-from bide.admin.taps import look, turn_off, turn_on
+from bide.admin.taps import read_status, turn_off, turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -88,13 +88,13 @@ def milliseconds(moment: datetime | None) -> int:
 
 
 async def states(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> str:
-    return (await look(connection, infrastructure, api)).state
+    return (await read_status(connection, infrastructure, api)).state
 
 
 # -- Clock
 
 
-async def test_the_clock(vhost: Vhost, connection: Connection) -> None:
+async def test_a_tapped_clock_copies_every_message_to_both_streams(vhost: Vhost, connection: Connection) -> None:
     await asyncio.gather(one_clock(vhost, connection, "CC"), one_clock(vhost, connection, "BCC"))
 
 
@@ -140,7 +140,7 @@ async def one_clock(vhost: Vhost, connection: Connection, carrier: Literal["CC",
             assert await ready(connection, queue) == 0
 
 
-async def test_taps_do_not_miss_digits_that_are_first_used_after_them(
+async def test_taps_see_digits_that_are_first_used_later(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     """On a ``Clock`` that grew with use, where no digit of these messages had a queue when the taps were turned on."""
@@ -158,7 +158,7 @@ async def test_taps_do_not_miss_digits_that_are_first_used_after_them(
     assert await states(connection, clock, api) == "on"
 
 
-async def test_what_has_no_target_is_set_aside_by_the_clock_as_before(vhost: Vhost, connection: Connection) -> None:
+async def test_a_tapped_clock_still_sets_messages_without_a_target_aside(vhost: Vhost, connection: Connection) -> None:
     await install(connection, SMALL_CLOCK)
     await turn_on(connection, SMALL_CLOCK)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
@@ -175,7 +175,7 @@ async def test_what_has_no_target_is_set_aside_by_the_clock_as_before(vhost: Vho
 # -- cascades
 
 
-async def test_the_cascades(vhost: Vhost, connection: Connection) -> None:
+async def test_tapped_cascades_copy_every_message_to_both_streams(vhost: Vhost, connection: Connection) -> None:
     """All at once, because each takes its seconds."""
     await asyncio.gather(
         *(one_cascade(vhost, connection, one, f"orders-{number}") for number, one in enumerate(CASCADES))
@@ -215,7 +215,7 @@ async def one_cascade(
     assert await ready(connection, queue) == 0
 
 
-async def test_a_task_that_celery_sends(vhost: Vhost, connection: Connection) -> None:
+async def test_a_task_delayed_by_celery_is_copied_to_both_streams(vhost: Vhost, connection: Connection) -> None:
     """Neither the sender nor its worker knows of the taps."""
     celery = bide.Celery()
     await install(connection, celery)
@@ -246,7 +246,9 @@ async def test_a_task_that_celery_sends(vhost: Vhost, connection: Connection) ->
 
 
 @pytest.mark.parametrize("tapped", [False, True])
-async def test_the_price_in_a_cascade(tapped: bool, vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
+    tapped: bool, vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
     """A message for a deleted endpoint: the guard sets it aside, or the tap alone has it. ``verify`` says so."""
     await install(connection, NSB)
     await install_guard(connection, api, NSB)
@@ -272,7 +274,9 @@ async def test_the_price_in_a_cascade(tapped: bool, vhost: Vhost, connection: Co
 # -- on, off, status
 
 
-async def test_on_and_off_while_messages_flow(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+async def test_taps_can_be_switched_while_messages_flow(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
     scheduled, delivered = taps_of(SMALL_CLOCK).names
     await install(connection, SMALL_CLOCK)
     assert await states(connection, SMALL_CLOCK, api) == "off"
@@ -300,7 +304,7 @@ async def test_on_and_off_while_messages_flow(vhost: Vhost, connection: Connecti
 
 
 @pytest.mark.parametrize("infrastructure", [SMALL_CLOCK, NSB1], ids=repr)
-async def test_status(
+async def test_the_status_shows_bindings_limits_and_counts(
     infrastructure: DelayInfrastructure, vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     taps = taps_of(infrastructure)
@@ -311,12 +315,12 @@ async def test_status(
         await client.publish(b"", to=taps.scheduled)
 
         async def counted() -> bool:
-            return (await look(connection, infrastructure, api)).streams["scheduled"].messages == 1
+            return (await read_status(connection, infrastructure, api)).streams["scheduled"].messages == 1
 
         if infrastructure is SMALL_CLOCK:
             # After up to five seconds.
             await eventually(counted)
-    found = await look(connection, infrastructure, api)
+    found = await read_status(connection, infrastructure, api)
     assert (found.state, found.why, found.layout, found.vhost) == ("on", "", infrastructure.name, vhost.name)
     assert found.port == BrokerUrl.parse(str(vhost.broker.stream_url).replace("rabbitmq-stream", "amqp")).hosts[0][1]
     for which, name, wanted in zip(
@@ -333,7 +337,7 @@ async def test_status(
     channel = await connection.channel()
     for binding in (taps.to_scheduled[3], taps.to_delivered[0]):
         await channel.unbind(binding)
-        found = await look(connection, infrastructure, api)
+        found = await read_status(connection, infrastructure, api)
         assert found.state == "incomplete"
     (problem,) = [one for one in (await verify(connection, infrastructure, api)).problems if one.check == "taps"]
     assert f"2 of the {len(taps.bindings)} bindings of the taps are missing" in problem.text
@@ -344,7 +348,7 @@ async def test_status(
     }
 
     nobody = management_api(connection.url, "http://127.0.0.1:1")
-    unknown = await look(connection, infrastructure, nobody)
+    unknown = await read_status(connection, infrastructure, nobody)
     assert (unknown.state, unknown.port) == ("unknown", None)
     assert "127.0.0.1:1" in unknown.why
     assert {one.bindings for one in unknown.streams.values()} == {None}
@@ -352,7 +356,7 @@ async def test_status(
     assert (finding.status, finding.text.partition(";")[0]) == ("not checked", f"{listed(taps.names)} exist")
 
 
-async def test_off_leaves_nothing_if_asked_to(connection: Connection, api: ManagementApi) -> None:
+async def test_turning_taps_off_with_delete_removes_everything(connection: Connection, api: ManagementApi) -> None:
     await install(connection, NSB1)
     await turn_on(connection, NSB1)
     assert len(await api.queues(connection.url.vhost, "bide.tap.")) == 3
@@ -363,7 +367,7 @@ async def test_off_leaves_nothing_if_asked_to(connection: Connection, api: Manag
     assert await api.exchanges(connection.url.vhost, "bide.tap.") == []
 
 
-async def test_streams_with_other_limits(connection: Connection, api: ManagementApi) -> None:
+async def test_streams_with_other_limits_are_a_mismatch(connection: Connection, api: ManagementApi) -> None:
     await install(connection, SMALL_CLOCK)
     await turn_on(connection, SMALL_CLOCK, retention=Retention(max_age=timedelta(days=30)))
     await turn_on(connection, SMALL_CLOCK)
@@ -376,12 +380,12 @@ async def test_streams_with_other_limits(connection: Connection, api: Management
     assert (off.kept, off.deleted) == ((), taps_of(SMALL_CLOCK).names)
     assert await api.queues(connection.url.vhost, ".tap.") == []
     await turn_on(connection, SMALL_CLOCK, retention=Retention())
-    found = await look(connection, SMALL_CLOCK, api)
+    found = await read_status(connection, SMALL_CLOCK, api)
     assert {one.arguments["x-max-age"] for one in found.streams.values()} == {"7D"}
 
 
 @pytest.mark.parametrize("infrastructure", [SMALL_CLOCK, bide.Celery()], ids=repr)
-async def test_where_there_is_no_infrastructure(
+async def test_turning_taps_on_without_the_infrastructure_is_refused(
     infrastructure: DelayInfrastructure, connection: Connection, api: ManagementApi
 ) -> None:
     with pytest.raises(
@@ -396,7 +400,7 @@ async def test_where_there_is_no_infrastructure(
 
 
 @pytest.mark.parametrize(("infrastructure", "with_api"), [(SMALL_CLOCK, True), (NSB, False)], ids=str)
-async def test_the_streams_outlive_the_infrastructure(
+async def test_the_streams_survive_removal_of_the_infrastructure(
     infrastructure: DelayInfrastructure, with_api: bool, vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     taps = taps_of(infrastructure)
@@ -420,7 +424,7 @@ async def test_the_streams_outlive_the_infrastructure(
             return True
 
         await eventually(removed, step=0.5)
-        found = await look(connection, infrastructure, api)
+        found = await read_status(connection, infrastructure, api)
         assert (found.state, {one.exists for one in found.streams.values()}) == ("off", {True})
         for stream in taps.names:
             assert {one.message_id for one in await read(client, stream, 1)} == {"one"}
@@ -431,7 +435,7 @@ async def test_the_streams_outlive_the_infrastructure(
     assert (await turn_on(connection, infrastructure)).kept == taps.names
 
 
-async def test_a_removal_that_is_taken_back_brings_the_taps_back(
+async def test_an_aborted_removal_restores_the_taps(
     vhost: Vhost, connection: Connection, api: ManagementApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message comes while the ways in are being deleted: it would take luck to hit that moment from outside."""

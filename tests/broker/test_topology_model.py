@@ -133,7 +133,7 @@ async def drain(channel: Channel, queue: str) -> list[Delivery]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", range(12))
-async def test_routing_is_that_of_the_broker(vhost_url: str, seed: int) -> None:
+async def test_the_model_routes_like_the_broker(vhost_url: str, seed: int) -> None:
     """Each message in exactly the queues that the model says, once, with its key and its headers without BCC."""
     chance = random.Random(seed)
     topology = random_network(chance)
@@ -166,7 +166,7 @@ async def declare(channel: Channel, topology: Topology) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_default_exchange_is_no_alternate(vhost_url: str) -> None:
+async def test_the_default_exchange_does_not_work_as_an_alternate(vhost_url: str) -> None:
     topology = Topology([Exchange("x", arguments={"alternate-exchange": ""})], [Queue("q")])
 
     async with channel_to(vhost_url) as channel:
@@ -210,7 +210,7 @@ def random_waits(chance: random.Random) -> Topology:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("seed", [1, 6, 8, 10])
-async def test_travel_is_that_of_the_broker(vhost_url: str, release: tuple[int, ...], seed: int) -> None:
+async def test_the_model_dead_letters_like_the_broker(vhost_url: str, release: tuple[int, ...], seed: int) -> None:
     """The same ends, by the same queues, with the same keys and headers; and nothing else."""
     chance = random.Random(seed)
     topology = random_waits(chance)

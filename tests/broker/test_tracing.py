@@ -95,7 +95,7 @@ def endpoint(queue: str, observers: Sequence[bide.Observer], **options: Any) -> 
     return bide.Endpoint(queue, error_queue=f"{queue}.error", observers=observers, **options)
 
 
-async def test_what_is_handled_now_belongs_to_the_senders_trace(clock_url: str, spans: Spans) -> None:
+async def test_an_undelayed_message_is_handled_in_the_trace_of_its_sender(clock_url: str, spans: Spans) -> None:
     queue, exchange, recorder = fresh("now"), fresh("shop"), Recorder()
     app = endpoint(queue, [spans.tracing, recorder], name="billing")
     current: list[tuple[int, int]] = []
@@ -163,7 +163,7 @@ async def test_what_is_handled_now_belongs_to_the_senders_trace(clock_url: str, 
     assert attributes(plain)["messaging.destination.name"] == queue
 
 
-async def test_what_was_delayed_begins_a_trace_that_links_to_the_senders(clock_url: str, spans: Spans) -> None:
+async def test_a_delayed_message_starts_a_trace_linked_to_that_of_its_sender(clock_url: str, spans: Spans) -> None:
     queue, recorder = fresh("delayed"), Recorder()
     app = endpoint(queue, [spans.tracing, recorder])
     seen: list[str | None] = []
@@ -246,7 +246,7 @@ async def test_a_failed_handler_is_recorded_with_its_exception(client: bide.Clie
     assert (span.parent, links(span)) == (None, [])
 
 
-async def test_a_handler_that_is_cancelled_is_no_exception(client: bide.Client, spans: Spans) -> None:
+async def test_a_cancelled_handler_records_no_exception(client: bide.Client, spans: Spans) -> None:
     queue, recorder, inside = fresh("cancelled"), Recorder(), asyncio.Event()
     app = endpoint(queue, [spans.tracing, recorder], drain="10ms")
 
@@ -273,7 +273,7 @@ async def test_a_handler_that_is_cancelled_is_no_exception(client: bide.Client, 
         ({"traceparent": REMOTE.encode()}, True),
     ],
 )
-async def test_the_headers_of_nservicebus_are_understood(
+async def test_trace_headers_of_nservicebus_are_read(
     client: bide.Client, spans: Spans, headers: dict[str, Any], is_child: bool
 ) -> None:
     queue, recorder = fresh("nsb"), Recorder()
@@ -294,7 +294,7 @@ async def test_the_headers_of_nservicebus_are_understood(
 
 
 @pytest.mark.parametrize("value", [7, "", "00-zz-1-01", ["00-1-2-01"], b"\xff\xfe", {"a": 1}, None])
-async def test_what_is_no_context_is_none(client: bide.Client, spans: Spans, value: Any) -> None:
+async def test_malformed_trace_headers_are_ignored(client: bide.Client, spans: Spans, value: Any) -> None:
     queue = fresh("odd")
     await client.declare(bide.Topology(queues=[Queue(queue)]))
     await client.publish(b"", to=queue, headers={"traceparent": value, "tracestate": value, "baggage": value})
@@ -305,7 +305,7 @@ async def test_what_is_no_context_is_none(client: bide.Client, spans: Spans, val
     assert (span.parent, links(span)) == (None, [])
 
 
-async def test_a_context_that_the_caller_gives_is_left_alone(clock_url: str, spans: Spans) -> None:
+async def test_a_trace_context_given_by_the_caller_is_kept(clock_url: str, spans: Spans) -> None:
     queue = fresh("own")
     async with bide.connect(clock_url, infrastructure=SMALL_CLOCK, stamp=spans.tracing.stamp) as client:
         await client.declare(bide.Topology(queues=[Queue(queue)]))
@@ -320,7 +320,7 @@ async def test_a_context_that_the_caller_gives_is_left_alone(clock_url: str, spa
     assert [f"{span_id:016x}" for _, span_id in links(sent)] == [REMOTE.split("-")[2]]
 
 
-async def test_any_context_manager_can_stamp_and_the_messages_own_headers_win(clock_url: str) -> None:
+async def test_headers_of_the_message_take_precedence_over_the_stamp(clock_url: str) -> None:
     queue, ended = fresh("stamped"), []
 
     @contextmanager
@@ -338,7 +338,7 @@ async def test_any_context_manager_can_stamp_and_the_messages_own_headers_win(cl
     assert ended == ["good"]
 
 
-async def test_a_message_that_is_not_taken_ends_its_span_with_the_error(clock_url: str, spans: Spans) -> None:
+async def test_a_refused_message_ends_its_span_with_the_error(clock_url: str, spans: Spans) -> None:
     queue, exchange, due = fresh("nowhere"), fresh("empty"), datetime.now(UTC) + timedelta(seconds=5)
     async with bide.connect(clock_url, infrastructure=SMALL_CLOCK, stamp=spans.tracing.stamp) as client:
         await client.declare(bide.Topology([Exchange(exchange, "topic")]))
@@ -353,7 +353,7 @@ async def test_a_message_that_is_not_taken_ends_its_span_with_the_error(clock_ur
         assert attributes(span)["error.type"] == f"bide.errors.{kind}"
 
 
-async def test_events_and_copies_are_not_traced_as_if_the_program_sent_them(clock_url: str, spans: Spans) -> None:
+async def test_events_and_copies_are_not_traced(clock_url: str, spans: Spans) -> None:
     queue, stream, recorder = fresh("quiet"), fresh("events"), Recorder()
     app = endpoint(queue, [spans.tracing, bide.EventStream(stream), recorder])
 
@@ -374,7 +374,7 @@ async def test_events_and_copies_are_not_traced_as_if_the_program_sent_them(cloc
     assert not spans.named(f"publish {stream}")
 
 
-async def test_many_messages_carry_the_context_that_they_are_given(clock_url: str, spans: Spans) -> None:
+async def test_bulk_messages_carry_the_given_context(clock_url: str, spans: Spans) -> None:
     queue = fresh("many")
     async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[Queue(queue)]))
@@ -391,7 +391,7 @@ async def test_many_messages_carry_the_context_that_they_are_given(clock_url: st
         assert message.headers["traceparent"] == f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
 
 
-async def test_the_client_without_an_event_loop_keeps_the_callers_span(clock_url: str, spans: Spans) -> None:
+async def test_the_synchronous_client_keeps_the_span_of_the_caller(clock_url: str, spans: Spans) -> None:
     queue = fresh("sync")
 
     def script() -> None:
@@ -405,7 +405,7 @@ async def test_the_client_without_an_event_loop_keeps_the_callers_span(clock_url
     assert parent(spans.one(f"publish {queue}")) == identity(spans.one("script"))
 
 
-async def test_without_an_sdk_a_senders_context_is_passed_on(client: bide.Client) -> None:
+async def test_without_an_sdk_the_context_of_the_sender_is_passed_on(client: bide.Client) -> None:
     queue, recorder, tracing = fresh("api"), Recorder(), Tracing()
     app = endpoint(queue, [tracing, recorder])
     inside: list[dict[str, str]] = []
@@ -420,7 +420,7 @@ async def test_without_an_sdk_a_senders_context_is_passed_on(client: bide.Client
     assert inside == [{"traceparent": REMOTE}]
 
 
-def test_the_schema_is_one_that_exists() -> None:
+def test_the_schema_url_exists() -> None:
     assert SCHEMA in {one.value for one in schemas.Schemas}
 
 

@@ -40,7 +40,7 @@ async def found(
     return {one.check: one.text for one in report.problems}
 
 
-async def test_a_healthy_infrastructure(connection: Connection, api: ManagementApi) -> None:
+async def test_a_healthy_infrastructure_has_no_problems(connection: Connection, api: ManagementApi) -> None:
     await install(connection, SMALL_CLOCK)
     report = await verify(connection, SMALL_CLOCK, api)
     assert report.problems == ()
@@ -48,7 +48,7 @@ async def test_a_healthy_infrastructure(connection: Connection, api: ManagementA
     assert {check for check, status in statuses.items() if status != "ok"} == {"dead-letter prefetch"}
 
 
-async def test_what_is_missing_or_different_is_named(connection: Connection, api: ManagementApi) -> None:
+async def test_missing_and_different_queues_are_named(connection: Connection, api: ManagementApi) -> None:
     await install(connection, SMALL_CLOCK)
     channel = await connection.channel()
     await channel.delete_queue("bide.v1.s7")
@@ -66,7 +66,7 @@ async def test_what_is_missing_or_different_is_named(connection: Connection, api
     assert "bide.v1.s -> bide.v1.s9 (~s9)" in problems["bindings"] or "are missing" in problems["bindings"]
 
 
-async def test_without_the_management_api(connection: Connection) -> None:
+async def test_without_the_management_api_some_checks_are_not_made(connection: Connection) -> None:
     await install(connection, SMALL_CLOCK)
     nobody = management_api(connection.url, "http://127.0.0.1:1")
     report = await verify(connection, SMALL_CLOCK, nobody)
@@ -77,7 +77,7 @@ async def test_without_the_management_api(connection: Connection) -> None:
     assert connection.url.password not in str(report.to_dict())
 
 
-async def test_a_policy_that_makes_a_quorum_queue_refuse_does_not_pass_verify(
+async def test_a_policy_that_makes_a_quorum_queue_refuse_is_reported(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     """Of a quorum queue's argument and its policy's overflow, the policy holds; of a classic queue's the argument."""
@@ -92,7 +92,7 @@ async def test_a_policy_that_makes_a_quorum_queue_refuse_does_not_pass_verify(
     assert (problem.check, "'q' refuses messages once it is full (max-length 9)" in problem.text) == ("targets", True)
 
 
-async def test_a_target_that_refuses_messages_when_it_is_full(
+async def test_a_target_that_refuses_messages_when_full_is_reported(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
@@ -106,18 +106,16 @@ async def test_a_target_that_refuses_messages_when_it_is_full(
     )
 
 
-async def test_a_target_that_gives_messages_up_before_an_endpoint_does(
+async def test_a_target_with_a_low_delivery_limit_is_reported(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("low", {"x-delivery-limit": 3})]))
         await client.bind("low")
-    assert (
-        "'low' gives a message up after 3 deliveries" in (await found(connection, SMALL_CLOCK, api))["delivery limits"]
-    )
+    assert "'low' drops a message after 3 deliveries" in (await found(connection, SMALL_CLOCK, api))["delivery limits"]
 
 
-async def test_undeliverable_messages(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+async def test_undeliverable_messages_are_reported(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         await client.publish(b"", to="q", delay="200ms")
@@ -133,7 +131,9 @@ async def test_undeliverable_messages(vhost: Vhost, connection: Connection, api:
     )
 
 
-async def test_stuck_messages_and_bindings_of_others(vhost: Vhost, connection: Connection, api: ManagementApi) -> None:
+async def test_stuck_messages_and_foreign_bindings_are_reported(
+    vhost: Vhost, connection: Connection, api: ManagementApi
+) -> None:
     async with bide.connect(vhost.url, infrastructure=NSB) as client:
         queues = [bide.Queue.quorum(name) for name in ("orders", "billing.orders", "gone")]
         await client.declare(bide.Topology(queues=queues))
@@ -155,7 +155,7 @@ async def test_stuck_messages_and_bindings_of_others(vhost: Vhost, connection: C
 
 
 @pytest.mark.usefixtures("stock_dead_lettering")
-async def test_the_guard_sets_aside_what_would_block_a_level(
+async def test_the_guard_sets_messages_aside_that_would_block_a_level(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     await install(connection, NSB)
@@ -180,7 +180,7 @@ async def test_the_guard_sets_aside_what_would_block_a_level(
     assert "guard" not in await found(connection, NSB, api)
 
 
-async def test_a_guard_does_not_take_the_place_of_anothers_policy(
+async def test_a_guard_does_not_replace_a_foreign_policy(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     await install(connection, NSB)
@@ -206,7 +206,7 @@ async def test_a_guard_does_not_take_the_place_of_anothers_policy(
         await install_guard(connection, api, SMALL_CLOCK)
 
 
-async def test_a_policy_that_leads_undeliverable_messages_elsewhere_does_not_pass_verify(
+async def test_a_policy_with_another_alternate_exchange_is_reported(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     """And the policy that the error of the guard asks for does, once the guard has declared what it leads to."""
@@ -233,7 +233,7 @@ async def test_a_policy_that_leads_undeliverable_messages_elsewhere_does_not_pas
     assert "guard" not in await found(connection, NSB, api)
 
 
-async def test_removing_takes_release_queues_and_the_guard_too(
+async def test_removal_includes_release_queues_and_the_guard(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     await install(connection, NSB)

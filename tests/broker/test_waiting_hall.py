@@ -131,7 +131,7 @@ async def relaying(url: str, hall: bide.WaitingHall = HALL, **settings: Any) -> 
             await running
 
 
-async def test_a_queue_and_an_exchange_get_the_message_as_it_was_sent(client: bide.Client, vhost: Vhost) -> None:
+async def test_queues_and_exchanges_get_the_message_as_it_was_sent(client: bide.Client, vhost: Vhost) -> None:
     headers = {"text": "ü", "number": 1 << 40, "list": [1, {"deep": None}], "raw": b"\xff", "decimal": Decimal("1.5")}
     properties: dict[str, Any] = {
         "message_id": "m",
@@ -168,7 +168,7 @@ async def test_a_queue_and_an_exchange_get_the_message_as_it_was_sent(client: bi
         assert timedelta(0) <= message.lateness < ON_TIME
 
 
-async def test_a_message_that_was_in_all_queues_of_the_hall_before_is_in_no_cycle(
+async def test_a_message_that_passed_every_queue_before_is_not_dropped_as_a_cycle(
     client: bide.Client, vhost: Vhost, connection: Connection
 ) -> None:
     """Below 4.0.1 the broker holds a message for ever whose ``x-death`` knows the queue that it comes to next."""
@@ -183,7 +183,7 @@ async def test_a_message_that_was_in_all_queues_of_the_hall_before_is_in_no_cycl
         assert set(message.raw.values["headers"]) == {"bide-to", "bide-due"}
 
 
-async def test_many_rounds(client: bide.Client, vhost: Vhost) -> None:
+async def test_a_delay_of_many_rounds_is_delivered_on_time(client: bide.Client, vhost: Vhost) -> None:
     one = bide.WaitingHall(levels=1, resolution=HALL.resolution, prefix="one")
     async with relaying(vhost.url, one) as relay, bide.connect(vhost.url, infrastructure=one) as sender:
         receipt = await sender.publish(b"", to="orders", delay="1.2s")
@@ -197,7 +197,9 @@ async def test_many_rounds(client: bide.Client, vhost: Vhost) -> None:
         assert (relay.done.delivered, relay.done.refused) == (1, 0)
 
 
-async def test_a_client_of_others(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
+async def test_a_client_without_bide_delays_with_x_delay(
+    client: bide.Client, vhost: Vhost, connection: Connection
+) -> None:
     """Check in with a routing key and ``x-delay``, and be picked up under that key."""
     async with relaying(vhost.url), await connection.channel(confirms=True) as channel:
         sent = datetime.now(UTC)
@@ -247,7 +249,9 @@ async def test_an_endpoint_retries_through_the_hall(client: bide.Client, vhost: 
     assert relay.done.delivered == 2
 
 
-async def test_targets_that_are_gone_and_come_back(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
+async def test_messages_for_missing_targets_are_set_aside_and_resent(
+    client: bide.Client, vhost: Vhost, connection: Connection
+) -> None:
     await client.declare(Topology([Exchange("late", "topic")], [Queue.quorum("gone")]))
     await client.publish(b"q", to="gone", delay="300ms")
     await client.publish(b"x", exchange="late", routing_key="a.b", delay="300ms")
@@ -287,7 +291,7 @@ async def test_targets_that_are_gone_and_come_back(client: bide.Client, vhost: V
     assert (routed.body, routed.routing_key) == (b"x", "a.b")
 
 
-async def test_a_target_that_refuses_holds_up_nobody_and_gets_all_later(
+async def test_a_refusing_target_delays_no_other_and_gets_its_messages_later(
     client: bide.Client, vhost: Vhost, connection: Connection
 ) -> None:
     full = Queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -308,7 +312,7 @@ async def test_a_target_that_refuses_holds_up_nobody_and_gets_all_later(
     assert relay.done.undeliverable == 0
 
 
-async def test_messages_that_make_the_broker_close_the_channel(
+async def test_only_messages_that_close_the_channel_are_set_aside(
     client: bide.Client, vhost: Vhost, connection: Connection, small_messages_only: None
 ) -> None:
     """Only these are set aside; the others arrive, and what goes to a queue arrives once."""
@@ -363,7 +367,7 @@ def _limit_messages(broker: LocalBroker, size: int) -> None:
     broker.rabbitmqctl("eval", f"persistent_term:put(max_message_size, {size}).")
 
 
-async def test_connections_that_break_while_two_relays_work(client: bide.Client, vhost: Vhost) -> None:
+async def test_broken_connections_of_two_relays_lose_nothing(client: bide.Client, vhost: Vhost) -> None:
     count = 2000
     async with relaying(vhost.url), relaying(vhost.url):
         sending = client.publish_many(
@@ -397,7 +401,7 @@ async def _close_relays(vhost: Vhost, times: int) -> None:
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", closing)
 
 
-async def test_verify_says_that_no_relay_is_at_work(vhost: Vhost, connection: Connection) -> None:
+async def test_verify_reports_a_missing_relay(vhost: Vhost, connection: Connection) -> None:
     await install(connection, HALL)
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         report = await verify(connection, HALL, api)
@@ -413,9 +417,7 @@ async def test_verify_says_that_no_relay_is_at_work(vhost: Vhost, connection: Co
         assert any(HALL.level_name(2) in one.text for one in report.problems if one.check == "queues")
 
 
-async def test_destroying_refuses_while_messages_wait(
-    client: bide.Client, vhost: Vhost, connection: Connection
-) -> None:
+async def test_destroy_refuses_while_messages_wait(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
     await client.publish(b"", to="orders", delay="1h")
     with pytest.raises(NotEmptyError, match=r"1 messages wait in bide\.hall-100ms\.v1\.receiving"):
         await remove(connection, HALL, None)
@@ -429,7 +431,7 @@ async def test_destroying_refuses_while_messages_wait(
         assert len(await api.queues(vhost.name, "hall")) == len(other.topology().queues)
 
 
-async def test_a_hall_that_is_deleted_ends_its_relay(vhost: Vhost, connection: Connection) -> None:
+async def test_deleting_the_hall_ends_its_relay(vhost: Vhost, connection: Connection) -> None:
     relay = Relay(vhost.url, hall=HALL, allow=[])
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
@@ -439,7 +441,7 @@ async def test_a_hall_that_is_deleted_ends_its_relay(vhost: Vhost, connection: C
         await asyncio.wait_for(running, PATIENCE)
 
 
-async def test_the_rights_that_a_relay_needs(client: bide.Client, vhost: Vhost) -> None:
+async def test_a_relay_works_with_minimal_permissions(client: bide.Client, vhost: Vhost) -> None:
     """To write to the exchanges of the hall and its targets, to read from two queues, and to configure nothing."""
     broker = vhost.broker
     broker.rabbitmqctl("add_user", "relay", "secret")
@@ -463,7 +465,7 @@ async def test_the_rights_that_a_relay_needs(client: bide.Client, vhost: Vhost) 
         broker.rabbitmqctl("delete_user", "relay")
 
 
-async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> None:
+async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connection: Connection) -> None:
     with pytest.raises(NotAppliedError, match="bide delay apply"):
         await Relay(vhost.url, hall=HALL, allow=[], declare=False).run()
     await (await connection.channel()).declare_queue(Queue.quorum(HALL.level_name(1)))
@@ -498,7 +500,7 @@ async def test_relays_that_cannot_work(vhost: Vhost, connection: Connection) -> 
         broker.rabbitmqctl("delete_user", "guest-of-the-hall")
 
 
-async def test_27_seconds_hop_by_hop(walk: Walk) -> None:
+async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> None:
     """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored."""
     async with bide.connect(walk.url) as client:
         out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=PATIENCE)

@@ -13,7 +13,7 @@ from tests.patience import PATIENCE
 PAGE = (Path(__file__).parents[2] / "docs" / "waiting-hall.md").read_text()
 
 
-def test_the_program(vhost_url: str) -> None:
+def test_the_program_prints_the_documented_output(vhost_url: str) -> None:
     found = re.search(r"```python\n(# hall\.py\n.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
     environment = {**os.environ, "BIDE_URL": vhost_url, "PYTHONWARNINGS": "error"}
@@ -23,7 +23,7 @@ def test_the_program(vhost_url: str) -> None:
     assert (done.returncode, done.stdout) == (0, found[2]), done.stderr
 
 
-def test_the_table() -> None:
+def test_the_page_shows_the_table_of_explain() -> None:
     found = re.search(r"\$ bide (delay explain [^\n]*)\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
     done = subprocess.run(
@@ -32,7 +32,7 @@ def test_the_table() -> None:
     assert done.stdout == found[2]
 
 
-def test_what_the_other_commands_print(vhost_url: str) -> None:
+def test_the_page_shows_the_output_of_the_other_commands(vhost_url: str) -> None:
     """But for the address."""
     environment = {**os.environ, "BIDE_URL": vhost_url}
     options = ("--layout", "waiting-hall", "--levels", "4")

@@ -36,7 +36,7 @@ from bide.errors import (
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage
-from tests.broker.receiving import eventually, fresh, ready
+from tests.broker.receiving import connection_of, eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
 from tests.patience import ON_TIME, PATIENCE
@@ -93,7 +93,7 @@ async def told(publishing: BulkPublish) -> tuple[dict[str, PublishResult], BulkI
 
 
 @pytest.mark.timeout(900 + 20 * CUTS)
-async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy) -> None:
+async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy) -> None:
     """Nothing is lost. What is there more than once was sent and not confirmed when the connection broke."""
     chance = random.Random(11)
     repeated = 0
@@ -120,7 +120,7 @@ async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy) -> None:
 
 
 @pytest.mark.timeout(900 + 20 * CUTS)
-async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy) -> None:
+async def test_cuts_at_random_bytes_report_exactly_the_messages_in_doubt(vhost: Vhost, proxy: Proxy) -> None:
     """What the error names, and nothing else, is in doubt; what was not sent is not there."""
     chance = random.Random(13)
     doubts = 0
@@ -159,7 +159,7 @@ async def test_cuts_at_random_bytes_that_are_reported(vhost: Vhost, proxy: Proxy
 
 
 @pytest.mark.timeout(900 + 20 * CUTS)
-async def test_cuts_at_random_bytes_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
+async def test_cuts_at_random_bytes_of_the_synchronous_publisher_lose_nothing(vhost: Vhost, proxy: Proxy) -> None:
     """Nothing is lost, and what is there more than once had its place in the window as the connection broke."""
     chance = random.Random(17)
     window, repeated = 700, 0
@@ -186,7 +186,7 @@ async def test_cuts_at_random_bytes_without_an_event_loop(vhost: Vhost, proxy: P
     assert repeated > 0
 
 
-async def test_what_is_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -> None:
+async def test_messages_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     source = letters(queue, 1_000, delay="1s")
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise", max_in_flight=100) as client:
@@ -213,7 +213,7 @@ async def test_what_is_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) ->
     assert there.keys() == {LAST, *(f"m{number}" for number in range(1_000))}
 
 
-async def test_confirms_that_got_lost_are_waited_for_with_second_copies(vhost: Vhost, proxy: Proxy) -> None:
+async def test_messages_with_lost_confirms_are_sent_again(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.on_method[PUBLISH] = "deaf"
@@ -236,9 +236,7 @@ async def test_confirms_that_got_lost_are_waited_for_with_second_copies(vhost: V
 
 
 @pytest.mark.parametrize("many", [True, False])
-async def test_what_is_refused_the_second_time_may_have_been_taken_the_first_time(
-    vhost: Vhost, proxy: Proxy, many: bool
-) -> None:
+async def test_a_message_refused_on_repeat_is_in_doubt(vhost: Vhost, proxy: Proxy, many: bool) -> None:
     queue = fresh("full")
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
@@ -280,7 +278,7 @@ async def test_what_is_refused_the_second_time_may_have_been_taken_the_first_tim
 
 @pytest.mark.parametrize("many", [True, False])
 @pytest.mark.parametrize("change", ["deleted", "forbidden"])
-async def test_what_cannot_be_sent_the_second_time_may_have_been_taken_the_first_time(
+async def test_a_message_that_cannot_be_repeated_is_in_doubt(
     vhost: Vhost, proxy: Proxy, change: str, many: bool
 ) -> None:
     queue, exchange = fresh("q"), fresh("x")
@@ -332,10 +330,11 @@ async def test_what_cannot_be_sent_the_second_time_may_have_been_taken_the_first
     await connection.close()
 
 
+@pytest.mark.parametrize("name", ["x", "x" * 230], ids=["named", "cut-off"])
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_message_alone_on_its_way_to_an_exchange_that_is_gone_is_not_in_doubt(vhost: Vhost, count: int) -> None:
-    """Of several the exchange may have taken some before it was deleted."""
-    queue, exchange = fresh("q"), fresh("x")
+async def test_a_single_message_to_a_deleted_exchange_is_not_in_doubt(vhost: Vhost, count: int, name: str) -> None:
+    """Of several the exchange may have taken some before it was deleted. The broker cuts a long name off."""
+    queue, exchange = fresh("q"), fresh(name)
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         await client.declare(
             bide.Topology(
@@ -363,7 +362,7 @@ async def test_a_message_alone_on_its_way_to_an_exchange_that_is_gone_is_not_in_
         await client.publish(b"", to=queue)
 
 
-async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> None:
+async def test_an_unexpected_error_accounts_for_every_message(vhost: Vhost) -> None:
     """An error in bide: of those that are known, none is left."""
     queue = await declared(vhost.url)
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
@@ -384,7 +383,7 @@ async def test_what_nobody_thought_of_leaves_nothing_unnamed(vhost: Vhost) -> No
         assert sorted(named) == list(range(306))
 
 
-async def test_a_broker_that_answers_no_more(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
 
     def source() -> Iterator[OutgoingMessage]:
@@ -417,7 +416,7 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
             yield letter
 
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="60s") as client:
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         publishing = asyncio.create_task(told(client.publish_many(source(), window=100)))
         async with asyncio.timeout(PATIENCE):
             lost = await connection.lost
@@ -434,14 +433,15 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
     assert all(there[name] <= one.attempts for name, one in known.items())
 
 
-async def test_what_took_too_long_is_told(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
         proxy.on_method[QUEUE_DECLARE] = "deaf"
         known, error = await told(client.publish_many(letters(queue, 3, delay="1s")))
         assert known == {}
         assert error is not None
-        assert "nothing was sent within 0.5 s: what they need on their way was not there yet" in str(error)
+        reason = "the queues and bindings that they need were not declared yet"
+        assert f"nothing was sent within 0.5 s: {reason}" in str(error)
         assert (error.in_doubt, [one.position for one in error.unsent]) == ((), [0, 1, 2])
         proxy.cut()
         proxy.on_method[PUBLISH] = "deaf"
@@ -460,7 +460,7 @@ async def test_what_took_too_long_is_told(vhost: Vhost, proxy: Proxy) -> None:
         assert [one.position for one in error.in_doubt] == [0, 1, 2]
 
 
-async def test_the_client_is_closed_meanwhile(vhost: Vhost, proxy: Proxy) -> None:
+async def test_closing_the_client_leaves_unconfirmed_messages_in_doubt(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.rewrite = _without_confirms
@@ -486,7 +486,9 @@ def _without_confirms(data: bytes) -> bytes:
     return data if start < 0 else data[: start - 3]
 
 
-async def test_what_a_batch_leaves_in_doubt_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
+async def test_every_message_of_the_synchronous_publisher_is_confirmed_in_doubt_or_unsent(
+    vhost: Vhost, proxy: Proxy
+) -> None:
     """All that was put has one fate: confirmed in an earlier flush, in doubt, or unsent."""
     queue = await declared(vhost.url)
     proxy.budget = lambda: 100_000
@@ -511,7 +513,7 @@ async def test_what_a_batch_leaves_in_doubt_without_an_event_loop(vhost: Vhost, 
     assert {f"m{number}" for number in range(positions[0])} <= there.keys()
 
 
-async def test_a_batch_that_cannot_begin_is_named_without_an_event_loop(vhost: Vhost, proxy: Proxy) -> None:
+async def test_the_synchronous_publisher_reports_a_batch_that_cannot_start(vhost: Vhost, proxy: Proxy) -> None:
     """The broker is away when it is its turn."""
     queue = await declared(vhost.url)
 
@@ -538,7 +540,7 @@ async def test_a_batch_that_cannot_begin_is_named_without_an_event_loop(vhost: V
     assert after.confirmed == 5
 
 
-async def test_what_was_known_before_is_in_the_error(vhost: Vhost, proxy: Proxy) -> None:
+async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, proxy: Proxy) -> None:
     """Awaited, nobody was given the outcomes of those that are in no list."""
     queue = await declared(vhost.url)
     more = asyncio.Event()
@@ -571,7 +573,7 @@ async def test_what_was_known_before_is_in_the_error(vhost: Vhost, proxy: Proxy)
     assert (error.report.returned, error.report.confirmed, error.report.total) == (1, 9, 10)
 
 
-async def test_a_broker_that_is_another_after_the_cut(vhost: Vhost, proxy: Proxy) -> None:
+async def test_an_unsupported_broker_after_the_cut_ends_the_bulk_publish(vhost: Vhost, proxy: Proxy) -> None:
     """One of several hosts, say, that is too old: it ends, and says so, rather than to try for ever."""
     queue = await declared(vhost.url)
     rewrite = too_old(vhost)
@@ -613,10 +615,10 @@ async def test_another_host_takes_over(vhost: Vhost, proxy: Proxy) -> None:
     assert (await found(vhost.url, queue)).keys() == known.keys() | {LAST}
 
 
-async def test_a_slow_line_holds_it_back(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_slow_connection_limits_the_write_buffer(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
-        transport: Any = (await client._publisher.connection())._transport
+        transport: Any = (await connection_of(client))._transport
         proxy.rate = 20_000_000
         most = 0
         async for _ in client.publish_many(OutgoingMessage(b"x" * 50_000, to=queue) for _ in range(300)):
@@ -624,7 +626,7 @@ async def test_a_slow_line_holds_it_back(vhost: Vhost, proxy: Proxy) -> None:
     assert 50_000 < most < 2 * WRITE_BUFFER
 
 
-async def test_tls(frail: Frail) -> None:
+async def test_bulk_publishing_works_over_tls(frail: Frail) -> None:
     queue = await declared(frail.url())
     async with bide.connect(frail.url(tls=f"cafile={frail.folder}/ca.pem"), infrastructure=CLOCK) as client:
         assert (await client.publish_many(letters(queue))).confirmed == MESSAGES
@@ -632,7 +634,7 @@ async def test_tls(frail: Frail) -> None:
     assert (await found(frail.url(), queue)).total() == MESSAGES + 1
 
 
-async def test_bodies_over_the_brokers_limit(frail: Frail) -> None:
+async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail) -> None:
     """The broker closes the channel for each of them; all others arrive."""
     queue = await declared(frail.url())
     async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
@@ -647,7 +649,7 @@ async def test_bodies_over_the_brokers_limit(frail: Frail) -> None:
     assert len(await found(frail.url(), queue)) == 998
 
 
-async def test_an_alarm_is_waited_out(frail: Frail) -> None:
+async def test_a_broker_alarm_does_not_count_against_the_timeout(frail: Frail) -> None:
     """However long it takes: the client's time limit is for brokers that say nothing."""
     queue = await declared(frail.url())
     names: list[str] = []
@@ -662,7 +664,7 @@ async def test_an_alarm_is_waited_out(frail: Frail) -> None:
             yield OutgoingMessage(b"", to=queue, message_id=names[-1])
 
     async with bide.connect(f"{frail.url()}?heartbeat=3", infrastructure=CLOCK, timeout="2s") as client:
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
             publishing = asyncio.create_task(told(client.publish_many(source(), window=50)))

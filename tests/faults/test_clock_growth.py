@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from bide.errors import BideError, PublishError
-from tests.broker.receiving import eventually, fresh, ready
+from tests.broker.receiving import connection_of, eventually, fresh, ready
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.support import Vhost
 
 
-async def test_a_stall_does_not_use_up_the_channels(
+async def test_a_stalled_broker_does_not_use_up_the_channels(
     vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What many publishes need again is asked for once, and those that time out leave that running."""
@@ -45,7 +45,7 @@ async def test_a_stall_does_not_use_up_the_channels(
             return all(one is None for one in await asyncio.gather(*(publish(number) for number in range(6))))
 
         await eventually(works)
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         await asyncio.sleep(0.3)
         proxy.stall()
         failed: Counter[str] = Counter()
@@ -57,16 +57,16 @@ async def test_a_stall_does_not_use_up_the_channels(
         proxy.moving.set()
         # It goes on where it was, on the same connection.
         await eventually(works)
-        assert await client._publisher.connection() is connection
+        assert await connection_of(client) is connection
 
 
-async def test_a_shortage_of_channels_is_not_an_error_of_a_publish(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_shortage_of_channels_does_not_fail_a_publish(vhost: Vhost, proxy: Proxy) -> None:
     """Channels that were given up count until the broker has closed them."""
     queue = fresh("q")
     async with bide.connect(proxy.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.publish(b"", to=queue)
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         proxy.stall()
         opening = [asyncio.create_task(connection.channel()) for _ in range(connection.channel_max - 2)]
         await asyncio.sleep(0.1)
@@ -98,7 +98,7 @@ async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node
             await client.publish(b"", to="q", delay="5m")
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
-            connection = await client._publisher.connection()
+            connection = await connection_of(client)
 
             async def there(connection: Connection = connection) -> bool:
                 return await ready(connection, "bide.v1.m5") == 1
@@ -107,19 +107,20 @@ async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node
         broker.delete_vhost(vhost)
 
 
-async def test_a_publish_that_times_out_does_not_stop_what_it_declared(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_publish_timeout_does_not_cancel_its_declarations(vhost: Vhost, proxy: Proxy) -> None:
     queue = fresh("q")
     async with bide.connect(proxy.url, timeout="500ms") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.publish(b"", to=queue)
         proxy.rate = 2_000
-        with pytest.raises(BideError, match=r"not sent within 0\.5 s: what it needs on its way was not there yet"):
+        reason = "the queues and bindings that it needs were not declared yet"
+        with pytest.raises(BideError, match=rf"not sent within 0\.5 s: {reason}"):
             await client.publish(b"", to=queue, delay="1s")
-        session = await client._publisher.session()
+        state = await client._publisher.state()
 
         async def declared() -> bool:
-            return session._applied
+            return state._applied
 
         await eventually(declared)
         proxy.rate = None
-        assert await client._publisher.session() is session
+        assert await client._publisher.state() is state

@@ -40,7 +40,7 @@ def three_nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_deduplicate_handles_no_message_twice_that_moving_leaders_doubled(three_nodes: Cluster) -> None:
+async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(three_nodes: Cluster) -> None:
     recorder = Recorder()
     app = bide.Endpoint("handled", retry=bide.Retry(immediate=0, delays=[]), deduplicate="10m", observers=[recorder])
     handled: Counter[str | None] = Counter()

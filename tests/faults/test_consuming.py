@@ -20,7 +20,7 @@ from bide.errors import (
     DeliveryLostError,
     TargetNotFoundError,
 )
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
 from tests.faults.proxy import CONSUME, Proxy
 from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
@@ -35,20 +35,20 @@ async def filled(url: str, number: int, *, kind: str = "quorum") -> str:
     return queue
 
 
-async def test_a_message_in_hand_at_a_cut_is_lost_to_this_consumer_and_comes_again(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_message_held_at_a_cut_cannot_be_settled_and_is_redelivered(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
     async with bide.connect(proxy.url) as client, asyncio.timeout(PATIENCE), client.consume(queue) as messages:
         message = await anext(messages)
         proxy.cut()
         await eventually(partial(_is_off, messages))
-        with pytest.raises(DeliveryLostError, match="'0' cannot be settled any more: the broker delivers it again"):
+        with pytest.raises(DeliveryLostError, match="'0' can no longer be settled: the broker delivers it again"):
             await message.ack()
         again = await anext(messages)
         assert (again.message_id, again.body, again.redelivered) == ("0", b"0", True)
         await again.ack()
 
 
-async def test_what_was_prefetched_at_a_cut_is_not_handed_out_twice(vhost: Vhost, proxy: Proxy) -> None:
+async def test_prefetched_messages_are_not_delivered_twice_after_a_cut(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 20)
     async with (
         bide.connect(proxy.url) as client,
@@ -83,7 +83,9 @@ async def _has_ready(url: str, queue: str, number: int) -> bool:
 
 
 @pytest.mark.parametrize("where", ["before", "inside", "deaf"])
-async def test_cuts_while_it_subscribes(vhost: Vhost, proxy: Proxy, where: Literal["before", "inside", "deaf"]) -> None:
+async def test_cuts_while_subscribing_are_retried(
+    vhost: Vhost, proxy: Proxy, where: Literal["before", "inside", "deaf"]
+) -> None:
     queue = await filled(vhost.url, 3)
     async with bide.connect(proxy.url) as client, asyncio.timeout(PATIENCE), client.consume(queue) as messages:
         await (await anext(messages)).ack()
@@ -106,7 +108,7 @@ async def test_cuts_while_it_subscribes(vhost: Vhost, proxy: Proxy, where: Liter
     await connection.close()
 
 
-async def test_the_first_subscription_reports_what_is_wrong(vhost: Vhost, proxy: Proxy) -> None:
+async def test_errors_of_the_first_subscription_are_raised(vhost: Vhost, proxy: Proxy) -> None:
     async with bide.connect(proxy.url) as client:
         with pytest.raises(TargetNotFoundError, match=r"'missing'.*declare it first"):
             await anext(client.consume("missing"))
@@ -119,7 +121,7 @@ async def test_the_first_subscription_reports_what_is_wrong(vhost: Vhost, proxy:
         await (await anext(client.consume(queue))).ack()
 
 
-async def test_a_queue_that_is_gone_after_a_cut_is_an_error(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_queue_deleted_during_a_cut_is_an_error(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
     async with bide.connect(proxy.url) as client, client.consume(queue) as messages:
         await anext(messages)
@@ -137,7 +139,7 @@ async def test_a_queue_that_is_gone_after_a_cut_is_an_error(vhost: Vhost, proxy:
                 await waiting
 
 
-async def test_an_exclusive_consumer_waits_for_the_broker_to_forget_the_connection_before(
+async def test_an_exclusive_consumer_waits_until_the_broker_closes_its_old_connection(
     vhost: Vhost, proxy: Proxy
 ) -> None:
     queue = await filled(vhost.url, 2, kind="classic")
@@ -156,7 +158,7 @@ async def test_an_exclusive_consumer_waits_for_the_broker_to_forget_the_connecti
 async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy, sending: bool) -> None:
     queue = await filled(vhost.url, 1)
     async with bide.connect(f"{proxy.url}?heartbeat=1", timeout="60s") as client:
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         await client.publish(b"", to=queue)
         consumer = client.consume(queue, prefetch=1)
         first = await anext(consumer)
@@ -190,7 +192,7 @@ async def test_an_idle_connection_is_kept_by_heartbeats(vhost: Vhost, proxy: Pro
     assert proxy.accepted == 2
 
 
-async def test_a_half_closed_connection_is_a_lost_one(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_half_closed_connection_is_reopened(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
     async with bide.connect(proxy.url) as client, client.consume(queue) as messages:
         message = await anext(messages)
@@ -202,7 +204,7 @@ async def test_a_half_closed_connection_is_a_lost_one(vhost: Vhost, proxy: Proxy
             await client.publish(b"", to=queue)
 
 
-async def test_the_broker_closes_a_connection(vhost: Vhost) -> None:
+async def test_a_connection_closed_by_the_broker_is_reopened(vhost: Vhost) -> None:
     """As an operator does it on the management page, or a node that shuts down."""
     queue = await filled(vhost.url, 2)
     name = fresh("connection")
@@ -225,7 +227,7 @@ async def test_the_broker_closes_a_connection(vhost: Vhost) -> None:
             await client.publish(b"", to=queue)
 
 
-async def test_a_consumer_that_acknowledges_too_late_is_subscribed_again(vhost: Vhost) -> None:
+async def test_a_consumer_whose_channel_is_closed_subscribes_again(vhost: Vhost) -> None:
     """RabbitMQ closes the channel of a consumer that keeps a message too long, as it does after a wrong settlement."""
     queue = await filled(vhost.url, 2)
     async with bide.connect(vhost.url) as client, client.consume(queue, prefetch=1) as messages:
@@ -241,9 +243,7 @@ async def test_a_consumer_that_acknowledges_too_late_is_subscribed_again(vhost: 
 
 
 @pytest.mark.parametrize("how", ["close", "stop", "client"])
-async def test_who_waits_for_a_broker_that_is_away_waits_no_longer_than_the_consumer_is_open(
-    vhost: Vhost, proxy: Proxy, how: str
-) -> None:
+async def test_closing_a_consumer_ends_waiting_for_an_absent_broker(vhost: Vhost, proxy: Proxy, how: str) -> None:
     queue = await filled(vhost.url, 1)
     client = await bide.connect(proxy.url)
     messages = client.consume(queue)
@@ -269,7 +269,7 @@ async def test_who_waits_for_a_broker_that_is_away_waits_no_longer_than_the_cons
     await client.close()
 
 
-async def test_what_comes_while_the_consumer_closes_is_for_others(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_message_delivered_while_the_consumer_closes_is_requeued(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
     async with bide.connect(proxy.url) as client, bide.connect(vhost.url) as other, asyncio.timeout(PATIENCE):
         messages = client.consume(queue)
@@ -285,14 +285,14 @@ async def test_what_comes_while_the_consumer_closes_is_for_others(vhost: Vhost, 
         assert [one.body for one in await receive(other, queue, 1)] == [b"late"]
 
 
-async def test_a_close_that_is_cancelled_leaves_nothing_open(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_cancelled_close_leaves_no_connection_open(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 2)
     client = await bide.connect(proxy.url)
     messages = client.consume(queue)
     first, second = await anext(messages), await anext(messages)
     await first.ack()
     assert second._subscription is not None
-    connections = [second._subscription.channel.connection, await client._publisher.connection()]
+    connections = [second._subscription.channel.connection, await connection_of(client)]
     proxy.stall()
     started = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
@@ -306,7 +306,7 @@ async def test_a_close_that_is_cancelled_leaves_nothing_open(vhost: Vhost, proxy
 
 
 @pytest.mark.parametrize("ending", ["consumer", "stopped consumer", "client"])
-async def test_acknowledgements_just_before_the_end_count(vhost: Vhost, ending: str) -> None:
+async def test_acks_just_before_the_close_are_processed(vhost: Vhost, ending: str) -> None:
     """A quorum queue takes in 32 at a time, and the broker forgets the others of a channel that closes meanwhile."""
     queues = [await filled(vhost.url, 600) for _ in range(4)]
     for queue in queues:

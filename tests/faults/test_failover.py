@@ -18,7 +18,7 @@ from bide.client.failover import moves
 from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, PublishRefusedError
 from bide.messages.outgoing import OutgoingMessage
 from bide.observability.metrics import Metrics
-from tests.broker.receiving import eventually, fresh, receive
+from tests.broker.receiving import connection_of, eventually, fresh, receive
 from tests.faults.conftest import CLOCK, Frail
 from tests.faults.proxy import Proxy, url_of, without_confirms
 from tests.patience import ON_TIME, PATIENCE
@@ -40,7 +40,7 @@ async def prepared(client: bide.Client) -> str:
 
 
 async def address(client: bide.Client) -> str:
-    return (await client._publisher.connection()).address
+    return (await connection_of(client)).address
 
 
 async def fill(client: bide.Client, queue: str) -> None:
@@ -61,7 +61,7 @@ async def test_hosts_are_not_always_tried_in_the_order_of_the_url(hosts: tuple[P
 
 
 @pytest.mark.parametrize("delay", [None, "1s"])
-async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Proxy], delay: str | None) -> None:
+async def test_a_client_leaves_a_node_that_stops(hosts: tuple[Proxy, Proxy], delay: str | None) -> None:
     first, second = hosts
     before = moves.copy()
     registry = CollectorRegistry()
@@ -81,7 +81,7 @@ async def test_a_node_that_stops_does_not_keep_its_client(hosts: tuple[Proxy, Pr
 
 
 @pytest.mark.slow
-async def test_clients_of_a_broken_node_do_not_all_leave_it_at_once(hosts: tuple[Proxy, Proxy]) -> None:
+async def test_clients_leave_a_broken_node_at_different_times(hosts: tuple[Proxy, Proxy]) -> None:
     first, second = hosts
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
@@ -104,7 +104,7 @@ async def test_clients_of_a_broken_node_do_not_all_leave_it_at_once(hosts: tuple
 
 
 @pytest.mark.slow
-async def test_a_client_that_has_left_a_node_does_not_stay_on_the_next_one_that_stops(
+async def test_a_client_leaves_a_second_node_that_stops(
     hosts: tuple[Proxy, Proxy],
 ) -> None:
     first, second = hosts
@@ -114,7 +114,7 @@ async def test_a_client_that_has_left_a_node_does_not_stay_on_the_next_one_that_
         for used, other in (hosts, hosts[::-1]):
             used.stall()
             await client.publish(b"", to=queue)
-            connection = await client._publisher.connection()
+            connection = await connection_of(client)
             assert connection.url == BrokerUrl.parse(url_of(first, second))
             assert connection.address == other.url.rpartition("@")[2].partition("/")[0]
             used.moving.set()
@@ -122,9 +122,7 @@ async def test_a_client_that_has_left_a_node_does_not_stay_on_the_next_one_that_
 
 
 @pytest.mark.slow
-async def test_a_client_of_nodes_that_fail_in_turn_moves_less_and_less_often(
-    hosts: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pauses_between_moves_grow(hosts: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
     pause = 4.0
     for name, value in (("PROBE_AFTER", 0.4), ("PROBE_ANSWER", 1.0), ("LEAVE_AFTER", 0.8), ("FIRST_PAUSE", pause)):
         monkeypatch.setattr(f"bide.client.failover.{name}", value)
@@ -145,7 +143,7 @@ async def test_a_client_of_nodes_that_fail_in_turn_moves_less_and_less_often(
     assert times[2] - times[1] >= pause
 
 
-async def test_a_consumer_does_not_stay_on_a_node_that_its_publisher_has_left(hosts: tuple[Proxy, Proxy]) -> None:
+async def test_a_consumer_leaves_a_node_with_its_publisher(hosts: tuple[Proxy, Proxy]) -> None:
     first, second = hosts
     async with bide.connect(url_of(first, second), infrastructure=CLOCK) as client:
         queue = await prepared(client)
@@ -159,7 +157,7 @@ async def test_a_consumer_does_not_stay_on_a_node_that_its_publisher_has_left(ho
                 await message.ack()
 
 
-async def test_a_publish_on_a_stopped_node_is_in_doubt_and_not_repeated_where_that_was_asked_for(
+async def test_with_on_lost_raise_a_publish_on_a_stopped_node_is_in_doubt(
     hosts: tuple[Proxy, Proxy],
 ) -> None:
     first, second = hosts
@@ -173,7 +171,7 @@ async def test_a_publish_on_a_stopped_node_is_in_doubt_and_not_repeated_where_th
         assert [one.message_id for one in await receive(client, queue, 2)] == ["first", "third"]
 
 
-async def test_a_node_that_confirms_nothing_does_not_keep_its_client_while_another_confirms(
+async def test_a_client_leaves_a_node_without_confirms_for_one_that_confirms(
     hosts: tuple[Proxy, Proxy],
 ) -> None:
     first, second = hosts
@@ -191,7 +189,7 @@ async def test_a_node_that_confirms_nothing_does_not_keep_its_client_while_anoth
     assert moves - before == {"unconfirmed": 1}
 
 
-async def test_a_target_that_refuses_messages_does_not_keep_the_client_on_a_broken_node(
+async def test_a_refusing_target_does_not_keep_a_client_on_a_broken_node(
     hosts: tuple[Proxy, Proxy],
 ) -> None:
     first, second = hosts
@@ -214,7 +212,7 @@ async def test_a_target_that_refuses_messages_does_not_keep_the_client_on_a_brok
     assert moves - before == {"unconfirmed": 1}
 
 
-async def test_a_target_without_a_leader_does_not_keep_the_client_on_a_broken_node(
+async def test_a_target_without_a_leader_does_not_keep_a_client_on_a_broken_node(
     hosts: tuple[Proxy, Proxy], vhost: Vhost
 ) -> None:
     first, second = hosts
@@ -235,7 +233,7 @@ async def test_a_target_without_a_leader_does_not_keep_the_client_on_a_broken_no
         await waiting
 
 
-async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(hosts: tuple[Proxy, Proxy]) -> None:
+async def test_a_bulk_publish_leaves_a_node_without_confirms(hosts: tuple[Proxy, Proxy]) -> None:
     first, second = hosts
     async with bide.connect(f"{url_of(first, second)}&heartbeat=1", infrastructure=CLOCK) as client:
         queue = await prepared(client)
@@ -249,7 +247,7 @@ async def test_a_bulk_publish_does_not_stay_on_a_node_that_confirms_nothing(host
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bulk", [False, True])
-async def test_no_node_is_left_where_none_confirms_anything_and_the_error_names_the_lost_majority(
+async def test_without_confirms_from_any_node_the_error_names_the_lost_majority(
     hosts: tuple[Proxy, Proxy], bulk: bool
 ) -> None:
     first, second = hosts
@@ -286,7 +284,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
         bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client,
     ):
         queue = await prepared(client)
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
 
@@ -303,7 +301,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
         finally:
             await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         assert {one.attempts for one in await asyncio.gather(*publishing)} == {1}
-        assert await client._publisher.connection() is connection
+        assert await connection_of(client) is connection
     assert moves == before
 
 
@@ -321,13 +319,13 @@ async def test_a_single_host_is_not_left(vhost: Vhost, proxy: Proxy) -> None:
 
 
 @pytest.mark.slow
-async def test_a_node_is_not_taken_for_silent_because_all_channels_are_in_use(hosts: tuple[Proxy, Proxy]) -> None:
+async def test_a_node_with_all_channels_in_use_is_not_taken_for_silent(hosts: tuple[Proxy, Proxy]) -> None:
     first, second = hosts
     before = moves.copy()
     url = f"{url_of(first, second)}&heartbeat=60"
     async with bide.connect(url, infrastructure=CLOCK, timeout="12s") as client:
         queue = await prepared(client)
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         connection.channel_max = 5
         opening = await asyncio.gather(*(connection.channel() for _ in range(5)), return_exceptions=True)
         assert any(isinstance(one, BrokerError) for one in opening)
@@ -348,7 +346,7 @@ async def test_a_host_that_was_left_is_not_tried_first(hosts: tuple[Proxy, Proxy
 
 async def test_a_blocked_event_loop_is_not_taken_for_a_silent_broker(vhost: Vhost, proxy: Proxy) -> None:
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK) as client:
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         # The proxy is in the same event loop. (The broker hears nothing meanwhile either, and may give up by itself.)
         time.sleep(3)  # noqa: ASYNC251
         await asyncio.sleep(0.1)

@@ -58,7 +58,7 @@ async def test_a_password_is_not_sent_where_plain_is_not_offered(mechanisms: byt
         assert bytes(received) == codec.PROTOCOL_HEADER
 
 
-async def test_the_reason_of_an_alarm_cannot_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_control_characters_in_the_reason_of_an_alarm_are_escaped(caplog: pytest.LogCaptureFixture) -> None:
     """The broker's connection.blocked."""
     blocked = codec.method(10, 60, codec.short_string("low\x1b[2J\nCRITICAL: all is lost\u202e"))
     caplog.set_level(logging.WARNING)
@@ -71,6 +71,6 @@ async def test_the_reason_of_an_alarm_cannot_forge_a_line(caplog: pytest.LogCapt
         await eventually(blocked_now)
         connection.give_up(AuthenticationError("done"))
     assert connection.blocked_by == "low\\x1b[2J\\nCRITICAL: all is lost\\u202e"
-    assert [one for one in caplog.messages if "takes no publishes" in one] == [
-        f"the broker at {connection.address} takes no publishes: {connection.blocked_by}"
+    assert [one for one in caplog.messages if "blocks publishing" in one] == [
+        f"the broker at {connection.address} blocks publishing: {connection.blocked_by}"
     ]

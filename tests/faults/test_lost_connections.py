@@ -20,7 +20,7 @@ from bide.errors import (
     PublishError,
     PublishInDoubtError,
 )
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
 from tests.faults.cutting import Proxy
 from tests.patience import ON_TIME, PATIENCE
 
@@ -47,7 +47,7 @@ async def declared(url: str) -> str:
     return queue
 
 
-async def test_a_confirm_that_never_came_is_repeated(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_message_without_a_confirm_is_repeated(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.publish(b"first", to=queue)
@@ -69,7 +69,7 @@ async def test_a_confirm_that_never_came_is_repeated(vhost: Vhost, proxy: Proxy)
     assert [message.message_id for message in messages][1:] == ["same", "same"]
 
 
-async def test_a_confirm_that_never_came_is_reported_where_that_was_asked_for(vhost: Vhost, proxy: Proxy) -> None:
+async def test_with_on_lost_raise_a_message_without_a_confirm_is_in_doubt(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
         await client.publish(b"first", to=queue)
@@ -91,7 +91,7 @@ async def test_a_confirm_that_never_came_is_reported_where_that_was_asked_for(vh
         assert (await client.publish(b"third", to=queue)).attempts == 1
 
 
-async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
+async def test_an_absent_broker_fails_the_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.publish(b"first", to=queue)
@@ -106,11 +106,11 @@ async def test_a_broker_that_stays_away_ends_the_publish_in_time(vhost: Vhost, p
         await client.publish(b"fourth", to=queue)
 
 
-async def test_a_broker_that_stays_away_ends_other_calls_in_time(vhost: Vhost, proxy: Proxy) -> None:
+async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: Proxy) -> None:
     topology = bide.Topology(queues=[bide.Queue("q")])
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         await client.declare(topology)
-        lost = (await client._publisher.connection()).lost
+        lost = (await connection_of(client)).lost
         proxy.refusing = True
         proxy.cut()
         await lost
@@ -125,14 +125,14 @@ async def test_a_broker_that_stays_away_ends_other_calls_in_time(vhost: Vhost, p
         async with asyncio.timeout(ON_TIME.total_seconds()):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in outcomes] == [BrokerUnreachableError] * len(calls)
-        assert "was not back within 3 s: see that the broker is up" in str(outcomes[0])
+        assert "was not back within 3 s: check that the broker is running" in str(outcomes[0])
         assert vhost.broker.password not in str(outcomes[0])
         proxy.refusing = False
         assert await client.exists("q")
 
 
 @pytest.mark.parametrize("on_lost", ["repeat", "raise"])
-async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Any) -> None:
+async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy, on_lost: Any) -> None:
     """Every message is confirmed and there, or reported as in doubt; duplicates only among what was sent again."""
     queue = await declared(vhost.url)
     chance = random.Random(7)
@@ -182,7 +182,7 @@ async def test_cuts_at_random_bytes(vhost: Vhost, proxy: Proxy, on_lost: Any) ->
     await connection.close()
 
 
-async def test_consuming_goes_on_and_what_was_not_settled_comes_again(vhost: Vhost, proxy: Proxy) -> None:
+async def test_consuming_continues_and_unsettled_messages_are_redelivered(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.publish(b"one", to=queue, message_id="one")
@@ -210,7 +210,7 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
     assert "silent" in str(error)
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port_is_an_error_that_names_it() -> None:
     with pytest.raises(BrokerUnreachableError, match=r"127\.0\.0\.1:1 .*BIDE_URL"):
         async with bide.connect("amqp://guest:secret@127.0.0.1:1/"):
             pass

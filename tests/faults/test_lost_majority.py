@@ -25,7 +25,7 @@ def nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_a_lost_majority_is_not_called_anything_else(nodes: Cluster) -> None:
+async def test_a_lost_majority_is_named_in_every_error(nodes: Cluster) -> None:
     one, *others = nodes.nodes
     queue = fresh("q")
     async with (

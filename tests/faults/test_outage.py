@@ -10,7 +10,7 @@ import pytest
 
 import bide
 from bide.errors import BideError
-from tests.broker.receiving import fresh
+from tests.broker.receiving import connection_of, fresh
 from tests.faults.cluster import Cluster, Node, cluster
 from tests.support import Rabbitmq
 
@@ -96,7 +96,7 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fa
         one.ended = True
     await asyncio.gather(*tasks)
     gaps = [one.longest_gap for one in publishing]
-    addresses = [(await one.client._publisher.connection()).address for one in publishing]
+    addresses = [(await connection_of(one.client)).address for one in publishing]
     for one in publishing:
         await one.client.close()
     watched = range(6) if nodes.release >= (4, 0) else range(1, 6)

@@ -21,7 +21,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.local_broker.installation import numbers
-from tests.broker.receiving import fresh, receive
+from tests.broker.receiving import connected, fresh, receive
 from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
 from tests.faults.proxy import Proxy
 from tests.patience import PATIENCE
@@ -43,7 +43,7 @@ async def opening(url: str) -> str:
     return f"{kinds}: {caught.value}"
 
 
-async def test_nobody_listens() -> None:
+async def test_a_closed_port_is_an_error_that_names_it() -> None:
     port = free_port()
     said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
     assert said.startswith("BrokerUnreachableError ")
@@ -51,13 +51,13 @@ async def test_nobody_listens() -> None:
     assert "BIDE_URL" in said
 
 
-async def test_an_unknown_host() -> None:
+async def test_an_unknown_host_is_an_error_that_names_it() -> None:
     said = await opening("amqp://guest:secret@no-such-host.invalid/?timeout=5")
     assert said.startswith("BrokerUnreachableError ")
     assert "no-such-host.invalid:5672" in said
 
 
-async def test_somebody_listens_and_says_nothing() -> None:
+async def test_a_silent_server_is_an_error_after_the_timeout() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -69,7 +69,7 @@ async def test_somebody_listens_and_says_nothing() -> None:
     assert "did not answer within 1 s" in said
 
 
-async def test_somebody_else_answers() -> None:
+async def test_a_server_of_another_protocol_is_an_error() -> None:
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(8)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -83,14 +83,14 @@ async def test_somebody_else_answers() -> None:
     assert "not AMQP 0-9-1" in said
 
 
-async def test_the_second_host_answers(vhost: Vhost) -> None:
+async def test_the_second_host_is_tried_when_the_first_is_down(vhost: Vhost) -> None:
     dead = f"127.0.0.1:{free_port()}"
     alive = address(vhost)
     async with bide.connect(vhost.url.replace(alive, f"{dead},{alive}")) as client:
         assert await client.release() >= (3, 10)
 
 
-async def test_a_host_that_refuses_has_the_next_tried(vhost: Vhost, frail: Frail, proxy: Proxy) -> None:
+async def test_the_next_host_is_tried_when_one_refuses(vhost: Vhost, frail: Frail, proxy: Proxy) -> None:
     """One that does not know us, and one that speaks something else; the first time, and when the connection broke."""
 
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,15 +113,15 @@ async def test_a_host_that_refuses_has_the_next_tried(vhost: Vhost, frail: Frail
     assert "; the connection to 127.0.0.1:" in said
 
 
-async def test_a_virtual_host_that_takes_no_more_connections(vhost: Vhost) -> None:
+async def test_a_connection_limit_is_an_error_with_the_way_out(vhost: Vhost) -> None:
     vhost.broker.management.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
     said = await opening(vhost.url)
     assert said.startswith("BrokerError ")
-    assert "takes no more connections" in said
+    assert "accepts no more connections" in said
     assert "raise the limit" in said
 
 
-async def test_wrong_password_and_unknown_user(vhost: Vhost) -> None:
+async def test_a_wrong_password_and_an_unknown_user_are_errors(vhost: Vhost) -> None:
     for user in ("bide", "nobody"):
         said = await opening(f"amqp://{user}:secret@{address(vhost)}/{vhost.name}")
         assert said.startswith("AuthenticationError ")
@@ -129,7 +129,7 @@ async def test_wrong_password_and_unknown_user(vhost: Vhost) -> None:
         assert "check both" in said
 
 
-async def test_unknown_and_closed_virtual_hosts(vhost: Vhost) -> None:
+async def test_unknown_and_forbidden_virtual_hosts_are_errors(vhost: Vhost) -> None:
     said = await opening(vhost.url.replace(f"/{vhost.name}", "/nowhere"))
     assert said.startswith("VirtualHostError ")
     assert "no virtual host 'nowhere'" in said
@@ -145,7 +145,7 @@ async def test_unknown_and_closed_virtual_hosts(vhost: Vhost) -> None:
         await Connection.open(BrokerUrl(hosts=(("127.0.0.1", 1),), vhost="v" * 300))
 
 
-async def test_a_login_that_is_taken_away_is_waited_out(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_revoked_login_is_retried(vhost: Vhost, proxy: Proxy) -> None:
     """A broker that starts again may refuse for a moment what it takes afterwards."""
     vhost.broker.add_user("late", "secret")
     vhost.broker.set_permissions(vhost.name, "late")
@@ -173,7 +173,7 @@ def limited(vhost: Vhost) -> Iterator[str]:
     vhost.broker.delete_user("limited")
 
 
-async def test_no_permission_to_declare(vhost: Vhost, limited: str) -> None:
+async def test_without_configure_permission_only_undelayed_messages_are_sent(vhost: Vhost, limited: str) -> None:
     vhost.broker.set_permissions(vhost.name, "limited", configure="^(?!bide)", write=".*", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("mine")]))
@@ -185,14 +185,15 @@ async def test_no_permission_to_declare(vhost: Vhost, limited: str) -> None:
         await client.publish(b"", to="mine")
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         await administrator.publish(b"", to="mine", delay="1s")
-        await install(await administrator._publisher.connection(), CLOCK)
+        async with connected(vhost.url) as connection:
+            await install(connection, CLOCK)
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         # Where all of the infrastructure is there already, the right to bind a target is enough.
         receipt = await client.publish(b"", to="mine", delay="1s")
         assert receipt.message_id in {one.message_id for one in await receive(client, "mine", 3)}
 
 
-async def test_no_permission_to_write(vhost: Vhost, limited: str) -> None:
+async def test_without_write_permission_the_error_names_the_exchange(vhost: Vhost, limited: str) -> None:
     async with bide.connect(vhost.url, infrastructure=CLOCK) as administrator:
         queue, exchange = fresh("q"), fresh("x")
         await administrator.declare(
@@ -202,7 +203,8 @@ async def test_no_permission_to_write(vhost: Vhost, limited: str) -> None:
                 [bide.Binding(exchange, queue, "#")],
             )
         )
-        await install(await administrator._publisher.connection(), CLOCK)
+        async with connected(vhost.url) as connection:
+            await install(connection, CLOCK)
     vhost.broker.set_permissions(vhost.name, "limited", configure=".*", write=f"^{queue}$", read=".*")
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         with pytest.raises(AccessRefusedError, match=r"'amq\.default' in vhost.*give this user the permission"):
@@ -213,7 +215,7 @@ async def test_no_permission_to_write(vhost: Vhost, limited: str) -> None:
             await client.publish(b"", to=queue, delay="1s")
 
 
-async def test_one_that_may_not_be_written_to_does_not_harm_the_others(vhost: Vhost, limited: str) -> None:
+async def test_a_forbidden_exchange_fails_only_its_own_messages(vhost: Vhost, limited: str) -> None:
     queue = fresh("q")
     async with bide.connect(vhost.url) as administrator:
         await administrator.declare(bide.Topology([bide.Exchange("closed", "fanout")], [bide.Queue.quorum(queue)]))
@@ -230,7 +232,7 @@ async def test_one_that_may_not_be_written_to_does_not_harm_the_others(vhost: Vh
     assert sum(isinstance(one, bide.Receipt) for one in results) == 196
 
 
-async def test_a_routing_key_that_may_not_be_used_is_told_from_the_others(vhost: Vhost, limited: str) -> None:
+async def test_a_forbidden_routing_key_fails_only_its_own_messages(vhost: Vhost, limited: str) -> None:
     """Topic permissions: the broker names the exchange, but only some of the messages to it are to blame."""
     queue = fresh("q")
     async with bide.connect(vhost.url) as administrator:
@@ -256,7 +258,7 @@ async def test_a_routing_key_that_may_not_be_used_is_told_from_the_others(vhost:
     assert sum(isinstance(one, bide.Receipt) for one in results) == 98
 
 
-async def test_no_permission_to_read(vhost: Vhost, limited: str) -> None:
+async def test_without_read_permission_the_error_names_the_queue(vhost: Vhost, limited: str) -> None:
     queue = fresh("q")
     async with bide.connect(vhost.url) as administrator:
         await administrator.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
@@ -266,20 +268,22 @@ async def test_no_permission_to_read(vhost: Vhost, limited: str) -> None:
             await anext(client.consume(queue))
 
 
-async def test_a_release_that_is_too_old(vhost: Vhost, proxy: Proxy, release: tuple[int, ...]) -> None:
+async def test_an_old_release_is_refused(vhost: Vhost, proxy: Proxy, release: tuple[int, ...]) -> None:
     proxy.rewrite = too_old(vhost)
     with pytest.raises(UnsupportedBrokerError, match=r"RabbitMQ 3\.9\.[0-9]+, older than 3\.10: upgrade it"):
         await bide.connect(proxy.url)
     assert release >= (3, 10)
 
 
-async def test_another_product(vhost: Vhost, proxy: Proxy) -> None:
+async def test_a_broker_other_than_rabbitmq_is_refused(vhost: Vhost, proxy: Proxy) -> None:
     proxy.rewrite = lambda data: data.replace(b"RabbitMQ", b"LavinMQ!", 1)
     with pytest.raises(UnsupportedBrokerError, match="is LavinMQ!, not RabbitMQ"):
         await bide.connect(proxy.url)
 
 
-async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: bide.local_broker.LocalBroker) -> None:
+async def test_disabled_streams_fail_only_delayed_messages_and_taps(
+    rabbitmq: Rabbitmq, broker: bide.local_broker.LocalBroker
+) -> None:
     if numbers(broker.release) >= (4, 0):
         # There they cannot be switched off any more: the first delayed publish asks for nothing.
         async with bide.connect(broker.add_vhost("streams"), infrastructure=CLOCK) as client:
@@ -307,7 +311,7 @@ async def test_streams_switched_off(rabbitmq: Rabbitmq, broker: bide.local_broke
 
 
 @pytest.mark.parametrize("mandatory", [True, False])
-async def test_a_body_over_the_brokers_limit(frail: Frail, mandatory: bool) -> None:
+async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail, mandatory: bool) -> None:
     """The broker answers one with the closing of the channel; the others on it go through."""
     queue = fresh("q")
     async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
@@ -326,9 +330,10 @@ async def test_a_body_over_the_brokers_limit(frail: Frail, mandatory: bool) -> N
             30: bide.errors.MessageTooLargeError,
             60: bide.errors.MessageTooLargeError,
         }
-        assert f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}: send less" in str(failed[30])
+        limit = f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}"
+        assert f"{limit}: send a smaller body" in str(failed[30])
         # Now that the limit is known, nothing is sent that is over it.
-        channel = client._publisher._session._channel  # type: ignore[union-attr]
+        channel = client._publisher._state._channel  # type: ignore[union-attr]
         with pytest.raises(bide.errors.MessageTooLargeError, match=str(BODY_LIMIT)):
             await client.publish(b"x" * (BODY_LIMIT + 1), to=queue, delay="1s")
         assert channel is not None
@@ -345,7 +350,7 @@ async def test_a_body_over_the_brokers_limit(frail: Frail, mandatory: bool) -> N
     assert arrived.isdisjoint({"30", "60"})
 
 
-async def test_a_user_id_that_is_not_ours_is_told_from_the_others(vhost: Vhost) -> None:
+async def test_a_foreign_user_id_fails_only_its_own_messages(vhost: Vhost) -> None:
     """Of this the broker does not say which message it means."""
     queue = fresh("q")
     async with bide.connect(vhost.url) as client:
@@ -366,7 +371,7 @@ async def test_a_user_id_that_is_not_ours_is_told_from_the_others(vhost: Vhost) 
     assert not any(isinstance(one, ConnectionLostError | ProtocolError) for one in failed.values())
 
 
-async def test_a_missing_infrastructure_that_may_not_be_declared(vhost: Vhost) -> None:
+async def test_a_missing_infrastructure_without_declare_is_an_error(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=CLOCK, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         with pytest.raises(

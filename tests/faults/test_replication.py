@@ -37,7 +37,7 @@ def commands(finding: Finding) -> list[list[str]]:
 
 
 @pytest.mark.long
-async def test_queues_that_stay_on_one_node_do_not_pass_verify(nodes: list[Node]) -> None:
+async def test_verify_reports_queues_without_replicas(nodes: list[Node]) -> None:
     one, two, three = nodes
     one.rabbitmqctl("add_vhost", VHOST)
     one.rabbitmqctl("set_permissions", "--vhost", VHOST, USER, ".*", ".*", ".*")

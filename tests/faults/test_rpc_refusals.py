@@ -46,7 +46,7 @@ class Server:
 
 
 @pytest.mark.parametrize("replies", ["direct", "instance", "ephemeral"])
-async def test_a_request_over_the_brokers_limit(frail: Frail, replies: Replies) -> None:
+async def test_a_request_over_the_limit_of_the_broker_fails(frail: Frail, replies: Replies) -> None:
     server = Server()
     async with (
         bide.connect(frail.url()) as client,
@@ -61,7 +61,7 @@ async def test_a_request_over_the_brokers_limit(frail: Frail, replies: Replies) 
             assert not waiting.done()
             waiting.cancel()
         else:
-            with pytest.raises(ReplyLostError, match=r"way back for the reply is gone .*larger than"):
+            with pytest.raises(ReplyLostError, match=r"reply cannot arrive any more .*larger than"):
                 await waiting
         await asyncio.wait({waiting})
         # Now that the limit is known, another does no harm any more.
@@ -74,7 +74,7 @@ async def test_a_request_over_the_brokers_limit(frail: Frail, replies: Replies) 
         await asyncio.wait({again})
 
 
-async def test_a_refusal_that_names_nothing_is_for_the_only_request(
+async def test_a_refusal_without_a_name_belongs_to_the_only_request(
     vhost: Vhost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what a caller can give, the broker has nothing to refuse so: the user's name is put there by hand."""
@@ -96,7 +96,7 @@ async def test_a_refusal_that_names_nothing_is_for_the_only_request(
         assert (await caller.call("after", to=queue)).body == b"after"
 
 
-async def test_many_at_once_of_which_one_is_refused(vhost: Vhost) -> None:
+async def test_one_refused_request_of_many_gets_its_own_error(vhost: Vhost) -> None:
     vhost.broker.add_user("caller", "secret")
     vhost.broker.set_permissions(vhost.name, "caller", configure="^$", write=r"^amq\.default$", read=".*")
     url = vhost.broker.vhost_url(vhost.name, user="caller", password="secret")

@@ -40,9 +40,7 @@ def stall(proxy: Proxy) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=3 * STALL + 0.37)
 
 
-async def test_a_due_time_is_not_missed_by_the_time_that_a_declaration_took(
-    vhost: Vhost, proxy: Proxy, client: bide.Client
-) -> None:
+async def test_a_slow_declaration_does_not_delay_a_due_time(vhost: Vhost, proxy: Proxy, client: bide.Client) -> None:
     due = stall(proxy)
     receipts = await asyncio.gather(*(client.publish(b"", to="q", deliver_at=due) for _ in range(3)))
     assert [receipt.attempts for receipt in receipts] == [1] * 3
@@ -51,7 +49,7 @@ async def test_a_due_time_is_not_missed_by_the_time_that_a_declaration_took(
         assert timedelta(0) <= message.lateness < LATENESS
 
 
-async def test_a_bulk_is_not_late_by_the_time_that_a_declaration_took(
+async def test_a_slow_declaration_does_not_delay_a_bulk_publish(
     vhost: Vhost, proxy: Proxy, client: bide.Client
 ) -> None:
     async def letters() -> AsyncIterator[bide.OutgoingMessage]:
@@ -66,7 +64,7 @@ async def test_a_bulk_is_not_late_by_the_time_that_a_declaration_took(
     assert timedelta(0) <= message.lateness < LATENESS
 
 
-async def test_declarations_that_are_slow_each_time_do_not_keep_a_message_from_being_sent(
+async def test_repeated_slow_declarations_do_not_prevent_a_publish(
     vhost: Vhost, proxy: Proxy, client: bide.Client
 ) -> None:
     proxy.lag = 0.15

@@ -47,7 +47,7 @@ def secured(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield Secured(broker=broker, port=port, authority=authority, folder=folder)
 
 
-async def test_a_certificate_is_not_left_unchecked_silently(
+async def test_an_unverified_certificate_is_logged_once(
     secured: Secured, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exposure, "_warned", set())
@@ -58,7 +58,7 @@ async def test_a_certificate_is_not_left_unchecked_silently(
     assert "is not checked" in said
 
 
-async def test_a_stream_over_tls(secured: Secured) -> None:
+async def test_a_stream_is_read_over_tls(secured: Secured) -> None:
     body = b"x" * 90_000
     async with bide.connect(secured.broker.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue("s", arguments={"x-queue-type": "stream"})]))
@@ -76,13 +76,13 @@ async def test_a_stream_over_tls(secured: Secured) -> None:
     assert found == [body] * 30
 
 
-async def test_a_broker_that_is_not_to_be_trusted(secured: Secured, tmp_path: Path) -> None:
+async def test_an_untrusted_broker_is_refused(secured: Secured, tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "wrong.pem"))
-    with pytest.raises(TlsError, match=r"not to be trusted .*cafile="):
+    with pytest.raises(TlsError, match=r"not trusted .*cafile="):
         secured.address(cafile=tmp_path / "wrong.pem").connect()
 
 
-async def test_tls_to_a_plain_port_and_the_other_way_round(secured: Secured) -> None:
+async def test_mixing_tls_and_plain_ports_is_an_error(secured: Secured) -> None:
     plain = stream_port(secured.broker)
     with pytest.raises(BrokerUnreachableError):
         Address(url=secured.address().url, port=plain).connect()
@@ -90,7 +90,7 @@ async def test_tls_to_a_plain_port_and_the_other_way_round(secured: Secured) -> 
         Address.of(f"{secured.broker.url}?timeout=2", secured.port).connect()
 
 
-async def test_a_login_by_certificate(secured: Secured, tmp_path: Path) -> None:
+async def test_a_certificate_can_be_the_login(secured: Secured, tmp_path: Path) -> None:
     certificate = secured.authority.issue_cert("reader", common_name="reader", key_type=trustme.KeyType.RSA)
     certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
     certificate.private_key_pem.write_to_path(str(tmp_path / "client.key"))

@@ -46,7 +46,7 @@ def nothing(number: int, message: SyncMessage) -> None:
     """Do nothing with it."""
 
 
-async def test_each_comes_once_and_in_order_and_what_was_not_handed_out_goes_back(vhost: Vhost) -> None:
+async def test_messages_arrive_once_in_order_and_the_rest_is_requeued(vhost: Vhost) -> None:
     queue = await filled(vhost.url, 500)
     first = await asyncio.to_thread(received, vhost.url, queue, 250, nothing)
     assert first == [str(one) for one in range(250)]
@@ -61,7 +61,7 @@ async def test_each_comes_once_and_in_order_and_what_was_not_handed_out_goes_bac
     assert await asyncio.to_thread(received, vhost.url, queue, 250, nothing) == [str(one) for one in range(250, 500)]
 
 
-async def test_what_was_lost_meanwhile_is_not_handed_out(vhost: Vhost, proxy: Proxy) -> None:
+async def test_messages_lost_at_a_cut_are_not_handed_out(vhost: Vhost, proxy: Proxy) -> None:
     """Others are there already when the connection breaks: they come again, and so does the one in hand."""
     queue = await filled(vhost.url, 40)
     loop = asyncio.get_running_loop()

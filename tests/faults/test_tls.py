@@ -21,7 +21,7 @@ def written(authority: trustme.CA, folder: Path, name: str) -> Path:
     return path
 
 
-async def test_a_trusted_broker(frail: Frail, tmp_path: Path) -> None:
+async def test_publishing_and_consuming_work_over_tls(frail: Frail, tmp_path: Path) -> None:
     trusted = written(frail.authority, tmp_path, "right")
     async with bide.connect(frail.url(tls=f"cafile={trusted}"), infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("tls")]))
@@ -34,19 +34,19 @@ async def test_a_trusted_broker(frail: Frail, tmp_path: Path) -> None:
                 await message.ack()
 
 
-async def test_an_authority_that_did_not_sign(frail: Frail, tmp_path: Path) -> None:
+async def test_another_authority_is_refused(frail: Frail, tmp_path: Path) -> None:
     wrong = written(trustme.CA(), tmp_path, "wrong")
-    with pytest.raises(TlsError, match=r"certificate is not to be trusted .*cafile=") as caught:
+    with pytest.raises(TlsError, match=r"certificate is not trusted .*cafile=") as caught:
         await bide.connect(frail.url(tls=f"cafile={wrong}"))
     assert frail.broker.password not in str(caught.value)
     # Nor do the authorities of this system know it.
-    with pytest.raises(TlsError, match="not to be trusted"):
+    with pytest.raises(TlsError, match="not trusted"):
         await bide.connect(frail.url(tls=""))
     client = await bide.connect(frail.url(tls="verify=false"))
     await client.close()
 
 
-async def test_a_certificate_is_not_left_unchecked_silently(
+async def test_an_unverified_certificate_is_logged_once(
     frail: Frail, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exposure, "_warned", set())
@@ -58,28 +58,28 @@ async def test_a_certificate_is_not_left_unchecked_silently(
     assert frail.broker.password not in caplog.text
 
 
-async def test_a_name_that_is_not_in_the_certificate(frail: Frail, tmp_path: Path) -> None:
+async def test_a_host_name_missing_in_the_certificate_is_refused(frail: Frail, tmp_path: Path) -> None:
     trusted = written(frail.authority, tmp_path, "right")
     # An old way to write 127.0.0.1: the address is right, the name is not.
     url = frail.url(tls=f"cafile={trusted}").replace("@127.0.0.1:", "@127.1:")
-    with pytest.raises(TlsError, match=r"not to be trusted .*127\.1"):
+    with pytest.raises(TlsError, match=r"not trusted .*127\.1"):
         await bide.connect(url)
 
 
-async def test_tls_to_a_plain_port(frail: Frail, tmp_path: Path) -> None:
+async def test_tls_to_a_plain_port_is_an_error(frail: Frail, tmp_path: Path) -> None:
     trusted = written(frail.authority, tmp_path, "right")
     plain = frail.url().replace("amqp://", "amqps://") + f"?cafile={trusted}&timeout=5"
     with pytest.raises(BrokerUnreachableError, match=r"amqp://|TLS"):
         await bide.connect(plain)
 
 
-async def test_plain_to_a_tls_port(frail: Frail) -> None:
+async def test_plain_to_a_tls_port_is_an_error(frail: Frail) -> None:
     url = frail.url(tls="timeout=5").replace("amqps://", "amqp://")
     with pytest.raises(BrokerUnreachableError, match="amqps://"):
         await bide.connect(url)
 
 
-async def test_files_that_are_not_there(frail: Frail, tmp_path: Path) -> None:
+async def test_missing_certificate_files_are_errors(frail: Frail, tmp_path: Path) -> None:
     with pytest.raises(InvalidUrlError, match=r"missing\.pem"):
         await bide.connect(frail.url(tls=f"cafile={tmp_path}/missing.pem"))
     with pytest.raises(InvalidUrlError, match=r"missing\.pem"):
@@ -96,7 +96,7 @@ def identity(frail: Frail, tmp_path: Path) -> str:
     return f"cafile={trusted}&certfile={tmp_path}/client.pem&keyfile={tmp_path}/client.key&auth=external"
 
 
-async def test_a_login_by_certificate(frail: Frail, identity: str) -> None:
+async def test_a_certificate_can_be_the_login(frail: Frail, identity: str) -> None:
     with pytest.raises(AuthenticationError, match="certificate"):
         await bide.connect(frail.url(tls=identity))
     frail.broker.add_user("dispatcher", "never-used")
@@ -108,15 +108,15 @@ async def test_a_login_by_certificate(frail: Frail, identity: str) -> None:
         assert (await anext(client.consume("by-certificate"))).user_id == "dispatcher"
 
 
-async def test_a_certificate_that_the_broker_does_not_trust(frail: Frail, identity: str, tmp_path: Path) -> None:
+async def test_an_untrusted_client_certificate_is_an_error(frail: Frail, identity: str, tmp_path: Path) -> None:
     stranger = trustme.CA().issue_cert("dispatcher", common_name="dispatcher")
     stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
     stranger.private_key_pem.write_to_path(str(tmp_path / "client.key"))
-    with pytest.raises(TlsError, match=r"does not accept our certificate .*certfile="):
+    with pytest.raises(TlsError, match=r"does not accept the client certificate .*certfile="):
         await bide.connect(frail.url(tls=identity))
 
 
-async def test_a_login_by_certificate_without_one(frail: Frail, tmp_path: Path) -> None:
+async def test_external_login_without_a_certificate_is_an_error(frail: Frail, tmp_path: Path) -> None:
     trusted = written(frail.authority, tmp_path, "right")
     with pytest.raises(AuthenticationError, match="certificate"):
         await bide.connect(frail.url(tls=f"cafile={trusted}&auth=external"))

@@ -48,9 +48,7 @@ async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
         yield client
 
 
-async def test_a_queue_that_cannot_be_reached_for_a_moment_is_not_said_to_be_missing(
-    vhost: Vhost, client: bide.Client
-) -> None:
+async def test_a_temporarily_unavailable_queue_is_not_reported_as_missing(vhost: Vhost, client: bide.Client) -> None:
     async with unreachable(vhost, SLOW):
         asking = asyncio.create_task(client.exists(SLOW))
         publishing = asyncio.create_task(client.publish(b"", to=SLOW, delay="50ms", isolated=True))
@@ -63,9 +61,7 @@ async def test_a_queue_that_cannot_be_reached_for_a_moment_is_not_said_to_be_mis
     assert not await client.exists("missing")
 
 
-async def test_a_target_that_cannot_be_reached_does_not_hold_up_the_first_messages_to_others(
-    vhost: Vhost, client: bide.Client
-) -> None:
+async def test_an_unavailable_target_does_not_delay_messages_to_others(vhost: Vhost, client: bide.Client) -> None:
     async with unreachable(vhost, SLOW):
         slow = asyncio.create_task(client.publish(b"", to=SLOW, delay="50ms", isolated=True))
         await asyncio.sleep(0.5)
@@ -76,7 +72,7 @@ async def test_a_target_that_cannot_be_reached_does_not_hold_up_the_first_messag
         await receive(client, name, 1)
 
 
-async def test_a_target_that_cannot_be_reached_does_not_hold_up_a_bulk(vhost: Vhost, client: bide.Client) -> None:
+async def test_an_unavailable_target_does_not_delay_a_bulk_publish(vhost: Vhost, client: bide.Client) -> None:
     letters = [
         bide.OutgoingMessage(str(number), to=name, delay="50ms", isolated=True)
         for number in range(100)

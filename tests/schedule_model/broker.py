@@ -88,8 +88,9 @@ class World:
         self.rng = random.Random(seed)
         self.fault = fault
         self.now = 1_000_000
-        self.retention, self.chunk_entries = self.rng.choice([(150, 40), (200, 40), (400, 4)])
+        self.retention, self.chunk_entries = self.rng.choice([(150, 40), (240, 40), (400, 4)])
         self.crashes = self.rng.choice([0.005, 0.005, 0.015])
+        self.crashes_in_carry = self.rng.choice([0, 0, 0.7])
         self.log: list[Stored] = []
         self.history: list[tuple[str, bytes]] = []
         self.next_offset = 0

@@ -189,6 +189,8 @@ class Gate:
             return
         if self.chunks:
             self.publish(self.chunks.pop(0))
+            if self.w.rng.random() < self.w.crashes_in_carry:
+                self.crash()
             return
         if self.w.now - max([self.fenced_at, *self.beats.values()]) > FRESH // 2:
             self.beat()

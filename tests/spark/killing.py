@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 import bide
-from bide.amqp.connection import Connection
+from tests.broker.receiving import connection_of, ready
 from tests.patience import PATIENCE
 from tests.soak import processes
 
@@ -93,11 +93,7 @@ class Counter:
         return self._client.wait_for(self._count())
 
     async def _count(self) -> int:
-        connection: Connection = await self._client.client._publisher.connection()
-        channel = await connection.channel()
-        reply = await channel.declare_queue(bide.Queue(self._queue), passive=True)
-        await channel.close()
-        return int(reply.message_count)
+        return await ready(await connection_of(self._client.client), self._queue)
 
     def close(self) -> None:
         """Close the connection."""

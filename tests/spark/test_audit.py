@@ -111,7 +111,7 @@ def with_client(url: str, infrastructure: Any, work: Callable[[bide.Client], Awa
 
 
 @pytest.mark.slow
-def test_rounds_follow_what_happens(audited: Audited) -> None:
+def test_each_round_adds_new_facts(audited: Audited) -> None:
     """Scheduled, delivered, and dealt with by an endpoint, with a round after each."""
 
     async def schedule(client: bide.Client) -> None:
@@ -132,6 +132,8 @@ def test_rounds_follow_what_happens(audited: Audited) -> None:
 
     with_client(audited.url, CLOCK, finish)
     third = audited.run()
+    assert third.undecodable == 0
+    assert not (audited.place / "undecodable").exists()
     # Two retries passed the clock as well.
     assert (third.rows["scheduled"], second.rows["delivered"] + third.rows["delivered"]) == (3, 152)
     assert (third.rows["processed"], third.rows["failed"], third.pending, third.overdue) == (149, 3, 1, 0)
@@ -211,12 +213,10 @@ def put_what_is_odd(audited: Audited) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.slow
-def test_what_cannot_be_decoded_does_not_stop_an_audit(
+def test_undecodable_messages_do_not_stop_an_audit(
     audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the tables, in what the commands print, and in the report; and the rounds go on."""
-    assert audited.run().undecodable == 0
-    assert not (audited.place / "undecodable").exists()
     odd = put_what_is_odd(audited)
     done = audited.run()
     assert dict(done.rows) == {"scheduled": 1, "delivered": 1, "processed": 1, "failed": 0}
@@ -247,7 +247,7 @@ def test_what_cannot_be_decoded_does_not_stop_an_audit(
 
 
 @pytest.mark.slow
-def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+def test_nservicebus_and_celery_are_audited_without_bide(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """A broker where nothing of bide publishes."""
     net, celery = bide.NServiceBus(), bide.Celery()
     taps = [taps_of(one).topology(Retention()) for one in (net, celery)]
@@ -301,8 +301,11 @@ def test_only_nservicebus_and_celery(spark: SparkSession, vhost: Vhost, tmp_path
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_one_row_wherever_a_message_comes_from_and_goes(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+def test_a_message_from_dotnet_parked_and_retried_has_one_row(
+    spark: SparkSession, vhost: Vhost, tmp_path: Path
+) -> None:
     """A .NET endpoint sent it days before it is due, one of ours parks it, and an operator sends it back."""
     net = bide.NServiceBus(routing="direct")
     queues = Topology(queues=[Queue.quorum("Shop.Orders"), Queue.quorum("errors"), Queue(EVENTS, arguments=STREAM)])
@@ -347,14 +350,14 @@ def test_one_row_wherever_a_message_comes_from_and_goes(spark: SparkSession, vho
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_interrupted_before_its_note_is_replaced(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch comes again, and takes the place of the first attempt."""
 
     async def schedule(client: bide.Client) -> None:
         await asyncio.gather(*(client.publish(b"1", to="orders", delay="100ms") for _ in range(250)))
 
     with_client(audited.url, CLOCK, schedule)
-    note, left = Folder.note, [2]
+    note, left = Folder.add_note, [2]
 
     def fail(self: Folder, what: Note) -> None:
         left[0] -= what.name.startswith("scheduled")
@@ -362,11 +365,11 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
             raise OSError("no space left")
         note(self, what)
 
-    monkeypatch.setattr(Folder, "note", fail)
+    monkeypatch.setattr(Folder, "add_note", fail)
     with pytest.raises(Exception, match="no space left"):
         audited.run()
     assert audited.table("scheduled").count() == 200, "of two batches, one of which is not done"
-    monkeypatch.setattr(Folder, "note", note)
+    monkeypatch.setattr(Folder, "add_note", note)
     done = audited.run()
     assert done.rows["scheduled"] == 250, "those of the first run, which did not come to use them, as well"
     stored = audited.table("scheduled")
@@ -376,7 +379,7 @@ def test_what_is_interrupted_between_facts_and_note(audited: Audited, monkeypatc
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_audit_is_continued(audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while facts are written, and the same command again."""
     number = 300
 
@@ -393,7 +396,7 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
     with started([sys.executable, "-m", "bide", *command, *LOCAL]) as program:
         program.wait_until(lambda: len(audited.folder.notes()) >= 2, "two batches were noted")
         program.kill()
-    before = audited.folder.noted()
+    before = audited.folder.noted_rows()
     assert 0 < before < 2 * number
 
     assert cli.run(command) == 0
@@ -413,7 +416,7 @@ def test_a_run_that_is_killed_goes_on(audited: Audited, capsys: pytest.CaptureFi
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
+def test_sigterm_ends_an_audit_after_its_round(audited: Audited, tmp_path: Path) -> None:
     """SIGTERM lets the round that is under way come to its end."""
     command = [
         *("pipeline", "audit", "--every", "1s", "--into", str(audited.place), "--json"),
@@ -435,7 +438,7 @@ def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
         tell("second")
         program.wait_until(lambda: sum(found()) == 2, "a later round found the second")
         tell("third")
-        program.wait_until(lambda: audited.folder.noted() == 1, "a round is working on the third")
+        program.wait_until(lambda: audited.folder.noted_rows() == 1, "a round is working on the third")
         assert program.end() == 128 + signal.SIGTERM
     assert found()[-1] == 1
     assert sum(found()) == 3
@@ -446,7 +449,9 @@ def test_rounds_until_it_is_ended(audited: Audited, tmp_path: Path) -> None:
     assert audited.run().rows["processed"] == 0, "nobody has the lock, and nothing is left to read"
 
 
-def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_missing_streams_bad_options_and_locks(
+    vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = ("--into", str(tmp_path / "new"), "--url", vhost.url, "--stream-port", str(stream_port(vhost.broker)))
     assert cli.run(["pipeline", "audit", "--once", *where]) == 1
     assert "there is nothing to audit: neither the streams of taps (bide.v1.tap.scheduled, " in capsys.readouterr().err
@@ -462,9 +467,9 @@ def test_what_the_command_says(vhost: Vhost, tmp_path: Path, capsys: pytest.Capt
                     "--stream-port", port]) == 1  # fmt: skip
     assert "there is no events stream 'nope' on this virtual host" in capsys.readouterr().err
     assert cli.run(["pipeline", "audit", "--once", *where, "--events", "told", "--layout", "celery"]) == 1
-    assert "there are no streams of taps of the layout celery on this virtual host: run 'bide tap on'" in (
+    assert "the layout celery has no streams of taps on this virtual host: run 'bide tap on'" in (
         capsys.readouterr().err
     )
     (tmp_path / "mine.txt").write_text("x")
     assert cli.run(["pipeline", "audit", "--once", *where[2:], "--into", str(tmp_path)]) == 2
-    assert "has things that are no audit" in capsys.readouterr().err
+    assert "contains other files than an audit" in capsys.readouterr().err

@@ -94,7 +94,7 @@ def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str]
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_round_touches_what_is_new_whatever_the_history(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_round_reads_only_new_facts_and_their_messages(spark: SparkSession, tmp_path: Path) -> None:
     """After one round and after two, on the same day and on others: only messages that are told of again are looked at.
 
     The increment has facts of new messages, and of half the messages of the round before.
@@ -143,9 +143,9 @@ def _place(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def test_many_batches_become_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is counted twice, wherever that was interrupted."""
-    monkeypatch.setattr("bide.pipelines.audit.refresh.MOST_BATCHES", 2)
+    monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 2)
     folder = Folder(str(tmp_path))
     folder.begin()
     for batch in range(3):
@@ -188,7 +188,7 @@ def test_many_batches_become_one(spark: SparkSession, tmp_path: Path, monkeypatc
     assert {table: rows(table) for table in facts.SCHEMAS} == before
 
 
-def test_time_alone_makes_messages_overdue(spark: SparkSession, tmp_path: Path) -> None:
+def test_messages_become_overdue_without_new_facts(spark: SparkSession, tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     folder.begin()
     stories(spark, folder, {TODAY}, 0)
@@ -269,11 +269,11 @@ def tables_of(spark: SparkSession, folder: Folder) -> dict[str, list[Any]]:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20 if SOAK else 1))
-def test_rounds_and_one_round_come_to_the_same(
+def test_several_rounds_and_one_round_give_the_same_tables(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """However the facts are divided, with interruptions, and with small batches being put together."""
-    monkeypatch.setattr("bide.pipelines.audit.refresh.MOST_BATCHES", 1)
+    monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 1)
     chance = random.Random(seed)
     lives = Lives(chance, 60).facts
     whole = Folder(str(tmp_path / "whole"))
@@ -308,7 +308,7 @@ def test_rounds_and_one_round_come_to_the_same(
     assert tables_of(spark, folder) == tables_of(spark, whole)
 
 
-def test_what_a_kill_leaves_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_interrupted_commit_is_repaired(spark: SparkSession, tmp_path: Path) -> None:
     """Spark deletes each folder before it puts the new one in its place, and bide deletes batches that were joined.
 
     The states in between are made by hand.
@@ -339,26 +339,26 @@ def test_what_a_kill_leaves_of_a_commit(spark: SparkSession, tmp_path: Path) -> 
     assert sum(row["count"] for row in folder.read(spark, "lateness", tables.LATENESS).collect()) == 4
 
 
-def test_notes_are_counted_while_they_are_struck_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_can_be_counted_while_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As progress counts them, in a thread of its own, at the end of a round."""
     folder = Folder(str(tmp_path))
     folder.begin()
     notes = [Note(name=f"events-{number}", rows={"processed": 2}, days=(TODAY,)) for number in range(3)]
     for note in notes:
-        folder.note(note)
-    assert (folder.noted(), folder.notes()) == (6, notes)
+        folder.add_note(note)
+    assert (folder.noted_rows(), folder.notes()) == (6, notes)
     listed = Folder._entries
 
-    def strike_out(self: Folder, path: str) -> list[str]:
+    def delete_notes(self: Folder, path: str) -> list[str]:
         found = listed(self, path)
-        self.strike_out(notes[:1])
+        self.delete_notes(notes[:1])
         return found
 
-    monkeypatch.setattr(Folder, "_entries", strike_out)
-    assert folder.noted() == 4
+    monkeypatch.setattr(Folder, "_entries", delete_notes)
+    assert folder.noted_rows() == 4
 
 
-def test_a_path_is_of_this_machine_whatever_spark_takes_it_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_means_the_local_file_system(spark: SparkSession, tmp_path: Path) -> None:
     """Spark and Arrow look into the same folder, where Spark's default file system is a cluster's."""
     elsewhere = spark.newSession()
     elsewhere.conf.set("spark.sql.shuffle.partitions", "2")
@@ -373,9 +373,9 @@ def test_a_path_is_of_this_machine_whatever_spark_takes_it_for(spark: SparkSessi
     assert {"messages", "scheduled"} <= {one.name for one in Path(folder.place).iterdir()}
 
 
-def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_foreign_folders_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
-    with pytest.raises(InvalidInputError, match="has things that are no audit: name another folder"):
+    with pytest.raises(InvalidInputError, match="contains other files than an audit: name another folder"):
         Folder(str(tmp_path)).begin()
     with pytest.raises(InvalidInputError, match="cannot be used"):
         Folder("nothing://here")
@@ -384,24 +384,24 @@ def test_folders_of_others(spark: SparkSession, tmp_path: Path) -> None:
     own.begin()
     head = tmp_path / "own" / "_state" / "audit.json"
     head.write_text('{"version": 1}')
-    with pytest.raises(InvalidInputError, match="an audit of version 1, and this bide writes 2"):
+    with pytest.raises(InvalidInputError, match="an audit of version 1, but this bide writes version 2"):
         own.begin()
 
 
-def test_a_folder_that_was_being_begun(tmp_path: Path) -> None:
+def test_an_incomplete_new_folder_can_be_started_again(tmp_path: Path) -> None:
     """A kill then leaves one that is none yet, and is nobody else's."""
     folder = Folder(str(tmp_path))
     with folder.lock():
         (tmp_path / "_state" / "audit.json.new").write_text('{"ver')
         with pytest.raises(FolderInUseError, match="is in use by the process "):
             Folder(str(tmp_path)).begin()
-    with pytest.raises(InvalidInputError, match="is not of an audit"):
+    with pytest.raises(InvalidInputError, match="has no audit: name"):
         folder.check()
     folder.begin()
     folder.check()
     others = tmp_path / "others" / "_state"
     others.mkdir(parents=True)
     (others / "mine.txt").touch()
-    with pytest.raises(InvalidInputError, match="has things that are no audit"):
+    with pytest.raises(InvalidInputError, match="contains other files than an audit"):
         Folder(str(others.parent)).begin()
     assert [one.name for one in others.iterdir()] == ["mine.txt"], "nothing is written there"

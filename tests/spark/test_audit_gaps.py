@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from bide.cli import app as cli
-from bide.cli.pipeline.audit import own_words
+from bide.cli.pipeline.audit import with_command_options
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint.events import EVENTS
 from bide.errors import InvalidOptionError
@@ -83,14 +83,14 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     # Not a message is missing, but nobody can know that.
     audit.turn_taps_off("--layout", "celery")
     said = audit.run(code=2)
-    assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them by " in said
-    assert "--layout, --prefix and --events as before, go on without them with --allow-gaps, or audit into" in said
+    assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them" in said
+    assert " --layout, --prefix and --events as before, continue without them with --allow-gaps, or audit into" in said
     assert audit.rows("processed", "--allow-gaps") == 0
 
     # Far more than the stream keeps.
     audit.tell(TOLD, *(f"many-{number}" for number in range(100)), size=5_000)
     said = audit.run(code=1)
-    assert "retention was quicker than the reading. Go on with what is left with --allow-gaps, or audit into" in said
+    assert "removed them before they were read. Continue with the remaining messages with --allow-gaps, or" in said
     assert 0 < audit.rows("processed", "--allow-gaps") < 100
 
     async def anew(client: bide.Client) -> None:
@@ -100,14 +100,14 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     with_client(vhost.url, SMALL_CLOCK, anew)
     audit.tell(TOLD, "last")
     said = audit.run(code=1)
-    assert "it was deleted and declared again. Go on with --allow-gaps, or audit into another folder" in said
+    assert "it was deleted and declared again. Continue with --allow-gaps, or audit into another folder" in said
     assert audit.rows("processed", "--allow-gaps") == 1
     assert audit.rows("processed") == 0
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_source_of_which_no_stream_is_left(
+def test_a_source_without_any_stream_left_fails_until_allowed(
     spark: SparkSession, vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Most audits read the taps of one layout and one events stream: each is all that there is of its kind."""
@@ -134,7 +134,8 @@ def test_a_source_of_which_no_stream_is_left(
 
     audit.turn_taps_off(*ON_SMALL_CLOCK)
     said = audit.run(code=2)
-    assert f"has positions of {taps.scheduled}, which the query does not read any more: name them by --layout" in said
+    assert f"has positions of {taps.scheduled}, which the query does not read any more" in said
+    assert "any more: name them with the same --layout" in said
     assert audit.rows("scheduled", "--allow-gaps") == 0
     assert audit.rows("scheduled") == 0, "it is allowed once"
 
@@ -166,10 +167,15 @@ def test_a_source_of_which_no_stream_is_left(
     assert audit.rows("processed") == 0
 
 
-def test_a_batch_that_leaves_streams_out_is_told_of_in_the_words_of_the_command() -> None:
+def test_an_error_of_the_data_source_names_options_of_the_command() -> None:
     """PySpark before 4.2 has it in the checkpoint when that is seen."""
     theirs = f"the checkpoint has positions of x, which the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
-    said = str(own_words(InvalidOptionError(theirs)))
+    said = str(with_command_options(InvalidOptionError(theirs)))
     assert "failOnDataLoss" not in said
-    assert "leaves out: name them by --layout, --prefix and --events as before and delete the newest file in " in said
-    assert "'offsets', with its .crc (below _checkpoint); go on without them with --allow-gaps, or audit into" in said
+    assert (
+        "leaves out: name them with the same --layout, --prefix and --events as before and delete the newest file in "
+        in said
+    )
+    assert (
+        "'offsets', with its .crc (below _checkpoint); continue without them with --allow-gaps, or audit into" in said
+    )

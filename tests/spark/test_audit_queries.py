@@ -44,7 +44,7 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [1, 10])
-def test_a_query_whose_python_takes_too_long_to_start_is_started_again(
+def test_a_query_whose_python_starts_too_slowly_is_restarted(
     spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
     """Spark gives it ten seconds, which a machine whose cores others have may need."""

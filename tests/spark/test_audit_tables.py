@@ -66,7 +66,7 @@ def happened(kind: str, message_id: str | None, *, ended: float, **more: Any) ->
     return {"value": json.dumps({name: value for name, value in event.items() if value is not None}).encode()}
 
 
-def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
+def test_facts_are_read_from_the_headers_of_each_system(spark: SparkSession) -> None:
     """bide's headers first, then those of their own systems, and the routing key where there is nothing else."""
     net = {
         "NServiceBus.MessageId": "net",
@@ -120,7 +120,7 @@ def test_what_messages_of_each_system_tell(spark: SparkSession) -> None:
     assert late["net-due"][:2] == (None, None), "nothing tells when .NET's retry was due"
 
 
-def test_odd_numbers_are_nothing_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_times_out_of_range_are_ignored(spark: SparkSession, tmp_path: Path) -> None:
     """What anybody can write into a header must not end the audit of all others."""
     nanoseconds, year_10000, year_0 = "1795240800000000000", "253402300800000", "-62135596800001"
     net = {"NServiceBus.TimeSent": "2026-11-21 11:59:59:250000 Z"}
@@ -179,7 +179,7 @@ def test_days_are_those_of_utc(spark: SparkSession) -> None:
     assert found == {"a": date(2026, 11, 20), "b": date(2026, 11, 21), "c": date(2026, 11, 21)}
 
 
-def test_one_row_for_each_message(spark: SparkSession) -> None:
+def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> None:
     """Its whole story, in whatever order its facts come, and however often."""
     again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
     back = {"bide-operator-retries": "1", "bide-first-due": str(ms(10))}
@@ -261,7 +261,7 @@ def test_one_row_for_each_message(spark: SparkSession) -> None:
     assert table(-1, -1) == once, "in the opposite order, each event twice"
 
 
-def test_what_is_pending(spark: SparkSession) -> None:
+def test_pending_messages_are_counted_by_target_and_hour(spark: SparkSession) -> None:
     nowhere = {"message_id": "nowhere", "routing_key": "orders", "headers": {"bide-due": str(ms(4))}}
     scheduled = facts.scheduled(
         tapped(
@@ -296,13 +296,15 @@ def test_what_is_pending(spark: SparkSession) -> None:
         ("q:orders", 7200, 1, 0),
     ]
     today = date(2026, 11, 21)
-    assert told(tables.ripe(parts, now=at(29)), "day") == []
-    found = told(tables.ripe(parts, now=at(30)), "day", "batch")
+    assert told(tables.newly_overdue(parts, now=at(29)), "day") == []
+    found = told(tables.newly_overdue(parts, now=at(30)), "day", "batch")
     assert found == [(today, 3)], "all of a slice are overdue, and four were"
-    assert told(tables.ripe(counted(30), now=at(3000)), "day") == [], "what is known to be overdue is not counted again"
+    assert told(tables.newly_overdue(counted(30), now=at(3000)), "day") == [], (
+        "what is known to be overdue is not counted again"
+    )
 
 
-def test_lateness_by_minute_and_target(spark: SparkSession) -> None:
+def test_lateness_is_aggregated_by_minute_and_target(spark: SparkSession) -> None:
     released = [native(f"m-{number}", due=61, timestamp=at(61 + number / 1000)) for number in range(101)]
     released += [native("x", due=119.9, timestamp=at(200)), native("y", due=120, timestamp=at(120.5))]
     released.append(native("again", due=62, timestamp=at(99), headers={"bide-retries": "1"}))
@@ -316,7 +318,7 @@ def test_lateness_by_minute_and_target(spark: SparkSession) -> None:
     assert first[3:] == pytest.approx((50.5, 95.95, 99.99, 80_100))
 
 
-def test_groups_of_failures(spark: SparkSession) -> None:
+def test_failures_are_grouped(spark: SparkSession) -> None:
     def fails(message_id: str | None, ended: float, **more: Any) -> dict[str, Any]:
         return happened("failed", message_id, ended=ended, due=ms(0), exception="ValueError", group="g", **more)
 

@@ -36,15 +36,18 @@ def table(tmp_path: Path) -> Path:
         (("--to", "orders", "--dry-run"), "Spark does not know the time zone"),
         (("--to", "orders", "--dry-run", "--header-columns", "order_id,order_id"), "names a column twice"),
         (("--to", "orders", "--dry-run", "--header-columns", "bide-due"), "'bide-due' starts with 'bide-'"),
-        (("--to", "orders", "--dry-run", "--body-columns", " , "), "--body-columns ' , ' names no column"),
+        (("--to", "orders", "--dry-run", "--body-columns", " , "), "--body-columns ' , ' does not name a column"),
         (("--to", "orders", "--dry-run", "--read-option", "sep"), "--read-option 'sep' is not of the form"),
         (("--to", "orders", "--ledger", "reminders.csv"), "--ledger reminders.csv cannot be used: "),
-        (("--to", "orders", "--ledger", "new", "--rejects", "reminders.csv/x"), "reminders.csv is no folder that can"),
+        (
+            ("--to", "orders", "--ledger", "new", "--rejects", "reminders.csv/x"),
+            "csv is not a writable folder",
+        ),
         (("--to", "orders", "--ledger", "begun"), "begun was begun with other settings of target, columns, name or"),
         (("--to", "orders", "--ledger", "odd"), "ledger.json in "),
     ],
 )
-def test_a_schedule(
+def test_errors_of_a_schedule_are_found_before_spark_starts(
     table: Path,
     arguments: tuple[str, ...],
     said: str,
@@ -63,12 +66,12 @@ def test_a_schedule(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_a_replay_are_found_before_spark_starts(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     error = fresh("error")
     with bide.connect_sync(clock_url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(error)]))
     for arguments, code, said in (
-        (("--to", "nowhere"), 1, "bide: there is no queue 'nowhere' to send them to: name another with --to\n"),
+        (("--to", "nowhere"), 1, "bide: there is no queue 'nowhere' to send messages to: name another with --to\n"),
         (("--queue", "nowhere"), 1, "bide: there is no queue 'nowhere': name another with --queue\n"),
         (("--management-url", "localhost:15672"), 2, "bide: the management URL does not start with http:// or"),
         # Which shows what would be missing.
@@ -81,7 +84,7 @@ def test_a_replay(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert told.count("\n") == 1
 
 
-async def test_a_plan_in_a_notebook(clock_url: str) -> None:
+async def test_a_schedule_can_be_checked_inside_an_event_loop(clock_url: str) -> None:
     """There a loop runs already where it is checked."""
     settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants={"to": "nowhere"})
     with pytest.raises(TargetNotFoundError, match="the queue 'nowhere' does not exist"):
@@ -89,8 +92,8 @@ async def test_a_plan_in_a_notebook(clock_url: str) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize(("folder", "said"), [("none", "is not of an audit"), ("x" * 300, "cannot be read: ")])
-def test_a_replay_of_an_audit(
+@pytest.mark.parametrize(("folder", "said"), [("none", "has no audit"), ("x" * 300, "cannot be read: ")])
+def test_errors_of_a_replay_of_an_audit_are_found_before_spark_starts(
     folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

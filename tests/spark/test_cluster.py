@@ -13,10 +13,10 @@ from tests.spark.campaign import check_source_and_sink, told
 from tests.spark.cluster import BIN, SETTINGS, WORKERS, standalone
 from tests.support import Vhost
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_source_and_sink_by_py_files(vhost: Vhost, tmp_path: Path) -> None:
+def test_source_and_sink_work_on_a_cluster_with_py_files(vhost: Vhost, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     assert run(["pipeline", "bundle", str(tmp_path / "bide.zip")]) == 0
     with standalone(tmp_path) as cluster:

@@ -13,6 +13,6 @@ from tests.support import Vhost
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_pipelines_bring_bide_along(vhost: Vhost, tmp_path: Path) -> None:
+def test_pipelines_ship_bide_to_a_cluster(vhost: Vhost, tmp_path: Path) -> None:
     with standalone(tmp_path) as cluster:
         check_pipelines(cluster, SETTINGS, vhost, tmp_path)

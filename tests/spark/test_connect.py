@@ -23,11 +23,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
         yield server
 
 
-def test_source_and_sink(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
+def test_source_and_sink_work_over_spark_connect(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
     said = server.called(tmp_path, sys.executable, str(on_cluster.__file__), json.dumps(told(vhost, tmp_path)))
     check_source_and_sink(json.loads(said.splitlines()[-1]), vhost)
 
 
 @pytest.mark.long
-def test_pipelines(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
+def test_pipelines_work_over_spark_connect(server: Elsewhere, vhost: Vhost, tmp_path: Path) -> None:
     check_pipelines(server, {}, vhost, tmp_path)

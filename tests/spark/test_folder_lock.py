@@ -20,7 +20,7 @@ from pyarrow import fs
 from bide.errors import FolderInUseError
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
-from bide.pipelines.folder_lock import LOCK, Holder, hold
+from bide.pipelines.folder_lock import LOCK, LockHolder, hold
 from bide.pipelines.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def holder_of(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_while_the_first_holds_the_lock(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "ledger"))
     who = re.escape(f"{ledger.folder} is in use by the process ")
     with holder_of(tmp_path / "ledger") as process:
-        way_out = "wait until that has ended, or end it, or name another folder"
+        way_out = "wait until that process has ended, or stop it, or name another folder"
         with (
             pytest.raises(FolderInUseError, match=f"{who}{process.pid} on {socket.gethostname()}, since .*: {way_out}"),
             ledger.lock(),
@@ -65,7 +65,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
             assert json.loads((tmp_path / "ledger" / LOCK).read_text())["pid"] == os.getpid()
 
 
-def test_a_killed_run_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_killed_run_releases_the_lock(tmp_path: Path) -> None:
     with holder_of(tmp_path / "ledger") as process:
         process.kill()
         process.wait()
@@ -73,7 +73,7 @@ def test_a_killed_run_is_in_nobodys_way(tmp_path: Path) -> None:
             assert json.loads((tmp_path / "ledger" / LOCK).read_text())["pid"] == os.getpid()
 
 
-def test_one_round_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_second_audit_round_is_refused_while_the_first_holds_the_lock(spark: SparkSession, tmp_path: Path) -> None:
     """As a function too, which a caller who has the lock already may call again and again."""
     folder, nothing = Folder(str(tmp_path)), Sources(url="amqp://localhost")
     folder.begin()
@@ -111,7 +111,7 @@ class Store:
         return hold(self.files, "ledgers/one", what="the ledger s3://ledgers/one")
 
 
-def test_where_there_are_no_locks_a_file_tells(tmp_path: Path) -> None:
+def test_a_store_without_locks_uses_a_lock_file(tmp_path: Path) -> None:
     store = Store()
     with store.hold():
         assert store.is_locked()
@@ -121,7 +121,7 @@ def test_where_there_are_no_locks_a_file_tells(tmp_path: Path) -> None:
     assert not store.is_locked()
 
     store.write(host="elsewhere", pid=os.getpid())
-    said = "by the process .* on elsewhere, .*: wait until that has ended; if it has, delete lock.json there, or name"
+    said = "on elsewhere, .*: wait until that process has ended; if it has, delete lock.json in that folder, or name"
     with pytest.raises(FolderInUseError, match=said), store.hold():
         pytest.fail("nobody knows whether that process has ended")
 
@@ -133,11 +133,11 @@ def test_where_there_are_no_locks_a_file_tells(tmp_path: Path) -> None:
         assert store.is_locked()
 
 
-def test_of_two_that_begin_at_the_same_moment_one_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_simultaneous_lock_files_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     # What the other one writes, right after this one.
-    other = Holder(host="elsewhere", pid=7, since="now", token="other").to_json()
-    monkeypatch.setattr(Holder, "to_json", lambda _: other)
+    other = LockHolder(host="elsewhere", pid=7, since="now", token="other").to_json()
+    monkeypatch.setattr(LockHolder, "to_json", lambda _: other)
     with pytest.raises(FolderInUseError, match="by the process 7 on elsewhere"), store.hold():
         pytest.fail("another has written its name over this one's")
     assert store.is_locked(), "it is the other one's"

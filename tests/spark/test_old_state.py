@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 import bide
-from bide.cli.pipeline.replay_audit import OfAudit
+from bide.cli.pipeline.replay_audit import AuditReplay
 from bide.delay.protocol import DelayInfrastructure
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.replay.from_audit import Choices, failures, left_of, send
+from bide.pipelines.replay.from_audit import Choices, failures, remaining_of, send
 from bide.pipelines.replay.tap_reader import ReplayRun
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.rows import messages
@@ -73,7 +73,7 @@ TO_DOTNET: Final = plan(
         (TO_DOTNET, "898ddf6805cbf7f29087910dc2c9fc5a", "05ac78b49a193003a7a5df73e21ea2f9"),
     ],
 )
-def test_digests_of_schedules(plan: SchedulePlan, digest: str, of_ledger: str) -> None:
+def test_digests_of_schedules_are_unchanged(plan: SchedulePlan, digest: str, of_ledger: str) -> None:
     """Message ids and ledgers are found by them."""
     assert (plan.digest(), plan.ledger_digest()) == (digest, of_ledger)
 
@@ -82,15 +82,15 @@ REPLAY: Final = "f123019c90690da158c81a31d63f6230"
 """The digest of a replay without options."""
 
 
-def test_digests_of_replays() -> None:
+def test_digests_of_replays_are_unchanged() -> None:
     given: dict[str, Any] = {"url": "amqp://localhost", "folder": Folder("/audit"), "to": None, "parked": False,
                              "skip_missing": False, "ledger": None, "part_rows": 2_000}  # fmt: skip
-    usual = OfAudit(**given, where=None, limit=None, over=timedelta(0))
-    other = OfAudit(**given, where="endpoint = 'shop'", limit=10, over=timedelta(hours=2))
+    usual = AuditReplay(**given, where=None, limit=None, over=timedelta(0))
+    other = AuditReplay(**given, where="endpoint = 'shop'", limit=10, over=timedelta(hours=2))
     assert (usual.plan, other.plan) == (REPLAY, "fedd4f825d29b6290dd79ba430ab850e")
 
 
-def test_what_a_later_bide_adds_leaves_digests_as_they_are() -> None:
+def test_new_settings_with_defaults_do_not_change_digests() -> None:
     @dataclass(frozen=True, slots=True, kw_only=True)
     class LaterClock(bide.Clock):
         jitter: timedelta = timedelta(0)
@@ -110,7 +110,7 @@ def test_what_a_later_bide_adds_leaves_digests_as_they_are() -> None:
     assert LaterPlan(settings=later, at_column="due").ledger_digest() != USUAL.ledger_digest()
 
 
-def test_infrastructures_of_others_have_digests() -> None:
+def test_foreign_infrastructures_have_digests() -> None:
     """Of what every infrastructure tells, where nothing says which of its values are settings."""
 
     class Others:
@@ -142,7 +142,7 @@ def rows_of(spark: SparkSession) -> DataFrame:
     )
 
 
-def test_a_schedule_goes_on(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
+def test_a_schedule_of_version_1_is_continued(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """Of 40 rows, in four parts, two parts were sent."""
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
@@ -186,7 +186,9 @@ def fill(streams: Streams, counts: dict[str, int]) -> None:
         streams.fill(name, range(count))
 
 
-def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, tmp_path: Path) -> None:
+def test_a_replay_of_version_1_is_continued(
+    spark: SparkSession, streams: Streams, audit: Folder, tmp_path: Path
+) -> None:
     """Both discarded messages were chosen, in parts of one, and one part was sent."""
     shutil.copytree(HERE / "replay-ledger-v1", tmp_path / "ledger")
     choices = Choices(folder=str(tmp_path / "ledger"))
@@ -194,7 +196,7 @@ def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, 
     assert left == ["m-3"], "what was chosen is not chosen again"
     ledger = choices.unfinished(REPLAY, "localhost:5672/")
     assert ledger is not None
-    (row,) = left_of(spark, ledger).collect()
+    (row,) = remaining_of(spark, ledger).collect()
     assert (row["message_id"], row["queue"], row["stream"], row["offset"], row["part"]) == (
         *("m-2", "orders", TAPS["delivered"], 2),
         1,
@@ -210,9 +212,9 @@ def test_a_replay_goes_on(spark: SparkSession, streams: Streams, audit: Folder, 
 
 
 @pytest.mark.slow
-def test_an_audit_goes_on(spark: SparkSession, streams: Streams, audit: Folder) -> None:
+def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Streams, audit: Folder) -> None:
     """What was interrupted is done, and what streams have more is read."""
-    assert audit.noted() == 2
+    assert audit.noted_rows() == 2
     assert audit.unfinished_work()
     fill(streams, {TAPS["scheduled"]: 5, TAPS["delivered"]: 5, EVENTS: 5})
     facts_of = {row["message_id"]: row for row in audit.read(spark, "delivered", facts.SCHEMAS["delivered"]).collect()}

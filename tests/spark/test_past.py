@@ -57,7 +57,7 @@ def ids(url: str, queue: str, number: int) -> list[int]:
     return found
 
 
-def test_seconds_read_as_milliseconds_are_not_sent_at_once(
+def test_overdue_rows_are_refused_by_default(
     source: Path, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = tmp_path / "ledger"
@@ -71,14 +71,14 @@ def test_seconds_read_as_milliseconds_are_not_sent_at_once(
         assert re.fullmatch(r"\d\d are due already, 10 of them for more than 5 min", already)
         assert told.err.startswith("bide: 10 of 40 rows were due more than 5 min before this write began, the first at")
         assert "usually seconds that were read as milliseconds" in told.err
-        assert "--past send (at once), --past drop" in told.err
+        assert "--past send (immediately), --past drop" in told.err
         assert told.err.count("\n") == 1
     assert not list(ledger.glob("part-*"))
     assert rest(clock_url, queue) == []
 
 
 @pytest.mark.parametrize("past", ["send", "drop", "reject"])
-def test_what_becomes_of_them_is_said_and_counted(
+def test_overdue_rows_are_sent_dropped_or_rejected_and_counted(
     spark: SparkSession,
     source: Path,
     clock_url: str,
@@ -105,13 +105,13 @@ def test_what_becomes_of_them_is_said_and_counted(
     assert schedule(*where, "--past", past, *rejects) == 0
     again = capsys.readouterr().out
     assert "scheduled 0 messages" in again
-    assert "40 rows were done before" in again
+    assert "40 rows were finished by an earlier run" in again
     other = "send" if past == "drop" else "drop"
     assert schedule(*where, "--past", other, *rejects) == 2
-    assert f"was begun with --past {past}: repeat that to go on" in capsys.readouterr().err
+    assert f"was begun with --past {past}: repeat that option to continue" in capsys.readouterr().err
 
 
-def test_rows_that_were_due_meanwhile_do_not_stop_a_run_that_goes_on(
+def test_rows_that_became_due_do_not_stop_a_continued_run(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = datetime.now(UTC) - timedelta(hours=2)
@@ -137,7 +137,7 @@ def test_rows_that_were_due_meanwhile_do_not_stop_a_run_that_goes_on(
     assert ids(clock_url, queue, 10) == list(range(10))
 
 
-def test_an_old_ledger_goes_on(tmp_path: Path) -> None:
+def test_a_ledger_without_counts_of_overdue_rows_can_be_read(tmp_path: Path) -> None:
     """It says neither what becomes of rows that were due before, nor how many were dropped."""
     plan, ledger = plan_for("amqp://localhost:1", "orders"), Ledger(str(tmp_path))
     old = {"version": 1, "begun": "2026-11-21T10:00:00+00:00", "plan": plan.ledger_digest(), "broker": plan.broker,
@@ -157,15 +157,15 @@ def frame_of(spark: SparkSession) -> DataFrame:
     return spark.range(0, 12, 1, 2).selectExpr("cast(id as string) as value", due)
 
 
-def test_the_sink_does_not_send_overdue_rows_at_once(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_the_sink_refuses_overdue_rows_by_default(spark: SparkSession, clock_url: str, queue: str) -> None:
     with pytest.raises(PySparkException, match=r"rows of this partition were due more than 5 min before") as caught:
         writer(frame_of(spark), clock_url, queue=queue).save()
-    assert "Give the option past: send (at once), drop, or reject" in str(caught.value)
+    assert "Set the option past to send, drop, or reject" in str(caught.value)
     assert rest(clock_url, queue) == []
 
 
 @pytest.mark.parametrize("past", ["send", "drop", "reject"])
-def test_the_sink_does_with_overdue_rows_what_it_is_told(
+def test_the_sink_sends_drops_or_rejects_overdue_rows(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, past: str
 ) -> None:
     options: dict[str, Any] = {"rejects": str(tmp_path / "rejects")} if past == "reject" else {}
@@ -181,7 +181,7 @@ def test_the_sink_does_with_overdue_rows_what_it_is_told(
         ]  # fmt: skip
 
 
-def test_the_sink_counts_what_was_overdue(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sink_logs_the_number_of_overdue_rows(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     options = {"url": "amqp://localhost:1", "queue": "orders", "past": "drop"}
     table = TableWriter(options, {}, frame_of(spark).schema, overwrite=False)
     first = datetime(2026, 1, 1, tzinfo=UTC)
@@ -194,10 +194,10 @@ def test_the_sink_counts_what_was_overdue(spark: SparkSession, caplog: pytest.Lo
     assert "past=drop" in caplog.text
 
 
-def test_options_that_contradict_each_other_are_refused() -> None:
+def test_contradictory_options_are_refused() -> None:
     for given, said in (
         ({"past": "later"}, "give one of send, drop, reject"),
-        ({"past": "reject"}, "name one by the option rejects"),
+        ({"past": "reject"}, "set the option rejects to one"),
         ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
     ):
         with pytest.raises(InvalidOptionError, match=said):
@@ -205,9 +205,9 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     SinkSettings.read(Options({"queue": "q", "deliver_at": "2026-01-01T00:00:00Z", "past": "send"}), {})
 
 
-def test_past_goes_with_due_times_only(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_option_past_requires_due_times(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert schedule(source, "--to", "orders", "--delay-column", "due", "--past", "send") == 2
-    assert "--past goes with --at-column" in capsys.readouterr().err
+    assert "--past needs --at-column" in capsys.readouterr().err
     assert schedule(source, "--to", "orders", "--at-column", "due", "--past", "reject") == 2
-    assert "--past reject goes with --rejects DIR" in capsys.readouterr().err
+    assert "--past reject needs --rejects DIR" in capsys.readouterr().err
     assert issubclass(InvalidOptionError, InvalidInputError)

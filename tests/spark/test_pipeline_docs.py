@@ -62,7 +62,7 @@ def page(spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.
     spark.catalog.clearCache()
 
 
-def test_schedule(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schedule_example_sends_its_rows(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     with bide.connect_sync(page.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
     due = datetime.now(UTC) + timedelta(seconds=2)
@@ -79,7 +79,9 @@ def test_schedule(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list((page.place / "ledgers" / "november").glob("part-*.json"))) == 1
 
 
-def test_replay_of_a_queue(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_replay_example_of_a_queue_sends_the_chosen_messages(
+    page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
     put(page.url, "error", 1, "orders", error=TimeoutError("too slow"), prefix="late")
     put(page.url, "error", 1, "orders")
     found = page.run("pipeline-replay.md", 0)
@@ -92,7 +94,9 @@ def test_replay_of_a_queue(page: Page, capsys: pytest.CaptureFixture[str]) -> No
     assert rest(page.url, "orders") == []
 
 
-def test_replay_of_an_audit(page: Page, vhost: Vhost, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_replay_example_of_an_audit_sends_the_chosen_messages(
+    page: Page, vhost: Vhost, capsys: pytest.CaptureFixture[str]
+) -> None:
     shop = Shop(page.spark, vhost, page.place)
     fill(shop, 1)
     page.run("pipeline-replay.md", 1)
@@ -102,7 +106,9 @@ def test_replay_of_an_audit(page: Page, vhost: Vhost, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_audit(page: Page, vhost: Vhost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_example_fills_its_tables(
+    page: Page, vhost: Vhost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("BIDE_STREAM_PORT", str(stream_port(vhost.broker)))
     shop = Shop(page.spark, vhost, page.place)
 

@@ -93,7 +93,7 @@ def start(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_data_pipeline(start: Callable[[], Reader]) -> None:
+def test_the_commands_of_the_pipeline_page_print_what_it_shows(start: Callable[[], Reader]) -> None:
     page = blocks(PIPELINE)
     assert [language for language, _ in page] == ["sh", ""] * 5
     commands = [text for _, text in page[0::2]]

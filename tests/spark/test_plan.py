@@ -183,7 +183,9 @@ ticks = st.sampled_from([(21_600, 1.0), (3_600, 60.0), (43_200, 0.25)])
 @pytest.mark.long
 @SPARKING
 @given(rows=tables, spans=ticks)
-def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[Any], spans: tuple[int, float]) -> None:
+def test_a_plan_of_a_table_equals_a_count_message_by_message(
+    spark: SparkSession, rows: list[Any], spans: tuple[int, float]
+) -> None:
     table = spark.createDataFrame(
         [(NOW + sent, delay, n, size) for sent, delay, n, size in rows], "at long, delay long, n int, size int"
     ).selectExpr("timestamp_millis(at) as at", "delay", "n", "size")
@@ -196,7 +198,7 @@ def test_a_table_against_each_message_by_itself(spark: SparkSession, rows: list[
         check(found, pulses(layout, [(NOW + sent, delay, n, size, 0.0) for sent, delay, n, size in rows]))
 
 
-def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession) -> None:
+def test_a_plan_of_flows_equals_the_integral_over_their_delays(spark: SparkSession) -> None:
     flows = flows_of(
         [
             {"rate": "36000/h", "delay": "1h30m0.37s", "start": "2026-11-21T06:10:00.25Z", "for": "45m", "size": 1000},
@@ -222,7 +224,7 @@ def test_flows_against_the_integral_of_each_of_their_delays(spark: SparkSession)
     check(whole_minutes, pulses("nservicebus", expected))
 
 
-def test_kinds_of_columns(spark: SparkSession) -> None:
+def test_delays_can_be_intervals_milliseconds_or_due_times(spark: SparkSession) -> None:
     """A delay as an interval, as milliseconds, or as a due time."""
     table = spark.sql(
         """select timestamp'2026-11-21 06:00:00.004' as at, interval '0 00:01:02.0305' day to second as delay,
@@ -243,34 +245,32 @@ def test_kinds_of_columns(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("columns", "error", "said"),
     [
-        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': there are at, delay, n"),
-        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is no time"),
-        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is no delay"),
-        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is no number"),
+        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': choose from at, delay, n"),
+        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is not a time"),
+        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is not a delay"),
+        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is not a number"),
         (Columns(at="at", delay="delay", count="n"), InvalidRowError, "2 of 3 rows have no time"),
-        (Columns(at="at"), InvalidInputError, "the column with the delay, or the one with the due time"),
+        (Columns(at="at"), InvalidInputError, "name either the column of delays or the column of due times"),
     ],
 )
-def test_tables_that_cannot_be_planned_for(
-    spark: SparkSession, columns: Columns, error: type[Exception], said: str
-) -> None:
+def test_invalid_tables_are_refused(spark: SparkSession, columns: Columns, error: type[Exception], said: str) -> None:
     rows = [("2026-11-21 06:00:00", 5, 1), ("soon", 5, 1), ("2026-11-21 06:00:00", 5, -1)]
     with pytest.raises(error, match=said):
         of_table(spark.createDataFrame(rows, "at string, delay int, n int"), columns)
 
 
-def test_what_a_layout_cannot_hold(spark: SparkSession) -> None:
+def test_delays_longer_than_a_layout_allows_are_refused(spark: SparkSession) -> None:
     table = spark.sql("select current_timestamp() as at, 400000000000 as delay")
     workload = of_table(table, Columns(at="at", delay="delay"))
-    with pytest.raises(InvalidInputError, match=r"4629 days.* and nservicebus holds 3106 days"):
+    with pytest.raises(InvalidInputError, match=r"4629 days.* but nservicebus supports at most 3106 days"):
         Timeline(workload, CASCADE)
-    with pytest.raises(InvalidInputError, match="no multiple of the tick"):
+    with pytest.raises(InvalidInputError, match="not a multiple of the tick"):
         Timeline(workload, CLOCK, every=timedelta(seconds=90), tick=timedelta(minutes=1))
     with pytest.raises(InvalidInputError, match="no rows"):
         of_table(table.where("delay < 0"), Columns(at="at", delay="delay"))
 
 
-def test_the_command(
+def test_the_command_plans_flows_and_writes_tables(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flows = tmp_path / "flows.toml"
@@ -311,19 +311,19 @@ def test_the_command(
     (tmp_path / "table.csv").touch()
     for wrong, said in (
         (["--rate", "5/s"], "--rate and --delay go together"),
-        ([], "name the workload"),
-        (["--rate", "5/fortnight", "--delay", "1s"], "'5/fortnight' cannot be read"),
+        ([], "give the workload"),
+        (["--rate", "5/fortnight", "--delay", "1s"], "the rate '5/fortnight' is invalid"),
         (["--flows", __file__], "cannot be read"),
         # Told before Spark is there, which would say that it has no such time zone.
-        ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are no multiple of the tick of 0:01:00"),
-        ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is no whole number of milliseconds"),
-        ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is no whole number of milliseconds"),
+        ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are not a multiple of the tick of 0:01:00"),
+        ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is not a whole number of milliseconds"),
+        ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is not a whole number of milliseconds"),
         ([*ANY, "--grain", "soon"], "--grain: the delay 'soon' cannot be read"),
-        ([*ANY, "--delay", "3150d"], "3150 days, 0:00:00, and nservicebus holds 3106 days"),
-        ([*ANY, "--out", str(flows)], f"{flows} is no folder that can be written to"),
+        ([*ANY, "--delay", "3150d"], "3150 days, 0:00:00, but nservicebus supports at most 3106 days"),
+        ([*ANY, "--out", str(flows)], f"{flows} is not a writable folder"),
         ([*table, "--delay-column", "x", "--read-option", "sep"], "--read-option 'sep' is not of the form KEY=VALUE"),
-        (table, "by --delay-column, or by --due-column, and not by both"),
-        ([*table, "--delay-column", "x", "--due-column", "y"], "by --delay-column, or by --due-column, and not by"),
+        (table, "either --delay-column or --due-column"),
+        ([*table, "--delay-column", "x", "--due-column", "y"], "either --delay-column or --due-column"),
     ):
         assert run(["pipeline", "plan", *wrong]) == 2
         told = capsys.readouterr().err
@@ -331,7 +331,7 @@ def test_the_command(
         assert told.count("\n") == 1
 
 
-def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_plans_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = spark.sql("select timestamp'2026-11-21 06:00:00' as sent, id * 60000 as delay, 7 as many from range(2)")
     table.write.parquet(str(tmp_path / "table.parquet"))
     table.where("delay = 0").write.json(str(tmp_path / "undelayed.json"))
@@ -345,7 +345,7 @@ def test_the_command_with_a_table(spark: SparkSession, tmp_path: Path, capsys: p
     assert "clock: no message waits" in capsys.readouterr().out
 
 
-def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
+def test_planned_queue_lengths_equal_measured_ones(spark: SparkSession, clock_url: str) -> None:
     """20,000 messages in ten seconds: what each level holds all along, as measured and as planned."""
     chance = random.Random(11)
     table = [
@@ -374,7 +374,7 @@ def test_the_plan_against_a_broker(spark: SparkSession, clock_url: str) -> None:
     assert is_close(*attempts[-1]), attempts
 
 
-def test_the_example_of_the_docs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_documented_example_prints_its_plan(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipeline-plan.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     rows = spark.sql(

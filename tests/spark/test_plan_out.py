@@ -55,7 +55,7 @@ class OfNoQueues(Timeline):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_new_levels_do_not_stand_beside_old_queues(spark: SparkSession, tmp_path: Path) -> None:
+def test_old_tables_are_removed_before_new_ones_are_written(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "[eu]"
     written, capacity = Written(out), Capacity.measured("clock")
 
@@ -81,7 +81,7 @@ def test_new_levels_do_not_stand_beside_old_queues(spark: SparkSession, tmp_path
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_plan_that_is_killed_is_marked_as_unfinished(
+def test_a_killed_plan_is_marked_as_unfinished(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``kill -9`` of Python and JVM after the first thing that is changed, and the same command again."""

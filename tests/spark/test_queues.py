@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel as Channel
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 
 import bide.spark
-from bide.errors import BrokerError, DeliveryLostError, InvalidInputError, TargetNotFoundError
+from bide.errors import BrokerError, DelayQueueError, DeliveryLostError, InvalidInputError, TargetNotFoundError
+from bide.topology import Argument
 from tests.patience import PATIENCE
 from tests.spark.killing import QUICK_JAVA
 from tests.support import Vhost
@@ -57,7 +58,7 @@ def peek(spark: SparkSession, url: str, **more: Any) -> DataFrame:
     return spark.read.format("rabbitmq").options(url=url, queue="q", **more).load()
 
 
-def test_a_look_takes_nothing(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+def test_peeking_leaves_messages_in_the_queue(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
     fill(
         channel,
         5,
@@ -79,7 +80,7 @@ def test_a_look_takes_nothing(spark: SparkSession, vhost_url: str, channel: Chan
     assert holds(channel, 5)
 
 
-def test_dead_letters_tell_why(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+def test_dead_letters_have_their_reason_and_queue(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
     channel.queue_declare(
         "short", arguments={"x-message-ttl": 1, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
     )
@@ -89,7 +90,7 @@ def test_dead_letters_tell_why(spark: SparkSession, vhost_url: str, channel: Cha
     assert (row.reason, row.failed_queue, row.routing_key) == ("expired", "short", "short")
 
 
-def test_what_a_read_of_a_queue_refuses(spark: SparkSession, vhost_url: str) -> None:
+def test_invalid_reads_of_a_queue_are_refused(spark: SparkSession, vhost_url: str) -> None:
     with pytest.raises(AnalysisException, match=r"bide\.spark\.drain"):
         peek(spark, vhost_url, mode="drain").collect()
     with pytest.raises(AnalysisException, match="unknown option for reading a queue: startingoffsets"):
@@ -97,7 +98,7 @@ def test_what_a_read_of_a_queue_refuses(spark: SparkSession, vhost_url: str) -> 
     with pytest.raises(Exception, match="there is no queue 'q' on the virtual host") as caught:
         peek(spark, vhost_url).collect()
     assert "--queue" not in str(caught.value), "which is no option of Spark's"
-    with pytest.raises(Exception, match="no offsets to go back to"):
+    with pytest.raises(Exception, match="cannot read a queue, which has no offsets"):
         (
             spark.readStream.format("rabbitmq")
             .options(url=vhost_url, queue="q")
@@ -128,7 +129,7 @@ def test_a_drain_writes_and_then_acknowledges(
     assert bide.spark.drain(spark, "q", write=write, url=vhost_url, quiet="200ms").messages == 0
 
 
-def test_a_drain_has_its_limit(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+def test_a_drain_stops_at_its_limit(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
     fill(channel, 5)
     values: list[bytes] = []
     done = bide.spark.drain(
@@ -138,7 +139,9 @@ def test_a_drain_has_its_limit(spark: SparkSession, vhost_url: str, channel: Cha
     assert holds(channel, 2)
 
 
-def test_what_could_not_be_written_stays(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+def test_messages_that_could_not_be_written_stay_in_the_queue(
+    spark: SparkSession, vhost_url: str, channel: Channel
+) -> None:
     fill(channel, 4)
 
     def fail(frame: DataFrame) -> None:
@@ -157,7 +160,9 @@ def limited(channel: Channel, limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 3])
-def test_what_can_never_be_written_stays(spark: SparkSession, vhost: Vhost, channel: Channel, limit: int) -> None:
+def test_repeated_write_failures_lose_nothing_to_the_delivery_limit(
+    spark: SparkSession, vhost: Vhost, channel: Channel, limit: int
+) -> None:
     """More often than the queue lets a message come back."""
     limited(channel, limit)
     fill(channel, 2)
@@ -176,7 +181,7 @@ def test_what_can_never_be_written_stays(spark: SparkSession, vhost: Vhost, chan
     assert all(one == ids[0] for one in ids)
 
 
-def test_what_a_killed_drain_had_stays(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+def test_messages_of_a_killed_drain_stay_in_the_queue(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
     """It gives nothing back in order, and does so again and again."""
     limited(channel, 2)
     fill(channel, 2)
@@ -193,7 +198,9 @@ def test_what_a_killed_drain_had_stays(spark: SparkSession, vhost: Vhost, channe
     assert values == {b"0", b"1"}
 
 
-def test_what_came_to_a_drain_and_was_not_asked_for_stays(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+def test_messages_that_arrive_during_a_failed_drain_stay_in_the_queue(
+    spark: SparkSession, vhost: Vhost, channel: Channel
+) -> None:
     limited(channel, 2)
     fill(channel, 2)
     (first, *_), (second, *_) = channel.basic_get("q"), channel.basic_get("q")
@@ -214,7 +221,7 @@ def test_what_came_to_a_drain_and_was_not_asked_for_stays(spark: SparkSession, v
     assert holds(channel, 3)
 
 
-def test_what_was_written_and_not_acknowledged_is_said(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+def test_written_but_unacknowledged_messages_are_reported(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
     fill(channel, 2)
     channel.connection.close()
 
@@ -226,7 +233,7 @@ def test_what_was_written_and_not_acknowledged_is_said(spark: SparkSession, vhos
         bide.spark.drain(spark, "q", write=cut, url=vhost.url, quiet="200ms")
 
 
-def test_what_a_drain_refuses(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
+def test_invalid_drains_are_refused(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
     channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
     with pytest.raises(TargetNotFoundError):
         bide.spark.drain(spark, "missing", write=print, url=vhost_url)
@@ -258,8 +265,9 @@ bide.spark.drain(spark, "q", write=write, url=url)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_a_driver_that_is_killed_between_writing_and_acknowledging(
+def test_a_driver_killed_before_its_acks_duplicates_but_loses_nothing(
     spark: SparkSession, vhost_url: str, channel: Channel, tmp_path: Path
 ) -> None:
     fill(channel, 3)
@@ -275,3 +283,28 @@ def test_a_driver_that_is_killed_between_writing_and_acknowledging(
     rows = spark.read.parquet(files).collect()
     assert sorted(row.value for row in rows) == [b"0", b"0", b"1", b"1", b"2", b"2"]
     assert len({row.id for row in rows}) == 3
+
+
+@pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
+def test_neither_a_look_nor_a_drain_hastens_what_waits(
+    spark: SparkSession, vhost: Vhost, channel: Channel, management: bool
+) -> None:
+    """Of a level by its name, and of one under another name by its arguments or the keys of its messages."""
+    url = vhost.broker.management_url if management else "http://127.0.0.1:1"
+    level: dict[str, Argument] = {"x-message-ttl": 3_600_000, "x-dead-letter-exchange": "bide.v1.c"}
+    binding = bide.Binding("bide.v1.m", "mine", "~m9")
+    mine = bide.Topology(queues=[bide.Queue.quorum("mine", level)], bindings=[binding])
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Clock().core_topology() | mine)
+        client.publish(b"x", to="q", delay="20m")
+        client.publish(b"y", to="q", delay="9m")
+    written: list[DataFrame] = []
+    for queue in ("bide.v1.m20", "mine"):
+        with pytest.raises(DelayQueueError, match="messages wait there until they are due"):
+            bide.spark.drain(spark, queue, write=written.append, url=vhost.url, management_url=url)
+        with pytest.raises(PySparkException, match="messages wait there until they are due"):
+            spark.read.format("rabbitmq").options(url=vhost.url, queue=queue).load().collect()
+    assert not written
+    assert holds(channel, 0)
+    for name in ("bide.v1.m20", "mine"):
+        assert channel.queue_declare(name, passive=True).method.message_count == 1

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_it_is_what_spark_looks_for() -> None:
+def test_the_package_has_the_name_and_class_that_spark_looks_for() -> None:
     assert pyspark_bide.DefaultSource is RabbitMQDataSource
     assert pyspark_bide.DefaultSource.name() == "rabbitmq"
 
 
-def test_without_pyspark_it_holds_nobody_up() -> None:
+def test_without_pyspark_the_import_succeeds() -> None:
     """An import that fails would take the data sources of all other packages with it."""
     script = (
         "import sys; sys.modules['pyspark'] = None; import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
@@ -36,7 +36,7 @@ def test_without_pyspark_it_holds_nobody_up() -> None:
     assert answer.stdout.strip() == "False"
 
 
-def test_a_pyspark_that_is_broken_in_its_own_way_holds_nobody_up() -> None:
+def test_with_a_broken_pyspark_the_import_succeeds() -> None:
     script = (
         "import sys\n"
         "class Broken:\n"
@@ -50,13 +50,13 @@ def test_a_pyspark_that_is_broken_in_its_own_way_holds_nobody_up() -> None:
     assert answer.stdout.strip() == "False"
 
 
-def test_the_port_that_the_environment_names_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stream_port_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIDE_STREAM_PORT", "any")
     with pytest.raises(InvalidUrlError, match="BIDE_STREAM_PORT is 'any': give a port"):
         RabbitMQDataSource({"stream": "s"}).reader(StructType())
 
 
-def test_registering_once_more_does_no_harm(spark: SparkSession) -> None:
+def test_registering_twice_is_allowed(spark: SparkSession) -> None:
     import bide.spark
 
     bide.spark.register(spark)
@@ -88,7 +88,7 @@ class FoundBefore:
         raise Refused(self.condition)
 
 
-def test_registering_what_pyspark_4_0_found_by_itself_does_no_harm() -> None:
+def test_registering_an_automatically_found_source_is_allowed() -> None:
     register(cast("SparkSession", FoundBefore("DATA_SOURCE_ALREADY_EXISTS")))
     with pytest.raises(Refused):
         register(cast("SparkSession", FoundBefore("DATA_SOURCE_NOT_FOUND")))

@@ -75,7 +75,9 @@ def queues(clock_url: str) -> tuple[str, str, str]:
     return error, orders, billing
 
 
-def test_what_is_chosen(spark: SparkSession, clock_url: str, queues: tuple[str, str, str]) -> None:
+def test_a_filter_chooses_messages_by_every_column(
+    spark: SparkSession, clock_url: str, queues: tuple[str, str, str]
+) -> None:
     error, orders, billing = queues
     messages = failed(spark, source(clock_url, error)).persist()
     assert tuple(messages.columns[:-1]) == COLUMNS
@@ -107,7 +109,7 @@ def test_what_is_chosen(spark: SparkSession, clock_url: str, queues: tuple[str, 
     messages.unpersist()
 
 
-def test_bodies_that_are_no_text(spark: SparkSession, clock_url: str) -> None:
+def test_bodies_that_are_not_utf_8_are_read_as_latin_1(spark: SparkSession, clock_url: str) -> None:
     error = fresh("error")
     with bide.connect_sync(clock_url) as client:
         client.declare(bide.Topology(queues=[Queue.quorum(error)]))
@@ -121,13 +123,13 @@ def test_bodies_that_are_no_text(spark: SparkSession, clock_url: str) -> None:
     "where",
     ["exeption = 'x'", "endpoint =", "endpoint", "count(1) > 1", "no_such_function(text)", "'", "1; drop table x"],
 )
-def test_a_filter_that_spark_cannot_read(spark: SparkSession, where: str) -> None:
+def test_an_invalid_filter_is_refused_with_the_known_columns(spark: SparkSession, where: str) -> None:
     rows = spark.createDataFrame([], "endpoint string, text string, _bide_key string")
     with pytest.raises(InvalidInputError, match=r"^the filter .* cannot be used: .*; the columns are endpoint, text$"):
         choose(rows, where=where)
 
 
-def test_the_same_message_as_a_retry_sends(
+def test_a_replayed_message_equals_that_of_a_retry(
     spark: SparkSession, clock_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other, orders = fresh("error"), fresh("error"), fresh("orders")
@@ -211,7 +213,7 @@ def test_messages_are_spread_over_time(
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_cannot_go_back_stays(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_that_cannot_be_sent_stay_in_the_queue(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     error, orders, gone = fresh("error"), fresh("orders"), fresh("gone")
     put(clock_url, error, 2, orders)
     put(clock_url, error, 3, gone, prefix="g")
@@ -221,7 +223,7 @@ def test_what_cannot_go_back_stays(clock_url: str, capsys: pytest.CaptureFixture
     assert replay(clock_url, error, "--dry-run", "--over", "1s") == 1
     dry = capsys.readouterr().out
     assert f"3 to {gone}  (does not exist)" in dry
-    assert "1 without the queue that they failed on" in dry
+    assert "1 without the queue on which they failed" in dry
     for over in ((), ("--over", "1s")):
         assert replay(clock_url, error, "--json", *over) == 1
         told = capsys.readouterr()
@@ -229,7 +231,7 @@ def test_what_cannot_go_back_stays(clock_url: str, capsys: pytest.CaptureFixture
         assert done["sent"] == (0 if over else 2)
         assert sorted(done["kept"].values()) == [1, 3]
         assert f"3 messages stay in {error}: the queue '{gone}' does not exist" in told.err
-        assert f"1 message stays in {error}: nothing on it tells where it failed" in told.err
+        assert f"1 message stays in {error}: its headers do not say which queue it failed on" in told.err
         assert {one.message_id for one in parked(clock_url, error)} == {"g0", "g1", "g2", "stranger"}
     assert replay(clock_url, error, "--to", orders) == 0
     capsys.readouterr()
@@ -238,7 +240,7 @@ def test_what_cannot_go_back_stays(clock_url: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("spark")
-def test_dead_letters_go_back_to_the_queue_that_they_left(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dead_letters_return_to_their_queue(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     dead, work = fresh("dead"), fresh("work")
     topology = bide.Topology(
         [Exchange(f"{dead}-x", "fanout")],
@@ -259,7 +261,7 @@ def test_dead_letters_go_back_to_the_queue_that_they_left(clock_url: str, capsys
     assert [one.message_id for one in parked(clock_url, dead)] == ["d2"]
 
 
-def test_only_the_failure_that_was_chosen(spark: SparkSession, clock_url: str) -> None:
+def test_only_the_chosen_failure_of_a_message_is_replayed(spark: SparkSession, clock_url: str) -> None:
     """One message that failed twice is in the queue twice, under one id; and what comes later is not chosen."""
     error, orders = fresh("error"), fresh("orders")
     for days, kind in ((1, ValueError("no")), (0, TimeoutError("slow"))):
@@ -284,7 +286,7 @@ def test_only_the_failure_that_was_chosen(spark: SparkSession, clock_url: str) -
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_the_command_line_refuses(
+def test_invalid_command_lines_are_refused(
     clock_url: str,
     queues: tuple[str, str, str],
     capsys: pytest.CaptureFixture[str],
@@ -313,7 +315,7 @@ def test_what_the_command_line_refuses(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
-def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_replay_is_finished_by_the_next(clock_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while messages are under way, and the same command again."""
     error, orders, number = fresh("error"), fresh("orders"), 3_000
     put(clock_url, error, number, orders)
@@ -338,9 +340,7 @@ def test_a_run_that_is_killed_is_finished_by_another(clock_url: str, capsys: pyt
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--over", "1h")], ids=str)
-def test_messages_that_wait_are_not_replayed(
-    clock_url: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_delay_queues_are_refused(clock_url: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     queue = fresh("orders")
     with bide.connect_sync(clock_url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

@@ -118,7 +118,7 @@ def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.mark.slow
-def test_what_was_discarded_goes_back_once(
+def test_discarded_messages_are_replayed_once(
     shop: Shop, release: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def publish(client: bide.Client) -> None:
@@ -154,12 +154,12 @@ def test_what_was_discarded_goes_back_once(
     assert (dry["messages"], dry["queues"]) == (4, {"orders": 4})
     assert (dry["parked"], dry["unseen"], dry["dropped"]) == (1, 1, 0)
     assert not shop.ledger.exists()
-    assert "bide: the bodies of some messages are not there, and nothing was sent: 1 that no tap has seen" in told.err
+    assert "bide: the bodies of some messages are missing, and nothing was sent: 1 that no tap has seen" in told.err
     assert shop.replay("--where", "exception = 'LookupError' and message_id like 'd%'", "--over", "12s", "--json") == 0
     told = capsys.readouterr()
     done = json.loads(told.out)
     assert (done["sent"], done["sent_before"], done["gone"]) == (4, 0, 0)
-    assert "bide: streams drop headers that hold lists or tables" in told.err
+    assert "bide: streams drop headers whose values are lists or tables" in told.err
     found = sorted(drain(shop.url, "orders", 4), key=lambda one: str(one.message_id))
     assert [(one.message_id, one.body, one.type) for one in found] == [
         (f"d{number}", b"d%d" % number, "Order") for number in range(4)
@@ -215,7 +215,7 @@ def fill(shop: Shop, number: int) -> None:
     shop.audit()
 
 
-def test_the_same_message_as_a_retry_sends(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replayed_message_equals_that_of_a_retry(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """Out of a tap, after a retry, as out of the error queue."""
 
     async def publish(client: bide.Client) -> None:
@@ -245,16 +245,14 @@ def test_the_same_message_as_a_retry_sends(shop: Shop, capsys: pytest.CaptureFix
 
 async def drop(client: bide.Client, stream: str) -> None:
     """Delete a stream with what it holds."""
-    connection = await client._publisher.connection()
-    async with await connection.channel() as channel:
-        await channel.delete_queue(stream)
+    await client.destroy(Topology(queues=[Queue(stream)]), force=True)
 
 
-def test_what_is_not_there_any_more(
+def test_messages_missing_in_the_streams_are_reported(
     shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the driver alone, which asks how far a stream goes.
-    monkeypatch.setattr(tap_reader, "_PATIENCE", 3.0)
+    monkeypatch.setattr(tap_reader, "_TIMEOUT", 3.0)
     fill(shop, 3)
     given = (shop.spark, shop.folder, Choices(folder=str(shop.ledger)))
     assert shop.replay("--where", "sent >") == 2
@@ -272,13 +270,12 @@ def test_what_is_not_there_any_more(
         client.declare(Topology(queues=[Queue.quorum("orders")]))
         client.wait_for(drop(client.client, taps.delivered))
     assert shop.replay() == 1
-    assert "3 that the limits of a tap's stream dropped, or the stream is gone" in capsys.readouterr().err
+    assert "3 that the retention of a tap's stream has removed, or whose stream was deleted" in capsys.readouterr().err
     assert shop.replay("--skip-missing") == 0
     assert "replayed 0 messages" in capsys.readouterr().out
 
     async def start_anew(client: bide.Client) -> None:
-        connection = await client._publisher.connection()
-        await apply(connection, taps.topology(Retention()), external=[*taps.sources, *taps.names])
+        await client.declare(taps.topology(Retention()), external=[*taps.sources, *taps.names])
         await client.publish("another", to="orders", delay="50ms")
 
     shop.work(start_anew)
@@ -289,7 +286,7 @@ def test_what_is_not_there_any_more(
     done = json.loads(capsys.readouterr().out)
     assert (done["sent"], done["dropped"], done["gone"]) == (0, 2, 1), "what is there is another message"
     assert run(["pipeline", "replay", "--url", shop.url, "--audit", str(shop.ledger)]) == 2
-    assert "is not of an audit" in capsys.readouterr().err
+    assert "has no audit" in capsys.readouterr().err
     for arguments in (
         (),
         ("--queue", "x", "--audit", "y"),
@@ -299,7 +296,7 @@ def test_what_is_not_there_any_more(
         assert run(["pipeline", "replay", *arguments]) == 2
 
 
-def test_a_limit_is_one_of_messages_that_are_there(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_counts_only_available_messages(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     async def publish(client: bide.Client) -> None:
         await client.publish_many(events("discarded", range(9, 10)))
 
@@ -315,7 +312,7 @@ def test_a_limit_is_one_of_messages_that_are_there(shop: Shop, capsys: pytest.Ca
     assert "1 that no tap has seen" in capsys.readouterr().err
 
 
-def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_replay_is_refused_while_the_first_runs(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     fill(shop, 2)
     with holder_of(shop.ledger) as process:
         assert shop.replay(*NOWHERE) == 1
@@ -334,7 +331,7 @@ def test_one_run_at_a_time(shop: Shop, capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_replay_is_continued(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
     number = 2_400
     fill(shop, number)
@@ -347,10 +344,10 @@ def test_a_run_that_is_killed_goes_on(shop: Shop, capsys: pytest.CaptureFixture[
             pytest.fail("another could choose the same while it sends")
         program.kill()
     assert 0 < sum(one.sent for one in ledger.parts()) < number
-    with pytest.raises(InvalidInputError, match="has a replay that was not finished"):
+    with pytest.raises(InvalidInputError, match="has an unfinished replay"):
         Choices(folder=str(shop.ledger)).unfinished("another", "broker")
     assert shop.replay("--limit", "1", *NOWHERE) == 2
-    assert "has a replay that was not finished" in capsys.readouterr().err
+    assert "has an unfinished replay" in capsys.readouterr().err
     assert shop.replay(*options, "--json") == 0
     done = json.loads(capsys.readouterr().out)
     assert done["sent"] + done["sent_before"] == number

@@ -10,7 +10,7 @@ import pytest
 
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
-from bide.pipelines.replay.from_audit import failures, located
+from bide.pipelines.replay.from_audit import failures, locate
 from tests.spark.test_audit_tables import at, digits, happened, ms, native, tapped
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def taken(
     told = facts.events(tapped(spark, *ends))
     folder.append(facts.failed(told), "failed", 0)
     folder.append(facts.processed(told), "processed", 0)
-    found = located(failures(spark, folder), folder).collect()
+    found = locate(failures(spark, folder), folder).collect()
     return {row["message_id"]: row["stream"] for row in found}
 
 
@@ -65,7 +65,7 @@ def retry(name: str, message_id: str, *, due: float, sent: float) -> dict[str, A
     return copy(name, message_id, due=due, sent=sent, headers={"bide-retries": "1", "bide-first-due": str(ms(due - 9))})
 
 
-def test_ids_that_are_used_again(spark: SparkSession, folder: Folder) -> None:
+def test_a_reused_message_id_is_resolved_by_the_time_of_sending(spark: SparkSession, folder: Folder) -> None:
     """By the time of sending; a copy for a retry is no newer than what was sent a week later."""
     last = -WEEK
     delivered = [
@@ -106,7 +106,7 @@ def test_ids_that_are_used_again(spark: SparkSession, folder: Folder) -> None:
     }
 
 
-def test_where_nothing_tells_when_it_was_sent(spark: SparkSession, folder: Folder) -> None:
+def test_without_a_time_of_sending_the_time_of_the_failure_decides(spark: SparkSession, folder: Folder) -> None:
     """By the time of the failure, as well as clocks agree."""
     delivered = [
         strange("before", "again", -100),

@@ -52,7 +52,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_headline(figures: Figures, rows: list[dict[str, Any]]) -> None:
+def test_the_headline_counts_every_outcome(figures: Figures, rows: list[dict[str, Any]]) -> None:
     head = figures.headline
     assert head is not None
     late = sorted(row["lateness_ms"] for row in rows if row["delivered"])
@@ -71,7 +71,7 @@ def test_the_headline(figures: Figures, rows: list[dict[str, Any]]) -> None:
     assert head.max == late[-1]
 
 
-def test_arrivals_and_releases(figures: Figures, rows: list[dict[str, Any]]) -> None:
+def test_arrivals_and_releases_are_counted_per_hour(figures: Figures, rows: list[dict[str, Any]]) -> None:
     flow = figures.flow
     assert flow is not None
     assert flow.width == HOUR
@@ -90,7 +90,7 @@ def test_arrivals_and_releases(figures: Figures, rows: list[dict[str, Any]]) -> 
     assert flow.waiting()[-1] == figures.headline.pending
 
 
-def test_lateness(figures: Figures, rows: list[dict[str, Any]]) -> None:
+def test_lateness_is_counted_in_logarithmic_steps(figures: Figures, rows: list[dict[str, Any]]) -> None:
     steps = figures.lateness
     assert steps
     assert all(one.high == other.low for one, other in pairwise(steps))
@@ -101,7 +101,7 @@ def test_lateness(figures: Figures, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def test_targets(figures: Figures, rows: list[dict[str, Any]]) -> None:
+def test_each_target_has_its_counts(figures: Figures, rows: list[dict[str, Any]]) -> None:
     assert [one.name for one in figures.targets][:2] == ["q:orders", "q:reviews"]
     for one in figures.targets:
         own = [row for row in rows if row["target"] == one.name]
@@ -110,21 +110,21 @@ def test_targets(figures: Figures, rows: list[dict[str, Any]]) -> None:
         assert one.overdue == sum(row["outcome"] == "overdue" for row in own)
 
 
-def test_the_skyline(figures: Figures, rows: list[dict[str, Any]]) -> None:
-    skyline, head = figures.skyline, figures.headline
-    assert skyline is not None
+def test_the_skyline_counts_pending_messages_by_target_and_hour(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    pending, head = figures.pending, figures.headline
+    assert pending is not None
     assert head is not None
-    assert sum(one.pending for one in skyline.buildings) == head.pending
-    assert sum(one.pending_overdue for one in skyline.buildings) == head.overdue
-    assert (skyline.others, skyline.earlier, skyline.later) == (0, 0, 0)
-    for one in skyline.buildings:
+    assert sum(one.pending for one in pending.targets) == head.pending
+    assert sum(one.pending_overdue for one in pending.targets) == head.overdue
+    assert (pending.others, pending.earlier, pending.later) == (0, 0, 0)
+    for one in pending.targets:
         waiting = [row["due"] for row in rows if row["target"] == one.name and not row["delivered"]]
         for number, count in enumerate(one.counts):
-            begin = skyline.first + skyline.width * number
-            assert count == sum(begin <= due < begin + skyline.width for due in waiting)
+            begin = pending.first + pending.width * number
+            assert count == sum(begin <= due < begin + pending.width for due in waiting)
 
 
-def test_failures(figures: Figures, folder: Path) -> None:
+def test_failures_are_counted_by_group(figures: Figures, folder: Path) -> None:
     failures = figures.failures
     assert failures is not None
     failed = parquet.read_table(folder / "failed").to_pylist()
@@ -140,7 +140,7 @@ def test_failures(figures: Figures, folder: Path) -> None:
     assert failures.groups[1].text == "'customer_id'"
 
 
-def test_the_zone_of_the_session_does_not_matter(spark: SparkSession, folder: Path, figures: Figures) -> None:
+def test_the_session_time_zone_does_not_change_the_figures(spark: SparkSession, folder: Path, figures: Figures) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
     try:
@@ -149,7 +149,7 @@ def test_the_zone_of_the_session_does_not_matter(spark: SparkSession, folder: Pa
         spark.conf.set("spark.sql.session.timeZone", str(before))
 
 
-def test_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
+def test_empty_tables_give_an_empty_report(spark: SparkSession, tmp_path: Path) -> None:
     for name in audit_tables.SCHEMAS:
         write(tmp_path, name, [])
     found = collecting.collect(spark, str(tmp_path))
@@ -160,7 +160,7 @@ def test_empty_tables(spark: SparkSession, tmp_path: Path) -> None:
     assert "Nothing failed." in page(found)
 
 
-def test_one_message(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_single_message_gives_a_report(spark: SparkSession, tmp_path: Path) -> None:
     one = message(1, target="q:orders", scheduled=FIRST, due=FIRST + HOUR, late=0.0)
     write(tmp_path, "messages", [one])
     found = collecting.collect(spark, str(tmp_path))
@@ -172,7 +172,7 @@ def test_one_message(spark: SparkSession, tmp_path: Path) -> None:
     assert page(found).count("<svg") == 8
 
 
-def test_what_was_told_twice_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_duplicate_events_are_counted_once(spark: SparkSession, tmp_path: Path) -> None:
     base = {"message_id": "m", "endpoint": "e", "exception": "E", "group": "g", "started": FIRST, "ended": FIRST}
     once = [base | {"kind": "retried", "text": "first"}, base | {"kind": "parked", "ended": LAST, "text": "last"}]
     expired = base | {"kind": "expired", "text": "not a failure of a handler"}
@@ -185,7 +185,7 @@ def test_what_was_told_twice_counts_once(spark: SparkSession, tmp_path: Path) ->
     assert group.text == "last"
 
 
-def test_messages_that_nobody_delayed_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_undelayed_messages_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
     others = [{"message_id": str(number), "outcome": "processed", "sent": FIRST} for number in range(5)]
     one = message(1, target="q:orders", scheduled=FIRST, due=FIRST + HOUR, late=2.0)
     write(tmp_path, "messages", [*others, one])
@@ -195,14 +195,14 @@ def test_messages_that_nobody_delayed_are_left_out(spark: SparkSession, tmp_path
     assert [one.name for one in found.targets] == ["q:orders"]
 
 
-def test_times_that_are_all_the_same(spark: SparkSession, tmp_path: Path) -> None:
+def test_equal_times_fall_into_one_span(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, "messages", [message(n, target="q:a", scheduled=LAST, due=LAST, late=0.0) for n in range(3)])
     flow = collecting.collect(spark, str(tmp_path)).flow
     assert flow is not None
     assert (flow.scheduled, flow.delivered) == ([3], [3])
 
 
-def test_what_was_never_delivered_is_lost_after_a_while(spark: SparkSession, tmp_path: Path) -> None:
+def test_undelivered_messages_are_lost_after_the_grace_period(spark: SparkSession, tmp_path: Path) -> None:
     rows = [
         message(0, target="q:a", scheduled=FIRST, due=LAST - timedelta(seconds=10), late=0.0),
         message(1, target="q:a", scheduled=FIRST, due=LAST - timedelta(minutes=9), late=1e9),
@@ -218,18 +218,18 @@ def test_what_was_never_delivered_is_lost_after_a_while(spark: SparkSession, tmp
         assert counting.lost(table, head.until - grace).collect()[0]["lost"] == lost
 
 
-def test_a_message_due_in_years_does_not_make_the_others_small(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_message_due_in_years_does_not_widen_the_spans(spark: SparkSession, tmp_path: Path) -> None:
     soon = [(f"q:{number % 9}", FIRST + HOUR * (number % 48)) for number in range(2000)]
     rows = [message(0, target=to, scheduled=FIRST, due=LAST + (due - FIRST), late=1e12) for to, due in soon]
     rows.append(message(1, target="q:0", scheduled=FIRST, due=LAST + timedelta(days=3000), late=1e12))
     write(tmp_path, "pending", pending_of(rows))
-    skyline = collecting.collect(spark, str(tmp_path)).skyline
-    assert skyline is not None
-    assert skyline.width == HOUR
-    assert (skyline.earlier, skyline.later) == (0, 1)
-    assert skyline.others == 3
-    assert [one.pending for one in skyline.buildings] == [224, 223, 222, 222, 222, 222, 666]
-    assert sum(sum(one.counts) for one in skyline.buildings) == 2000
+    pending = collecting.collect(spark, str(tmp_path)).pending
+    assert pending is not None
+    assert pending.width == HOUR
+    assert (pending.earlier, pending.later) == (0, 1)
+    assert pending.others == 3
+    assert [one.pending for one in pending.targets] == [224, 223, 222, 222, 222, 222, 666]
+    assert sum(sum(one.counts) for one in pending.targets) == 2000
 
 
 def test_partitions_and_other_columns_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -244,10 +244,10 @@ def test_partitions_and_other_columns_are_read(spark: SparkSession, tmp_path: Pa
     assert found.missing == ["pending", "failures", "failed"]
 
 
-def test_folders_that_are_none_of_the_audit(spark: SparkSession, tmp_path: Path) -> None:
+def test_folders_without_tables_of_an_audit_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="there is no folder"):
         collecting.collect(spark, str(tmp_path / "none"))
-    with pytest.raises(InvalidInputError, match="has no table of the audit"):
+    with pytest.raises(InvalidInputError, match="has no table of an audit"):
         collecting.collect(spark, str(tmp_path))
     with pytest.raises(InvalidInputError, match="cannot be read"):
         collecting.collect(spark, "ftpx://somewhere/else")
@@ -258,7 +258,7 @@ def test_folders_that_are_none_of_the_audit(spark: SparkSession, tmp_path: Path)
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_million_messages(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_report_of_a_million_messages_is_complete(spark: SparkSession, tmp_path: Path) -> None:
     million = 1_000_000
     number = pa.array(range(million))
     second = pc.add(pc.divide(number, 10), int(FIRST.timestamp()))
@@ -291,7 +291,9 @@ def test_a_million_messages(spark: SparkSession, tmp_path: Path) -> None:
     assert len(page(found)) < 300_000
 
 
-def test_the_command(spark: SparkSession, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_page_and_picture(
+    spark: SparkSession, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, svg = tmp_path / "report.html", tmp_path / "report.svg"
     assert run(["pipeline", "report", str(folder), "--out", str(out), "--svg", str(svg), "--title", "Night & day"]) == 0
     said = capsys.readouterr().out
@@ -303,7 +305,7 @@ def test_the_command(spark: SparkSession, folder: Path, tmp_path: Path, capsys: 
     assert "Night & day" in [one.text for one in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
-def test_the_example_of_the_documentation(
+def test_the_documented_example_writes_a_report(
     spark: SparkSession, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Path(__file__).parents[2] / "docs" / "pipeline-report.md").read_text(encoding="utf-8")
@@ -314,7 +316,7 @@ def test_the_example_of_the_documentation(
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<section") == 6
 
 
-def test_the_summary_as_json(
+def test_the_summary_can_be_printed_as_json(
     spark: SparkSession, folder: Path, figures: Figures, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "report.html"
@@ -329,7 +331,7 @@ def test_the_summary_as_json(
     assert out.exists()
 
 
-def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> None:
+def test_texts_of_messages_are_escaped(spark: SparkSession, tmp_path: Path) -> None:
     rows = [message(number, target=f"q:{NASTY}", scheduled=FIRST, due=LAST + HOUR, late=5.0) for number in range(3)]
     rows.append(message(3, target=f"q:{NASTY}", scheduled=FIRST, due=FIRST + HOUR, late=5.0))
     write(tmp_path, "messages", rows)
@@ -350,15 +352,15 @@ def test_texts_of_messages_end_as_texts(spark: SparkSession, tmp_path: Path) -> 
         # Told before Spark is there, which would say that it has no such time zone.
         (["none", *NO_ZONE], BAD_USAGE, "there is no folder none"),
         (["file:///none/of/these", *NO_ZONE], BAD_USAGE, "there is no folder file:///none/of/these"),
-        ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of the audit"),
+        ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of an audit"),
         (["x" * 300, *NO_ZONE], BAD_USAGE, "cannot be read: "),
         ([".", "--out", "nowhere/report.html"], BAD_USAGE, "nowhere/report.html cannot be written"),
         ([".", "--lost-after", "soon"], BAD_USAGE, "'soon'"),
-        ([".", "--svg", "p.jpg"], BAD_USAGE, "the picture is an SVG, and p.jpg is named as something else"),
+        ([".", "--svg", "p.jpg"], BAD_USAGE, "the picture is an SVG, but its name p.jpg does not end in .svg"),
         (["broken"], FAILED, "Spark: "),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_errors_are_reported_in_one_line(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -77,7 +77,7 @@ def test_rows_become_messages(spark: SparkSession) -> None:
     assert elsewhere == again, "however they are delayed"
 
 
-def test_what_a_survey_finds(spark: SparkSession) -> None:
+def test_a_survey_counts_bad_past_and_far_rows(spark: SparkSession) -> None:
     rows = spark.createDataFrame(
         [("a", "2026-11-21 05:59:59"), ("b", "2026-11-21T06:00:10Z"), ("c", "soon"), ("d", None), ("e", "2026-11-22")],
         "body string, due string",
@@ -94,7 +94,7 @@ def test_what_a_survey_finds(spark: SparkSession) -> None:
     assert {one["due"]: one["count"] for one in counts} == {at_six - 3600: 1, at_six: 1, at_six + 18 * 3600: 1}
 
 
-def test_due_times_that_python_has_not(spark: SparkSession) -> None:
+def test_due_times_outside_the_years_1_to_9999_are_bad_rows(spark: SparkSession) -> None:
     """Spark reads years of five digits, and years before the first."""
     times = [
         "2026-11-21 06:00:10",
@@ -126,7 +126,7 @@ def test_due_times_that_python_has_not(spark: SparkSession) -> None:
                                     timedelta(seconds=19, microseconds=999_001), timedelta(-1), timedelta(400)]),
     ],
 )  # fmt: skip
-def test_delays_of_every_kind(spark: SparkSession, kind: str, delays: list[Any]) -> None:
+def test_delays_can_be_text_numbers_or_intervals(spark: SparkSession, kind: str, delays: list[Any]) -> None:
     rows = spark.createDataFrame([("x", delay) for delay in delays], f"body string, wait {kind}")
     settings = SinkSettings.make(
         "amqp://localhost", infrastructure=bide.Clock(max_delay=timedelta(days=300)), constants={"to": "orders"}
@@ -144,37 +144,37 @@ def test_delays_of_every_kind(spark: SparkSession, kind: str, delays: list[Any])
     assert near == {0: 1, 60: 1, 3_600: 1}
 
 
-def test_either_times_or_delays(spark: SparkSession) -> None:
+def test_exactly_one_of_due_times_and_delays_is_required(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, current_timestamp() as due, true as wait")
     for names in ({"at_column": None}, {"delay_column": "wait"}):
-        with pytest.raises(InvalidInputError, match="the column of due times or that of delays, and not both"):
+        with pytest.raises(InvalidInputError, match="name either the column of due times or the column of delays"):
             messages(rows, plan_for("amqp://localhost", "orders", **names))
-    with pytest.raises(InvalidColumnError, match="'wait' is boolean, which is no delay: it has to be interval day to"):
+    with pytest.raises(InvalidColumnError, match="is boolean, which is not a delay: convert it to interval day to"):
         messages(rows, plan_for("amqp://localhost", "orders", at_column=None, delay_column="wait"))
     usual, other = (plan_for("amqp://localhost", "q", at_column=at, delay_column=delay)
                     for at, delay in (("t", None), (None, "t")))  # fmt: skip
     assert usual.digest() != other.digest()
 
 
-def test_bad_columns_and_ids(spark: SparkSession) -> None:
+def test_bad_columns_and_duplicate_ids_are_refused(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 'k' as id, 5 as due union all select 'y', 'k', 6")
     for values, said in (
-        ({"at_column": "when"}, "no column 'when': there are body, id, due"),
-        ({}, "'due' is int, which is no time"),
-        ({"at_column": "body", "body_column": "due"}, "'due' is int, which is no body"),
+        ({"at_column": "when"}, "no column 'when': choose from body, id, due"),
+        ({}, "'due' is int, which is not a time"),
+        ({"at_column": "body", "body_column": "due"}, "'due' is int, but a body is a string or binary"),
     ):
         with pytest.raises(InvalidColumnError, match=said):
             messages(rows, plan_for("amqp://localhost", "orders", **values))
     timed = rows.selectExpr("body", "id", "current_timestamp() as due")
-    with pytest.raises(InvalidRowError, match=r"column 'id' are no message ids, each being there once: k \(2 times\)"):
+    with pytest.raises(InvalidRowError, match=r"'id' has values that are not unique, valid message ids: k \(2 times\)"):
         survey(timed, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
     for value, said in (("''", "an empty text"), ("cast(null as string)", "null")):
         one = timed.where("body = 'x'").selectExpr("body", "due", f"{value} as id")
-        with pytest.raises(InvalidRowError, match=rf"each being there once: {said} \(1 times\)"):
+        with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {said} \(1 times\)"):
             survey(one, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
 
 
-def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
+def test_every_row_is_sent_once_across_runs_with_one_ledger(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
 ) -> None:
     due = datetime.now(UTC) + timedelta(seconds=3)
@@ -197,9 +197,7 @@ def test_every_row_is_sent_once_and_what_is_in_the_ledger_is_not_sent_again(
     assert rest(clock_url, queue) == []
 
 
-def test_rows_of_a_session_that_is_not_the_active_one(
-    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
-) -> None:
+def test_rows_of_an_inactive_session_are_sent(spark: SparkSession, clock_url: str, queue: str, tmp_path: Path) -> None:
     """In a notebook with two sessions, the active one is that which was used last."""
     rows = reminders(spark, 3, due=f"timestamp'{datetime.now(UTC).isoformat()}'")
     plan, ledger = plan_for(clock_url, queue), Ledger(str(tmp_path / "ledger"))
@@ -209,15 +207,19 @@ def test_rows_of_a_session_that_is_not_the_active_one(
     assert len(drain(clock_url, queue, 3)) == 3
 
 
-def test_a_ledger_goes_on_only_with_what_it_was_begun_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_ledger_refuses_another_plan_broker_or_rows(spark: SparkSession, tmp_path: Path) -> None:
     rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
     ledger.begin(head_for(ledger, plan, survey(rows, plan, now=NOW)))
     for other, of_rows, said in (
         (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns, name or delay"),
         (with_clock(plan, prefix="others"), rows, "with other settings of target, columns, name or delay infrastruc"),
-        (with_clock(plan, max_delay=timedelta(hours=1)), rows, "name or delay infrastructure: repeat those to go on"),
-        (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, and this is"),
+        (
+            with_clock(plan, max_delay=timedelta(hours=1)),
+            rows,
+            "delay infrastructure: repeat those to continue",
+        ),
+        (plan_for("amqp://localhost:1/b", "orders"), rows, "was begun for the broker localhost:1/a, but this run"),
         (plan, rows.limit(9), r"\(10 rows then, 9 now, or other values\)"),
         (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
     ):
@@ -240,7 +242,7 @@ def csv(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_line(
+def test_the_command_sends_every_row(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
@@ -256,7 +258,7 @@ def test_the_command_line(
     assert schedule(csv, *where, "--json") == 0
     assert json.loads(capsys.readouterr().out)["sent"] == 10
     assert schedule(csv, *where) == 0
-    assert "10 rows were done before, by an earlier run" in capsys.readouterr().out
+    assert "10 rows were finished by an earlier run" in capsys.readouterr().out
     found = drain(clock_url, queue, 10)
     assert sorted(json.loads(one.body)["order_id"] for one in found) == [f"o-{n}" for n in range(10)]
     assert all(one.lateness is not None and one.lateness >= timedelta(0) for one in found)
@@ -265,14 +267,14 @@ def test_the_command_line(
 
 
 @pytest.mark.usefixtures("spark")
-def test_delays_by_the_command_line(
+def test_the_command_reads_a_delay_column(
     clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "reminders.csv"
     source.write_text("order_id,wait\n" + "".join(f"o-{n},{wait}\n" for n, wait in enumerate(("2s", "2500ms", "x"))))
     where = ("--url", clock_url, "--to", queue, "--delay-column", "wait", "--ledger", tmp_path / "ledger", "--json")
     assert schedule(source, *where) == 2
-    assert "1 of 3 rows cannot be sent (1 with no delay, or one that cannot be read)" in capsys.readouterr().err
+    assert "1 of 3 rows cannot be sent (1 with a missing or invalid delay)" in capsys.readouterr().err
     began = datetime.now(UTC)
     assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
     told = json.loads(capsys.readouterr().out)
@@ -286,7 +288,7 @@ def test_delays_by_the_command_line(
 
 
 @pytest.mark.usefixtures("spark")
-def test_due_times_far_away_by_the_command_line(
+def test_the_command_reports_due_times_out_of_range(
     clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "reminders.csv"
@@ -325,7 +327,7 @@ def test_another_infrastructure_has_another_ledger(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_source_as_hadoop_writes_it(
+def test_a_file_uri_with_one_slash_is_the_same_source(
     clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one slash. It is the same file wherever the command is run, so it has the same ledger."""
@@ -344,7 +346,7 @@ def test_a_source_as_hadoop_writes_it(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_wrong_target_is_told_before_spark_starts(
+def test_a_missing_target_is_reported_before_spark_starts(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A time zone that is none is told as soon as Spark is there.
@@ -362,14 +364,14 @@ def test_a_wrong_target_is_told_before_spark_starts(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_dry_run_asks_no_broker(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_needs_no_broker(csv: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ("--url", "amqp://127.0.0.1:1", "--to", "typo", "--at-column", "due", "--dry-run")
     assert schedule(csv, *where) == 0
     assert capsys.readouterr().out.startswith("10 messages to the queue typo on 127.0.0.1:1/; nothing was sent")
 
 
 @pytest.mark.usefixtures("spark")
-def test_what_the_command_line_refuses(
+def test_invalid_command_lines_are_refused(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with csv.open("a") as file:
@@ -377,14 +379,14 @@ def test_what_the_command_line_refuses(
     where = ("--url", clock_url, "--at-column", "due", "--ledger", tmp_path / "ledger")
     assert schedule(csv, "--to", queue, *where, "--delay-column", "due") == 2
     assert schedule(csv, "--to", queue) == 2
-    assert capsys.readouterr().err.count("by --at-column, or by --delay-column, and not by both") == 2
+    assert capsys.readouterr().err.count("either --at-column or --delay-column") == 2
     for arguments, code, said in (
-        ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with no due time, or one that cannot be read)"),
+        ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with a missing or invalid due time)"),
         ((csv, "--to", f"{queue}-x", "--rejects", tmp_path / "r"), 1, f"the queue '{queue}-x' does not exist"),
         ((tmp_path / "none.csv", "--to", queue), 2, "none.csv does not exist: name a file or a folder of csv files"),
         ((tmp_path / "none*.csv", "--to", queue), 1, "Path does not exist"),
-        ((tmp_path / "none.xyz", "--to", queue), 2, "does not tell a format"),
-        ((csv,), 2, "name where the messages go"),
+        ((tmp_path / "none.xyz", "--to", queue), 2, "does not have the suffix of a known format"),
+        ((csv,), 2, "give the target of the messages"),
     ):
         assert schedule(*arguments, *where) == code
         assert said in capsys.readouterr().err
@@ -405,19 +407,19 @@ def test_what_the_command_line_refuses(
     assert schedule(past, "--to", full, *where, "--part-rows", 100, "--past", "send") == 1
     said = capsys.readouterr().err
     assert said.startswith(
-        "bide: of the last 10 messages 9 were not taken (1 confirmed, 9 refused): row 1, message id "
+        "bide: of the last 10 messages 9 were not confirmed (1 confirmed, 9 refused): row 1, message id "
     )
     assert said.count("\n") == 1
 
     assert schedule(csv, "--to", queue, *where, "--rejects", tmp_path / "rejects", "--name", "2", "--ledger",
                     tmp_path / "ledger-2") == 0  # fmt: skip
-    assert "1 rows were not taken: they are in" in capsys.readouterr().out
+    assert "1 rows were rejected: they are in" in capsys.readouterr().out
     assert len(drain(clock_url, queue, 10)) == 10
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(
+def test_a_killed_schedule_is_continued(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""

@@ -29,7 +29,7 @@ NO_TEXT = "cast(x'636166e9' as string)"
 """What Spark takes for text, and is none: ``café`` in Latin-1."""
 
 
-def test_a_ledger_that_another_run_has_begun_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_ledger_started_by_another_run_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Both looked at it while it was new: what the one has sent is not what the other has."""
     plan, ledger = plan_for(NOBODY, "orders"), Ledger(str(tmp_path / "ledger"))
     rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
@@ -37,7 +37,7 @@ def test_a_ledger_that_another_run_has_begun_meanwhile(spark: SparkSession, tmp_
     ours, theirs = (head_for(ledger, plan, survey(one, plan, now=NOW)) for one in (rows, others))
     ledger.begin(theirs)
     ledger.add(Part(part=0, sent=10, rejected=0))
-    with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* meanwhile: the same command"):
+    with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* in the meantime: run the same"):
         send(rows, plan, ledger, ours)
     assert send(others, plan, ledger, theirs).collect() == [], "all of it is done"
 
@@ -50,22 +50,22 @@ def test_a_ledger_that_another_run_has_begun_meanwhile(spark: SparkSession, tmp_
         (NO_TEXT, r"caf\ufffd \(which is not UTF-8\)"),
     ],
 )
-def test_what_can_be_no_message_id(spark: SparkSession, column: str, said: str) -> None:
+def test_invalid_message_ids_are_refused(spark: SparkSession, column: str, said: str) -> None:
     rows = spark.sql(f"select 'a' as id, now() as due union all select {column}, now()")
-    with pytest.raises(InvalidRowError, match=f"each being there once: {said}$"):
+    with pytest.raises(InvalidRowError, match=f"not unique, valid message ids: {said}$"):
         survey(rows, plan_for(NOBODY, "orders", id_column="id"), now=NOW)
 
 
-def test_message_ids_of_255_bytes_are_none_too_long(spark: SparkSession) -> None:
+def test_message_ids_of_255_bytes_are_accepted(spark: SparkSession) -> None:
     rows = spark.sql("select repeat('é', 127) || 'x' as id, timestamp'2026-11-21 06:00:00' as due")
     found = survey(rows, plan_for(NOBODY, "orders", id_column="id"), now=NOW)
     assert (found.rows, found.bad) == (1, 0)
 
 
-def test_bytes_are_no_message_ids_and_no_headers(spark: SparkSession) -> None:
+def test_binary_columns_are_refused_as_message_ids_and_headers(spark: SparkSession) -> None:
     rows = spark.sql("select x'01' as code, now() as due")
     for values in ({"id_column": "code"}, {"header_columns": ("code",)}):
-        with pytest.raises(InvalidColumnError, match="the column 'code' is binary, which is no text: make text of it"):
+        with pytest.raises(InvalidColumnError, match="'code' is binary, which is not text: convert it to text"):
             messages(rows, plan_for(NOBODY, "orders", **values))
 
 
@@ -80,7 +80,7 @@ def broken(spark: SparkSession) -> DataFrame:
     )
 
 
-def test_headers_that_are_no_text(
+def test_headers_that_are_not_utf_8_are_refused(
     spark: SparkSession, broken: DataFrame, clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are found before the first row is sent; what goes into a JSON body is made text."""
@@ -94,26 +94,26 @@ def test_headers_that_are_no_text(
     told = json.loads(capsys.readouterr().out)
     assert (told["sent"], told["rejected"], told["bad_headers"]) == (2, 1, 1)
     (rejected,) = spark.read.parquet(str(tmp_path / "rejects")).collect()
-    assert rejected["reject_reason"] == "the column headers holds what cannot be sent: text that is not UTF-8"
+    assert rejected["reject_reason"] == "the column headers holds a value that cannot be sent: text that is not UTF-8"
     found = drain(clock_url, queue, 2)
     assert sorted(json.loads(one.body)["note"] for one in found) == ["caf\ufffd", "x"]
     assert [one.headers["city"] for one in found] == ["é", "é"]
     assert rest(clock_url, queue) == []
 
 
-def test_a_task_that_fails_says_nothing_of_the_others(
-    spark: SparkSession, broken: DataFrame, clock_url: str, tmp_path: Path
-) -> None:
+def test_a_failed_task_is_not_bad_usage(spark: SparkSession, broken: DataFrame, clock_url: str, tmp_path: Path) -> None:
     """Others may have sent their part, so that it is no error of which nothing was sent (exit code 2)."""
     plan = replace(plan_for(clock_url, new_queue(clock_url)), header_columns=("city",))
     plan = replace(plan, settings=replace(plan.settings, past="send"))
     found = survey(broken.where("id <> 1"), plan, now=NOW)
-    with pytest.raises(BideError, match="the column headers holds what cannot be sent: text that is no") as caught:
+    with pytest.raises(
+        BideError, match="the column headers holds a value that cannot be sent: text that is no"
+    ) as caught:
         _send(broken, plan, found, Ledger(str(tmp_path / "ledger")), NOW, part_rows=10, as_json=True)
     assert not isinstance(caught.value, InvalidInputError)
 
 
-def test_the_body_has_the_message_id_unless_its_columns_are_named(spark: SparkSession) -> None:
+def test_the_body_includes_the_message_id_by_default(spark: SparkSession) -> None:
     """It always had, so that a ledger that was begun goes on with equal ids and bodies."""
     rows = spark.sql("select 'o-1' as id, 'de' as language, 5 as total, now() as due")
     values = {"id_column": "id", "header_columns": ("language",)}
@@ -122,7 +122,7 @@ def test_the_body_has_the_message_id_unless_its_columns_are_named(spark: SparkSe
         assert (row["message_id"], json.loads(row["value"])) == ("o-1", body)
 
 
-def test_there_are_no_more_than_ten_thousand_parts(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_ledger_has_at_most_10_000_parts(spark: SparkSession, tmp_path: Path) -> None:
     """Each is a file, and a task."""
     plan, ledger = plan_for(NOBODY, "orders"), Ledger(str(tmp_path / "ledger"))
     found = survey(reminders(spark, 1), plan, now=NOW)

@@ -48,7 +48,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_what_is_read_is_the_same_from_everywhere(
+def test_every_format_gives_the_same_rows(
     rows: DataFrame, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows.write.json(str(tmp_path / "reminders.json"))
@@ -69,7 +69,7 @@ def test_what_is_read_is_the_same_from_everywhere(
 
 
 @pytest.mark.usefixtures("spark")
-def test_lines_of_json_and_the_body_that_is_made_of_them(
+def test_json_lines_keep_numbers_and_nesting_in_the_body(
     clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Numbers stay numbers, and what is nested stays so; a line that is no JSON is a row without a due time."""
@@ -81,7 +81,7 @@ def test_lines_of_json_and_the_body_that_is_made_of_them(
     where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--body-columns", "order_id,total,lines",
              "--ledger", tmp_path / "ledger", "--past", "send", "--json")  # fmt: skip
     assert schedule(source, *where) == 2
-    assert "1 of 3 rows cannot be sent (1 with no due time, or one that cannot be read)" in capsys.readouterr().err
+    assert "1 of 3 rows cannot be sent (1 with a missing or invalid due time)" in capsys.readouterr().err
     assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
     found = read(capsys)
     assert (found["sent"], found["rejected"]) == (2, 1)
@@ -89,7 +89,7 @@ def test_lines_of_json_and_the_body_that_is_made_of_them(
     assert bodies == [order, {"order_id": "o-2", "total": None, "lines": None}]
 
 
-def test_a_table_has_one_ledger_wherever_the_command_is_run(
+def test_a_table_has_the_same_ledger_in_every_folder(
     table: str, clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in the catalogue, and in no folder."""
@@ -108,7 +108,7 @@ def test_a_table_has_one_ledger_wherever_the_command_is_run(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_table_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert schedule("nowhere", "--format", "table", *NOBODY) == 1
     told = capsys.readouterr().err
     assert told.startswith("bide: Spark: ")
@@ -116,7 +116,7 @@ def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert told.count("\n") == 1
 
 
-def test_what_may_not_be_declared_has_to_be_there(
+def test_without_declare_the_infrastructure_has_to_exist(
     rows: DataFrame, vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The ledger that was begun goes on as soon as it is."""

@@ -52,7 +52,7 @@ def pages(spark: SparkSession) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_password_is_said_nowhere(
+def test_the_password_appears_in_no_output_log_or_file(
     spark: SparkSession,
     streams: Streams,
     logged: Callable[[], str],

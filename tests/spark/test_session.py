@@ -38,7 +38,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        "bide: Spark needs a Java 17 or later, and there is none: install one, or set JAVA_HOME to the folder of one\n"
+        "bide: Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME to its folder\n"
     )
 
 
@@ -67,7 +67,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     """In the middle of a job, as the kernel does it where memory runs out."""
     source = tmp_path / "rows.csv"
     source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 100_000)
@@ -95,7 +95,7 @@ def test_a_java_that_is_killed_is_told_in_one_line(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, said[0]) == (1, "")
     assert said[1] == (
-        "bide: Spark's Java process has ended: it was killed, or had not enough memory; give it more, such as by "
+        "bide: Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
         "--spark-conf spark.driver.memory=4g\n"
     )
 
@@ -119,14 +119,14 @@ def programs_of(group: int) -> list[str]:
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("zone", ["Mars/Olympus", ""])
-def test_a_time_zone_that_is_none(zone: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_time_zone_is_refused(zone: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*ANY_PLAN, "--time-zone", zone]) == 2
     assert capsys.readouterr().err == (
         f"bide: Spark does not know the time zone {zone!r}: give one such as UTC, Europe/Berlin or +02:00\n"
     )
 
 
-def test_what_fails_in_a_batch_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_in_a_batch_is_reported_briefly(spark: SparkSession, tmp_path: Path) -> None:
     """The function of a streaming query, and a task that it starts: what Spark wraps around it is many lines."""
 
     def broken(batch: DataFrame, number: int) -> None:

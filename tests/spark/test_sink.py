@@ -44,7 +44,7 @@ def queue(clock_url: str) -> str:
     return new_queue(clock_url)
 
 
-def test_only_a_value_is_needed(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_a_table_with_only_a_value_column_can_be_written(spark: SparkSession, clock_url: str, queue: str) -> None:
     frame = spark.range(1_000).selectExpr("cast(id as string) as value").repartition(3)
     writer(frame, clock_url, queue=queue).save()
     found = drain(clock_url, queue, 1_000)
@@ -53,7 +53,7 @@ def test_only_a_value_is_needed(spark: SparkSession, clock_url: str, queue: str)
     assert rest(clock_url, queue) == []
 
 
-def test_every_column_arrives_as_what_it_is(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_every_column_arrives_as_its_property(spark: SparkSession, clock_url: str, queue: str) -> None:
     frame = spark.sql(
         f"""
         select cast('body' as binary) as value, '{queue}' as queue, map('tenant', 'acme') as headers,
@@ -73,7 +73,7 @@ def test_every_column_arrives_as_what_it_is(spark: SparkSession, clock_url: str,
     assert message.headers["tenant"] == "acme"
 
 
-def test_delays_and_due_times(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_delays_and_due_times_can_have_any_type(spark: SparkSession, clock_url: str, queue: str) -> None:
     before = datetime.now(UTC)
     due = before + timedelta(seconds=2)
     frames = [
@@ -100,7 +100,7 @@ def test_delays_and_due_times(spark: SparkSession, clock_url: str, queue: str) -
         assert one.lateness >= timedelta(0), name
 
 
-def test_exchanges_with_their_routing_keys(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: str, queue: str) -> None:
     with bide.connect_sync(clock_url) as client:
         client.declare(
             bide.Topology(
@@ -122,16 +122,16 @@ def test_exchanges_with_their_routing_keys(spark: SparkSession, clock_url: str, 
 @pytest.mark.parametrize(
     ("query", "options", "said"),
     [
-        ("select 'a' as body", {"queue": "q"}, "the column 'body' says nothing about a message"),
+        ("select 'a' as body", {"queue": "q"}, "the column 'body' is not a field of a message"),
         ("select 'q' as queue", {}, "no column 'value'"),
         ("select 1 as value", {"queue": "q"}, "the column 'value' is int: it has to be string or binary"),
-        ("select 'a' as value", {}, "nothing says where the messages go"),
+        ("select 'a' as value", {}, "the messages have no target"),
         ("select 'a' as value", {"queue": "q", "delay": "-5s"}, "the option delay: the delay '-5s' is negative"),
         ("select 'a' as value", {"queue": "q", "delay": "1h"}, "the option delay: the delay 1:00:00 is longer"),
         ("select 'a' as value", {"queue": "q", "dealy": "5s"}, "unknown option for writing: dealy"),
-        ("select 'a' as value", {"queue": "q", "exchange": "x"}, "both the options queue and exchange"),
+        ("select 'a' as value", {"queue": "q", "exchange": "x"}, "the options queue and exchange were both given"),
         ("select 'a' as value, current_timestamp() as deliver_at", {"queue": "q", "delay": "1s"},
-         "the option delay and the column 'deliver_at' both say when"),
+         "the option delay and the column 'deliver_at' both set when"),
         ("select 'a' as value, timestamp_ntz'2030-01-01 00:00:00' as deliver_at", {"queue": "q"},
          "'deliver_at' is timestamp_ntz: it has to be timestamp, which has a time zone"),
         ("select 'a' as value", {"queue": "q", "layout": "clocks"}, "the option layout is 'clocks'"),
@@ -155,7 +155,7 @@ def test_tables_cannot_be_overwritten(spark: SparkSession) -> None:
 BAD_ROWS = (
     ("if(id = 700, null, 'a') as value, '{queue}' as queue", "row 700: the column value is null"),
     ("'a' as value, if(id = 700, null, '{queue}') as queue", "row 700: the column queue is null"),
-    ("'a' as value, '{queue}' as queue, if(id = 700, -5, 5) as delay", "row 700: the column delay holds what"),
+    ("'a' as value, '{queue}' as queue, if(id = 700, -5, 5) as delay", "row 700: the column delay holds a value"),
     ("'a' as value, '{queue}' as queue, if(id = 700, '5 apples', '5s') as delay", "the delay '5 apples' cannot be"),
     ("'a' as value, '{queue}' as queue, '5s' as delay, if(id = 700, current_timestamp(), null) as deliver_at",
      "row 700: the columns delay and deliver_at both have a value"),
@@ -164,9 +164,9 @@ BAD_ROWS = (
     ("'a' as value, '{queue}' as queue, if(id = 700, 300, 5) as priority", "row 700: the priority"),
     ("'a' as value, '{queue}' as queue, repeat('x', int(if(id = 700, 256, 5))) as message_id", "row 700: the mess"),
     ("'a' as value, '{queue}' as queue, cast(if(id = 700, x'e9', x'65') as string) as message_id",
-     "row 700: the column message_id holds what cannot be sent: text that is not UTF-8"),
+     "row 700: the column message_id holds a value that cannot be sent: text that is not UTF-8"),
     ("'a' as value, '{queue}' as queue, map('seen', timestamp_seconds(700 - id)) as headers",
-     "row 701: the header 'seen' is 1969-12-31T23:59:59+00:00, and the AMQP timestamp begins with 1970"),
+     "row 701: the header 'seen' is 1969-12-31T23:59:59+00:00, but AMQP timestamps begin in 1970"),
 )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def test_a_bad_row_does_not_stop_other_partitions(spark: SparkSession, clock_url
     rows = spark.range(0, 1_000, 1, 2).selectExpr("cast(id as string) as value", "if(id = 700, -5, 0) as delay")
     with pytest.raises(PySparkException) as caught:
         writer(rows.mapInArrow(await_the_other, rows.schema), clock_url, queue=queue).save()
-    assert "row 200: the column delay holds what" in str(caught.value)
+    assert "row 200: the column delay holds a value" in str(caught.value)
     assert sorted(int(one.body) for one in drain(clock_url, queue, 500)) == list(range(500))
     assert rest(clock_url, queue) == []
 
@@ -214,7 +214,7 @@ def _split(columns: str) -> list[str]:
     return parts
 
 
-def test_what_is_not_taken_fails_the_task_and_is_named(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_refused_messages_fail_the_task_and_are_named(spark: SparkSession, clock_url: str, queue: str) -> None:
     frame = spark.range(0, 20, 1, 1).selectExpr(
         "cast(id as string) as value",
         f"if(id % 2 = 1, 'nowhere', '{queue}') as queue",
@@ -222,14 +222,14 @@ def test_what_is_not_taken_fails_the_task_and_is_named(spark: SparkSession, cloc
     )
     with pytest.raises(PySparkException) as caught:
         writer(frame, clock_url).save()
-    assert "of the last 20 messages 10 were not taken (10 confirmed, 10 returned)" in str(caught.value)
+    assert "of the last 20 messages 10 were not confirmed (10 confirmed, 10 returned)" in str(caught.value)
     assert "row 1, message id m-1, returned" in str(caught.value)
     assert "and 5 more" in str(caught.value)
     assert len(drain(clock_url, queue, 10)) == 10
 
 
 @pytest.mark.parametrize(("rows", "size"), [(2, 1 << 30), (1 << 30, 200)])
-def test_a_task_keeps_rows_until_there_are_many_or_much(
+def test_a_task_publishes_in_chunks_of_rows_or_bytes(
     clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
 ) -> None:
     """It settles then, and so fails before it has published the rest."""
@@ -242,13 +242,13 @@ def test_a_task_keeps_rows_until_there_are_many_or_much(
         for number in range(7)
     ]
     reader, place = Rows(columns, {}, settings.infrastructure), SinkPlace(run="p", partition=0)
-    with pytest.raises(BulkPublishError, match="of the last 2 messages 1 were not taken"):
+    with pytest.raises(BulkPublishError, match="of the last 2 messages 1 were not confirmed"):
         send(iter(batches), reader, settings, place, file="f", begun=datetime.now(UTC))
     assert [one.body[:1] for one in drain(clock_url, queue, 3)] == [b"0", b"1", b"2"]
     assert rest(clock_url, queue) == []
 
 
-def test_rejects_go_to_a_folder_and_can_be_sent_again(
+def test_rejected_rows_are_written_to_a_folder_and_can_be_sent_again(
     spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
 ) -> None:
     rejects = tmp_path / "rejects"
@@ -277,7 +277,9 @@ def test_rejects_go_to_a_folder_and_can_be_sent_again(
     assert {one.message_id for one in again} == {row["message_id"] for n, row in rows.items() if n % 4 == 1}
 
 
-def test_a_stream_has_ids_that_its_query_gives(spark: SparkSession, clock_url: str, queue: str, tmp_path: Path) -> None:
+def test_message_ids_of_a_stream_come_from_its_query(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
+) -> None:
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     spark.range(0, 500, 1, 1).selectExpr("cast(id as string) as value").write.parquet(str(source))
     stream = spark.readStream.schema("value string").parquet(str(source)).writeStream.format("rabbitmq")
@@ -326,7 +328,31 @@ def test_a_micro_batch_that_is_repeated_replaces_its_rejects(
     assert len(drain(clock_url, queue, 18)) == 18
 
 
-def test_the_same_write_again_has_the_same_ids_with_a_prefix(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_a_micro_batch_that_is_repeated_does_not_move_due_times_that_spark_computed(
+    spark: SparkSession, clock_url: str, queue: str, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    spark.range(0, 3, 1, 1).selectExpr("cast(id as string) as value").write.parquet(str(source))
+
+    def run() -> dict[bytes, tuple[str | None, datetime | None]]:
+        rows = spark.readStream.schema("value string").parquet(str(source))
+        due = "current_timestamp() + interval 1 second as deliver_at"
+        options = {"url": clock_url, "queue": queue, "checkpointLocation": str(checkpoint), "past": "send", **SMALL}
+        stream = rows.selectExpr("value", due).writeStream.format("rabbitmq").options(**options)
+        stream.trigger(availableNow=True).start().awaitTermination()
+        return {one.body: (one.message_id, one.due) for one in drain(clock_url, queue, 3)}
+
+    first = run()
+    assert len(first) == 3
+    assert all(due is not None for _, due in first.values())
+    # As if the driver had died before it wrote down that the micro-batch is done.
+    (commit,) = (checkpoint / "commits").glob("[0-9]*")
+    commit.unlink()
+    commit.with_name(f".{commit.name}.crc").unlink(missing_ok=True)
+    assert run() == first
+
+
+def test_repeated_writes_with_a_prefix_have_the_same_ids(spark: SparkSession, clock_url: str, queue: str) -> None:
     frame = spark.range(0, 100, 1, 2).selectExpr("cast(id as string) as value")
     for _ in range(2):
         writer(frame, clock_url, queue=queue, idPrefix="campaign-7").save()
@@ -337,7 +363,7 @@ def test_the_same_write_again_has_the_same_ids_with_a_prefix(spark: SparkSession
     assert all(len(bodies) == 1 for bodies in ids.values())
 
 
-def test_an_endpoint_drops_what_a_repeated_write_sent_again(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_an_endpoint_drops_duplicates_of_a_repeated_write(spark: SparkSession, clock_url: str, queue: str) -> None:
     rows = spark.range(0, 40, 1, 2).selectExpr("concat('v', id % 20) as value")
     for _ in range(2):
         writer(rows, clock_url, queue=queue, type="Remind", idPrefix="campaign").save()

@@ -78,7 +78,7 @@ def start(spark: SparkSession, source: Path, **options: str) -> StreamingQuery:
 
 
 @pytest.mark.slow
-def test_a_python_worker_is_killed_in_a_batch_write(
+def test_a_killed_python_worker_in_a_batch_write_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter
 ) -> None:
     def write() -> None:
@@ -103,7 +103,7 @@ def test_a_python_worker_is_killed_in_a_batch_write(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_python_worker_of_a_stream_is_killed(
+def test_a_killed_python_worker_of_a_stream_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
 ) -> None:
     options = {"url": clock_url, "queue": queue, "checkpointLocation": str(tmp_path / "checkpoint")}
@@ -117,8 +117,9 @@ def test_a_python_worker_of_a_stream_is_killed(
     assert_at_least_once_with_equal_ids(clock_url, queue, sent_before)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_the_jvm_of_a_stream_is_killed(
+def test_a_killed_jvm_of_a_stream_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")

@@ -74,12 +74,12 @@ def test_the_option_exchange_leaves_the_routing_key_to_its_column(
     assert (message.exchange, message.routing_key) == (exchange, "order.paid")
 
 
-def test_a_user_that_is_another_is_told_from_the_others(spark: SparkSession, clock_url: str, queue: str) -> None:
+def test_a_foreign_user_id_fails_only_its_own_row(spark: SparkSession, clock_url: str, queue: str) -> None:
     """The broker closes the channel on its message, and does not say on which."""
     frame = spark.range(0, 10, 1, 1).selectExpr(
         "cast(id as string) as value", "concat('m-', id) as message_id", f"if(id = 4, 'another', '{USER}') as user_id"
     )
-    with pytest.raises(PySparkException, match="of the last 10 messages 1 were not taken") as caught:
+    with pytest.raises(PySparkException, match="of the last 10 messages 1 were not confirmed") as caught:
         writer(frame, clock_url, queue=queue).save()
     assert "row 4, message id m-4, failed" in str(caught.value)
     assert "user_id" in str(caught.value)
@@ -105,7 +105,7 @@ def test_isolated_queues_have_release_queues_of_their_own(
     assert len(drain(clock_url, queue, 2)) == 2
 
 
-def test_what_may_not_be_declared_has_to_be_there(spark: SparkSession, vhost: Vhost) -> None:
+def test_without_declare_the_infrastructure_has_to_exist(spark: SparkSession, vhost: Vhost) -> None:
     queue = new_queue(vhost.url)
     frame = spark.sql("select '1' as value")
     delayed = writer(frame, vhost.url, queue=queue, declare="false", delay="100ms")
@@ -119,7 +119,7 @@ def test_what_may_not_be_declared_has_to_be_there(spark: SparkSession, vhost: Vh
     assert [one.due is not None for one in drain(vhost.url, queue, 2)] == [False, True]
 
 
-def test_the_layout_of_nservicebus(spark: SparkSession, vhost: Vhost) -> None:
+def test_the_nservicebus_layout_reaches_exchanges_and_queues(spark: SparkSession, vhost: Vhost) -> None:
     """Delays are whole seconds there, and rounded up. By default an endpoint has an exchange of its name."""
     queues = {"conventional": new_queue(vhost.url), "direct": new_queue(vhost.url)}
     name = queues["conventional"]

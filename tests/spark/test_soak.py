@@ -15,9 +15,10 @@ from tests.spark.killing import wait_until
 from tests.support import Rabbitmq
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_soak_that_is_killed_goes_on(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+def test_a_killed_soak_is_continued(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.soak", "--kills", "2", "--jvm", "0", "--folder", str(tmp_path)]
     if rabbitmq.chroot is not None:
         command += ["--root", str(rabbitmq.chroot)]

@@ -44,7 +44,7 @@ def moment() -> int:
     return between
 
 
-def test_a_table_ends_where_the_stream_did_when_it_was_first_used(streams: Streams) -> None:
+def test_a_table_ends_at_the_end_of_the_stream_at_first_use(streams: Streams) -> None:
     streams.declare("s")
     table = streams.batch(stream="s")
     streams.fill("s", "a")
@@ -54,7 +54,7 @@ def test_a_table_ends_where_the_stream_did_when_it_was_first_used(streams: Strea
     assert values(streams.batch(stream="s")) == ["a", "b"]
 
 
-def test_every_column(streams: Streams) -> None:
+def test_every_column_is_read(streams: Streams) -> None:
     streams.declare("s")
     streams.channel.exchange_declare("shop", "topic")
     streams.channel.queue_bind("s", "shop", "#")
@@ -109,7 +109,7 @@ def test_every_column(streams: Streams) -> None:
     assert "headers" not in streams.batch(stream="s").columns
 
 
-def test_headers_that_are_lists_or_tables(streams: Streams, release: tuple[int, ...]) -> None:
+def test_list_and_table_headers_become_json_on_4_0(streams: Streams, release: tuple[int, ...]) -> None:
     values: dict[str, Any] = {"list": [1, "a"], "table": {"k": "v"}}
     streams.declare("s")
     streams.fill("s", ["body"], headers={"n": 5, **values, **{f"x-{name}": value for name, value in values.items()}})
@@ -137,7 +137,7 @@ def test_text_that_is_not_utf_8_does_not_stop_reading(streams: Streams, release:
     assert odd.headers == {"a": "b//+aw==", "o\\xff\\xfek": "name", "x-b": "b//+aw=="}
 
 
-def test_what_is_not_a_message_does_not_hide_what_comes_after_it(streams: Streams, tmp_path: Path) -> None:
+def test_undecodable_entries_do_not_hide_later_messages(streams: Streams, tmp_path: Path) -> None:
     streams.declare("s")
     streams.fill("s", ["before"])
     address = Address.of(streams.vhost.url, stream_port(streams.vhost.broker))
@@ -153,7 +153,7 @@ def test_what_is_not_a_message_does_not_hide_what_comes_after_it(streams: Stream
     odd = [b"\0Sw" + b"\0" * 3_000, lie, snappy]
     assert [bytes(row.value) for row in rows] == [b"before", *odd, b"after"]
     assert [row.offset for row in rows] == [0, 1, 2, 5, 7]
-    reasons = ["ends too early", "does not consist of 3", "packed by snappy"]
+    reasons = ["ends too early", "does not consist of 3", "compressed by snappy"]
     assert all(part in row.undecodable for row, part in zip(rows[1:4], reasons, strict=True))
     assert (rows[0].undecodable, rows[4].undecodable) == (None, None)
     streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="s", startingOffsets="earliest", undecodable="raw")
@@ -170,7 +170,7 @@ def test_a_schema_chooses_columns(streams: Streams) -> None:
     assert [row.asDict() for row in chosen.collect()] == [{"offset": 0}]
 
 
-def test_a_batch_between_positions(streams: Streams) -> None:
+def test_a_batch_reads_between_offsets(streams: Streams) -> None:
     streams.declare("a", "b", "empty")
     streams.fill("a", range(10))
     between = moment()
@@ -185,7 +185,7 @@ def test_a_batch_between_positions(streams: Streams) -> None:
     assert values(streams.batch(stream="empty")) == []
 
 
-def test_times_in_mid_stream(streams: Streams, tmp_path: Path) -> None:
+def test_offsets_can_be_given_by_time(streams: Streams, tmp_path: Path) -> None:
     """Of a batch and of a query, in every way to write one down, for all streams or for one of them."""
     streams.declare("a", "b")
     streams.fill("a", range(5))
@@ -210,7 +210,7 @@ def test_times_in_mid_stream(streams: Streams, tmp_path: Path) -> None:
     assert streams.stored(tmp_path / "files") == [str(number) for number in [*after, 20]]
 
 
-def test_more_tasks_than_streams(streams: Streams) -> None:
+def test_min_partitions_splits_a_stream_into_tasks(streams: Streams) -> None:
     streams.declare("s")
     streams.fill("s", range(10))
     frame = streams.batch(stream="s", minPartitions=4)
@@ -218,7 +218,7 @@ def test_more_tasks_than_streams(streams: Streams) -> None:
     assert values(frame) == sorted(map(str, range(10)))
 
 
-def test_a_super_stream(streams: Streams) -> None:
+def test_every_partition_of_a_super_stream_is_read(streams: Streams) -> None:
     streams.declare_super("super", *range(3))
     for number in range(3):
         streams.fill(f"super-{number}", [number])
@@ -228,7 +228,7 @@ def test_a_super_stream(streams: Streams) -> None:
     }
 
 
-def test_a_query_goes_on_where_it_was(streams: Streams, tmp_path: Path) -> None:
+def test_a_query_continues_from_its_checkpoint(streams: Streams, tmp_path: Path) -> None:
     streams.declare("s")
     checkpoint, files = tmp_path / "checkpoint", tmp_path / "files"
     streams.fill("s", range(5))
@@ -239,7 +239,7 @@ def test_a_query_goes_on_where_it_was(streams: Streams, tmp_path: Path) -> None:
     assert streams.stored(files) == [str(number) for number in range(8)]
 
 
-def test_a_batch_has_its_limit(streams: Streams, tmp_path: Path) -> None:
+def test_max_offsets_per_trigger_limits_a_batch(streams: Streams, tmp_path: Path) -> None:
     streams.declare("a", "b")
     streams.fill("a", range(20))
     streams.fill("b", range(5))
@@ -270,7 +270,7 @@ def test_available_now_reads_what_was_there_at_the_start(streams: Streams, tmp_p
     assert streams.stored(tmp_path / "files") == [str(number) for number in range(6)]
 
 
-def test_available_now_from_the_latest_begins_where_the_stream_ended(streams: Streams, tmp_path: Path) -> None:
+def test_available_now_from_latest_reads_only_later_messages(streams: Streams, tmp_path: Path) -> None:
     streams.declare("s")
     streams.fill("s", ["before"])
     streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="s")
@@ -279,7 +279,7 @@ def test_available_now_from_the_latest_begins_where_the_stream_ended(streams: St
     assert streams.stored(tmp_path / "files") == ["1", "2"]
 
 
-def test_a_super_stream_that_grew_while_its_query_was_stopped(streams: Streams, tmp_path: Path) -> None:
+def test_a_new_partition_of_a_super_stream_is_read_from_its_start(streams: Streams, tmp_path: Path) -> None:
     """A new stream is read from its beginning, wherever a new query would begin."""
     streams.declare_super("super", 0)
     streams.fill("super-0", ["before"])
@@ -291,7 +291,7 @@ def test_a_super_stream_that_grew_while_its_query_was_stopped(streams: Streams, 
     assert streams.stored(tmp_path / "files") == ["1", "2", "3"]
 
 
-def test_a_stream_that_was_forgotten_in_one_start(streams: Streams, tmp_path: Path) -> None:
+def test_a_stream_left_out_of_one_start_is_an_error(streams: Streams, tmp_path: Path) -> None:
     """PySpark before 4.2 has the end of the batch in the checkpoint before anything can be said about it."""
     streams.declare("a", "b")
     checkpoint, files = tmp_path / "checkpoint", tmp_path / "files"
@@ -315,7 +315,7 @@ def test_a_stream_that_was_forgotten_in_one_start(streams: Streams, tmp_path: Pa
     assert streams.stored(files) == ["a1", "a2", "a3", "b1", "b2", "b3"]
 
 
-def test_a_running_query_reads_what_comes(streams: Streams, tmp_path: Path) -> None:
+def test_a_running_query_reads_new_messages(streams: Streams, tmp_path: Path) -> None:
     streams.declare("s")
     streams.fill("s", ["before"])
     query = (
@@ -334,7 +334,7 @@ def test_a_running_query_reads_what_comes(streams: Streams, tmp_path: Path) -> N
         query.stop()
 
 
-def test_a_first_batch_that_died_is_repeated_from_where_it_began(streams: Streams, tmp_path: Path) -> None:
+def test_a_failed_first_batch_is_repeated_from_its_start(streams: Streams, tmp_path: Path) -> None:
     """Spark does not keep where a new query begins: what came while it was down would be skipped."""
     streams.declare("s")
     streams.fill("s", ["before"])
@@ -365,7 +365,7 @@ def test_a_first_batch_that_died_is_repeated_from_where_it_began(streams: Stream
     assert [one for one in attempts if one] == [["1", "2"]]
 
 
-def test_a_batch_that_died_is_repeated_as_it_was(streams: Streams, tmp_path: Path) -> None:
+def test_a_failed_batch_is_repeated_unchanged(streams: Streams, tmp_path: Path) -> None:
     streams.declare("s")
     streams.fill("s", ["1", "2"])
     checkpoint, attempts = tmp_path / "checkpoint", []
@@ -388,7 +388,7 @@ def test_a_batch_that_died_is_repeated_as_it_was(streams: Streams, tmp_path: Pat
     assert attempts == [(0, ["1", "2"]), (0, ["1", "2"]), (1, ["3"])]
 
 
-def test_a_checkpoint_of_the_first_version_goes_on(streams: Streams, tmp_path: Path) -> None:
+def test_a_checkpoint_of_version_1_is_continued(streams: Streams, tmp_path: Path) -> None:
     """Written by Spark 4.3 and the first bide with this source; it stands after offset 2."""
     streams.declare("s")
     streams.fill("s", range(5))

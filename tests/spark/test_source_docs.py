@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 PAGE = (Path(__file__).parents[2] / "docs" / "spark-source.md").read_text()
 
 
-def test_the_examples(spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_read_messages(
+    spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -42,7 +44,7 @@ def test_the_examples(spark: SparkSession, vhost: Vhost, tmp_path: Path, monkeyp
     assert [bytes(row.value) for row in spark.read.parquet(f"{tmp_path}/errors").collect()] == [b"hello"]
 
 
-def test_it_names_every_option_and_column() -> None:
+def test_every_option_and_column_is_documented() -> None:
     options, _, queues = PAGE.partition("## Queues")
     assert KNOWN - set(re.findall(r"`(\w+)`", PAGE)) == {"mode"}  # which only tells where to go
     assert set(STREAM_COLUMNS) <= set(re.findall(r"`(\w+)`", options))

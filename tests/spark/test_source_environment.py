@@ -27,7 +27,7 @@ def named(streams: Streams) -> Iterator[Streams]:
     bide.spark.register(streams.spark)
 
 
-def test_the_data_source_heeds_both_variables(named: Streams) -> None:
+def test_the_data_source_uses_both_variables(named: Streams) -> None:
     named.declare("s")
     named.fill("s", range(3))
     source = RabbitMQDataSource({"stream": "s"})
@@ -36,7 +36,7 @@ def test_the_data_source_heeds_both_variables(named: Streams) -> None:
     ]
 
 
-def test_register_takes_the_environment_as_it_is_now(named: Streams, tmp_path: Path) -> None:
+def test_register_uses_the_current_environment(named: Streams, tmp_path: Path) -> None:
     """The processes that plan a read or a write are Spark's, with the environment of the session's start."""
     named.declare("s")
     named.fill("s", range(2))
@@ -57,7 +57,7 @@ def test_register_takes_the_environment_as_it_is_now(named: Streams, tmp_path: P
     assert named.stored(tmp_path / "files") == ["0", "1", "2"]
 
 
-def test_an_older_port_is_not_taken_for_one_of_another_broker(named: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_resets_the_stream_port_for_another_broker(named: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables belong together: without a port of its own, the broker has the usual one."""
     monkeypatch.delenv("BIDE_STREAM_PORT")
     environment = named.spark.sparkContext.environment
@@ -66,7 +66,7 @@ def test_an_older_port_is_not_taken_for_one_of_another_broker(named: Streams, mo
     assert (environment["BIDE_URL"], environment["BIDE_STREAM_PORT"]) == (named.vhost.url, "")
 
 
-def test_register_takes_an_address_away_again(named: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_register_removes_a_previous_address(named: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     named.declare("s")
     bide.spark.register(named.spark)
     rows = named.spark.read.format("rabbitmq").option("stream", "s")
@@ -79,7 +79,7 @@ def test_register_takes_an_address_away_again(named: Streams, monkeypatch: pytes
         rows.load().collect()
 
 
-def test_an_empty_variable_takes_away_what_only_the_sessions_start_had(
+def test_register_clears_variables_from_the_start_of_the_session(
     named: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Spark's processes know by themselves is not known here."""

@@ -88,7 +88,9 @@ def stored(spark: SparkSession, folder: Path) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path) -> None:
+def test_a_killed_query_writes_every_message_once_after_its_restart(
+    spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path
+) -> None:
     """JVM and Python, with SIGKILL, in the middle of a query: every message is in the files, once."""
     declare(channel)
     fill(channel, range(1000))
@@ -106,7 +108,7 @@ def test_spark_is_killed_and_started_again(spark: SparkSession, vhost: Vhost, ch
     assert stored(spark, tmp_path) == list(range(1010))
 
 
-def test_a_broker_that_is_killed_and_started_again(spark: SparkSession, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+def test_a_query_survives_a_restart_of_the_broker(spark: SparkSession, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     """The query notices nothing."""
     seen: list[int] = []
     with rabbitmq.start(ephemeral=True) as broker:
@@ -155,7 +157,7 @@ def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_lost_messages_fail_the_query_until_that_is_allowed(
+def test_lost_messages_fail_the_query_until_allowed(
     spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path
 ) -> None:
     declare(channel, **SHORT)
@@ -163,7 +165,7 @@ def test_lost_messages_fail_the_query_until_that_is_allowed(
     read(spark, vhost, tmp_path, startingOffsets="earliest")
     # Far more than is kept.
     fill(channel, range(3, 103), size=5_000)
-    with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention was quicker"):
+    with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention removed them"):
         read(spark, vhost, tmp_path)
     read(spark, vhost, tmp_path, failOnDataLoss=False)
     found = stored(spark, tmp_path)
@@ -172,13 +174,13 @@ def test_lost_messages_fail_the_query_until_that_is_allowed(
     assert found[3:] == list(range(found[3], 103))
 
 
-def test_lost_messages_fail_a_batch_until_that_is_allowed(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+def test_lost_messages_fail_a_batch_until_allowed(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
     declare(channel, **SHORT)
     fill(channel, range(100), size=5_000)
     batch = spark.read.format("rabbitmq").options(
         url=vhost.url, streamPort=stream_port(vhost.broker), stream="s", startingOffsets='{"s": 3}'
     )
-    with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention was quicker"):
+    with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention removed them"):
         batch.load().collect()
     # Of the first task, which reads up to the middle, nothing is left.
     rows = batch.options(failOnDataLoss=False, minPartitions=2).load().collect()
@@ -187,7 +189,7 @@ def test_lost_messages_fail_a_batch_until_that_is_allowed(spark: SparkSession, v
     assert found == list(range(found[0], 100))
 
 
-def test_a_stream_that_was_declared_again_fails_the_query_until_that_is_allowed(
+def test_a_recreated_stream_fails_the_query_until_allowed(
     spark: SparkSession, vhost: Vhost, channel: Channel, tmp_path: Path
 ) -> None:
     declare(channel)
@@ -202,7 +204,7 @@ def test_a_stream_that_was_declared_again_fails_the_query_until_that_is_allowed(
     assert stored(spark, tmp_path) == list(range(7))
 
 
-def test_what_cannot_be_read_is_named(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
+def test_missing_streams_and_unknown_options_are_named(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
     port = stream_port(vhost.broker)
     source = spark.read.format("rabbitmq").options(url=vhost.url, streamPort=port)
     with pytest.raises(Exception, match="there is no stream 'missing' on the virtual host"):

@@ -36,7 +36,7 @@ def ranges(reader: StreamsQueryReader, start: Mapping[str, Any], end: Mapping[st
 
 
 @pytest.mark.parametrize("more", [{}, {"startingTimestamp": IN_2100}, {"failOnDataLoss": False}])
-def test_what_comes_while_available_now_begins(streams: Streams, more: dict[str, Any]) -> None:
+def test_with_available_now_a_start_behind_the_end_gives_an_empty_batch(streams: Streams, more: dict[str, Any]) -> None:
     """Spark asks where to end before it asks where to begin, which is then behind that."""
     streams.declare("s")
     streams.fill("s", range(3))
@@ -48,7 +48,7 @@ def test_what_comes_while_available_now_begins(streams: Streams, more: dict[str,
         assert reader.latestOffset(start) == start
 
 
-def test_a_super_stream_that_grows_while_available_now_begins(streams: Streams) -> None:
+def test_a_partition_added_while_available_now_starts_is_not_read_yet(streams: Streams) -> None:
     streams.declare_super("super", 0)
     streams.fill("super-0", range(2))
     with reading(streams, superStream="super", startingOffsets="earliest") as reader:
@@ -61,7 +61,7 @@ def test_a_super_stream_that_grows_while_available_now_begins(streams: Streams) 
         assert reader.latestOffset(end) == end
 
 
-def test_a_stream_that_was_declared_again_and_is_empty(streams: Streams) -> None:
+def test_a_recreated_empty_stream_is_a_loss(streams: Streams) -> None:
     """Its old position holds no more: what comes later has the same offsets."""
     streams.declare("s")
     start = document({"s": 5})
@@ -74,7 +74,7 @@ def test_a_stream_that_was_declared_again_and_is_empty(streams: Streams) -> None
         assert ranges(reader, end, reader.latestOffset(end)) == [("s", 0, 7)]
 
 
-def test_pyspark_before_4_2_asks_for_the_end_first(streams: Streams) -> None:
+def test_with_pyspark_before_4_2_the_end_knows_the_start_of_a_new_query(streams: Streams) -> None:
     """And without telling where it is: the end tells where a new query begins."""
     streams.declare("s")
     streams.fill("s", range(5))
@@ -88,7 +88,7 @@ def test_pyspark_before_4_2_asks_for_the_end_first(streams: Streams) -> None:
         assert ranges(reader, end, reader.latestOffset()) == [("s", 5, 6)]
 
 
-def test_pyspark_before_4_2_with_a_stream_that_was_declared_again(streams: Streams) -> None:
+def test_with_pyspark_before_4_2_a_recreated_stream_is_a_loss(streams: Streams) -> None:
     """It does not tell where the query is when it asks for the end: that is seen as the batch is planned."""
     streams.declare("s")
     streams.fill("s", range(2))
@@ -101,7 +101,7 @@ def test_pyspark_before_4_2_with_a_stream_that_was_declared_again(streams: Strea
         assert ranges(reader, read, reader.latestOffset()) == [("s", 0, 2)]
 
 
-def test_pyspark_before_4_2_with_a_stream_that_is_gone(streams: Streams) -> None:
+def test_with_pyspark_before_4_2_a_missing_stream_is_an_error(streams: Streams) -> None:
     streams.declare_super("super", 0)
     streams.fill("super-0", range(2))
     read = document({"super-0": 1, "super-1": 3})
@@ -113,7 +113,7 @@ def test_pyspark_before_4_2_with_a_stream_that_is_gone(streams: Streams) -> None
         assert ranges(reader, read, reader.latestOffset()) == [("super-0", 1, 2)]
 
 
-def test_a_query_that_has_no_stream_left(streams: Streams) -> None:
+def test_a_query_without_any_stream_left_is_an_error(streams: Streams) -> None:
     """Nothing else knows that there was one."""
     read = document({"s": 5})
     with reading(streams, stream="[]") as strict, pytest.raises(InvalidOptionError, match="has positions of s, which"):
@@ -128,7 +128,7 @@ def test_a_query_that_has_no_stream_left(streams: Streams) -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"startingTimestamp": IN_2100}, {"startingOffsets": "earliest"}, {"startingOffsets": '{"super-0": 2}'}]
 )
-def test_pyspark_before_4_2_with_a_super_stream_that_has_grown(streams: Streams, more: dict[str, Any]) -> None:
+def test_with_pyspark_before_4_2_a_new_partition_is_read_from_its_start(streams: Streams, more: dict[str, Any]) -> None:
     """Where a new query begins is of no matter to one that goes on."""
     streams.declare_super("super", 0, 1)
     for number in range(2):
@@ -137,7 +137,7 @@ def test_pyspark_before_4_2_with_a_super_stream_that_has_grown(streams: Streams,
         assert ranges(reader, document({"super-0": 2}), reader.latestOffset()) == [("super-0", 2, 3), ("super-1", 0, 3)]
 
 
-def test_what_was_gone_before_a_stream_was_read_is_not_missed(streams: Streams) -> None:
+def test_messages_dropped_before_the_first_read_are_not_a_loss(streams: Streams) -> None:
     """Whether Spark tells where the query is, or not."""
     streams.declare("old")
     streams.declare("new", **{"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000})
@@ -150,10 +150,10 @@ def test_what_was_gone_before_a_stream_was_read_is_not_missed(streams: Streams) 
             assert 0 < first < last
 
 
-def test_pyspark_before_4_2_with_a_new_query_that_does_not_name_all_streams(streams: Streams) -> None:
+def test_with_pyspark_before_4_2_a_new_query_has_to_name_all_streams(streams: Streams) -> None:
     """It may be an old one when it asks for the end."""
     streams.declare_super("super", 0, 1)
     with reading(streams, superStream="super", startingOffsets='{"super-0": 2}') as reader:
         reader.latestOffset()
-        with pytest.raises(InvalidOptionError, match="gives positions of super-0, and the super stream consists of"):
+        with pytest.raises(InvalidOptionError, match="gives positions of super-0, but the super stream consists of"):
             reader.initialOffset()

@@ -18,7 +18,9 @@ def frames(acks: Acks) -> list[tuple[int, bool]]:
 
 
 @given(st.integers(1, 30), st.data())
-def test_what_is_said_is_what_was_meant(deliveries: int, data: st.DataObject) -> None:
+def test_every_acknowledged_message_and_no_other_is_acknowledged_to_the_broker(
+    deliveries: int, data: st.DataObject
+) -> None:
     """Whatever is acknowledged and otherwise settled, in whatever order, nothing else is, and nothing is left out."""
     acks = Acks()
     order = data.draw(st.permutations(range(1, deliveries + 1)))
@@ -49,7 +51,7 @@ def _apply(acks: Acks, unsettled: set[int], acknowledged: set[int]) -> None:
     assert not unsettled & acknowledged
 
 
-def test_in_order_it_is_one_frame() -> None:
+def test_acks_in_order_are_sent_as_one_frame() -> None:
     acks = Acks()
     for tag in range(1, 1_001):
         acks.add(tag)
@@ -58,7 +60,7 @@ def test_in_order_it_is_one_frame() -> None:
     assert frames(acks) == [(1_001, False)]
 
 
-def test_a_gap_holds_back_what_comes_after_it_and_no_more() -> None:
+def test_a_gap_keeps_later_acks_out_of_the_multiple_frame() -> None:
     acks = Acks()
     for tag in (1, 2, 4, 5):
         acks.add(tag)
@@ -68,7 +70,7 @@ def test_a_gap_holds_back_what_comes_after_it_and_no_more() -> None:
     assert frames(acks) == [(6, True)]
 
 
-def test_a_message_that_is_kept_costs_no_more_with_time() -> None:
+def test_one_unacknowledged_message_does_not_make_memory_grow() -> None:
     acks = Acks()
     for tag in range(2, 10_000):
         acks.add(tag)
@@ -81,7 +83,7 @@ def test_a_message_that_is_kept_costs_no_more_with_time() -> None:
     assert not acks._starts
 
 
-def test_all_up_to_one() -> None:
+def test_settling_multiple_covers_every_earlier_delivery_tag() -> None:
     acks = Acks()
     acks.add(5)
     acks.settled(4, multiple=True)
@@ -93,7 +95,7 @@ def test_all_up_to_one() -> None:
     assert frames(acks) == [(9, True), (11, False)]
 
 
-def test_a_second_settlement_is_the_brokers_to_refuse() -> None:
+def test_a_duplicate_ack_is_sent_for_the_broker_to_reject() -> None:
     acks = Acks()
     acks.add(1)
     acks.add(1)
@@ -102,7 +104,7 @@ def test_a_second_settlement_is_the_brokers_to_refuse() -> None:
     assert frames(acks) == [(77, False)]
 
 
-async def test_acknowledgements_wait_a_moment_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acks_are_collected_for_the_ack_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, sent = asyncio.get_running_loop(), list[bytes]()
     now = loop.time()
     monkeypatch.setattr(loop, "time", lambda: now)
@@ -120,7 +122,7 @@ async def test_acknowledgements_wait_a_moment_for_others(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("prefetch", "most"), [(1, 1), (7, 1), (8, 2), (100, 25), (0, 16_383)])
-async def test_a_quarter_of_the_prefetch_does_not_wait(prefetch: int, most: int) -> None:
+async def test_acks_of_a_quarter_of_the_prefetch_are_sent_at_once(prefetch: int, most: int) -> None:
     sent: list[bytes] = []
     sender = AckSender(asyncio.get_running_loop(), sent.append)
     sender.expect(prefetch)
@@ -131,7 +133,7 @@ async def test_a_quarter_of_the_prefetch_does_not_wait(prefetch: int, most: int)
     assert [struct.unpack(">QB", payload[4:]) for payload in sent] == [(most + 2, True)]
 
 
-async def test_what_is_dropped_is_never_sent() -> None:
+async def test_dropped_acks_are_never_sent() -> None:
     sent: list[bytes] = []
     sender = AckSender(asyncio.get_running_loop(), sent.append)
     sender.expect(8)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import UndecodableMessageError
-from bide.streams.amqp10 import MOST_VALUES, Symbol, decode, identity, lookup, sections
+from bide.streams.amqp10 import MAX_VALUES, Symbol, decode, identity, lookup, sections
 
 # What RabbitMQ 3.10.8 and 4.3.6 stored of the same message, published over AMQP 0-9-1.
 FROM_3_10 = (
@@ -44,7 +44,7 @@ HEADERS = {
 }
 
 
-def test_a_message_that_rabbitmq_3_10_stored() -> None:
+def test_messages_stored_by_rabbitmq_3_10_are_decoded() -> None:
     cut = sections(FROM_3_10)
     assert cut.body == b"hello0"
     assert decode(cut.annotations) == {
@@ -58,7 +58,7 @@ def test_a_message_that_rabbitmq_3_10_stored() -> None:
     assert decode(cut.application) == {**HEADERS, "x-basic-type": "T", "x-basic-app-id": "a", "x-foo": "bar"}
 
 
-def test_a_message_that_rabbitmq_4_3_stored() -> None:
+def test_messages_stored_by_rabbitmq_4_3_are_decoded() -> None:
     cut = sections(FROM_4_3)
     assert cut.body == b"hello0"
     annotations = decode(cut.annotations)
@@ -116,7 +116,7 @@ def test_a_message_that_rabbitmq_4_3_stored() -> None:
         ("e007020053075001" + "02", [1, 2]),
     ],
 )
-def test_every_type(data: str, value: Any) -> None:
+def test_each_amqp_type_is_decoded(data: str, value: Any) -> None:
     assert decode(bytes.fromhex(data)) == value
 
 
@@ -124,11 +124,11 @@ def section(code: int, value: bytes, *, wide: bool = False) -> bytes:
     return (b"\0\x80" + code.to_bytes(8) if wide else b"\0S" + bytes([code])) + value
 
 
-def test_data_in_pieces_are_one_body() -> None:
+def test_several_data_sections_make_one_body() -> None:
     assert sections(section(0x75, b"\xa0\x01a") + section(0x75, b"\xb0\0\0\0\2bc", wide=True)).body == b"abc"
 
 
-def test_a_body_may_be_a_value_or_sequences() -> None:
+def test_a_value_or_sequence_body_is_decoded() -> None:
     cut = sections(section(0x77, b"\xa1\x03abc"))
     assert (cut.body, [decode(one) for one in cut.value]) == (None, ["abc"])
     cut = sections(section(0x76, b"\xc0\x02\x01A") + section(0x76, b"\x45"))
@@ -149,7 +149,7 @@ def test_a_body_may_be_a_value_or_sequences() -> None:
         (section(0x73, b"\x45"), "no body"),
     ],
 )
-def test_what_is_no_message(data: bytes, reason: str) -> None:
+def test_data_that_is_not_a_message_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(UndecodableMessageError, match=reason):
         sections(data)
 
@@ -168,12 +168,12 @@ def test_what_is_no_message(data: bytes, reason: str) -> None:
         "73ffffffff",
     ],
 )
-def test_what_is_no_value(data: str) -> None:
+def test_a_malformed_value_is_refused(data: str) -> None:
     with pytest.raises(UndecodableMessageError):
         decode(bytes.fromhex(data))
 
 
-def test_nesting_has_a_limit() -> None:
+def test_values_nested_more_than_32_deep_are_refused() -> None:
     data = b"\x40"
     for _ in range(60):
         data = b"\xd0" + struct.pack(">II", len(data) + 4, 1) + data
@@ -181,7 +181,7 @@ def test_nesting_has_a_limit() -> None:
         decode(data)
 
 
-def test_an_array_that_claims_too_much_is_refused() -> None:
+def test_an_array_with_more_elements_than_bytes_is_refused() -> None:
     with pytest.raises(UndecodableMessageError, match="more than 10 values in 10 bytes"):
         decode(b"\xf0" + struct.pack(">II", 5, 0xFFFFFFFF) + b"\x41")
 
@@ -202,7 +202,7 @@ def array(element: int, count: int, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("number", [3_000, 1_000_000])
-def test_described_values_within_each_other_do_not_exhaust_the_stack(number: int) -> None:
+def test_nested_described_values_do_not_exhaust_the_stack(number: int) -> None:
     """As a body, as a header, and as the type of an array."""
     nested = b"\0" * number + b"\x40" * (number + 1)
     cut = sections(section(0x77, nested))
@@ -238,13 +238,13 @@ def test_arrays_within_an_array_do_not_take_more_than_their_bytes(size: int) -> 
     assert peak_of(read) < 100 * len(data) + 100_000
 
 
-def test_one_message_does_not_fill_the_memory_with_empty_lists() -> None:
-    data = b"\xd0" + struct.pack(">II", MOST_VALUES + 5, MOST_VALUES + 1) + b"\x45" * (MOST_VALUES + 1)
+def test_more_than_a_million_empty_lists_are_refused() -> None:
+    data = b"\xd0" + struct.pack(">II", MAX_VALUES + 5, MAX_VALUES + 1) + b"\x45" * (MAX_VALUES + 1)
     with pytest.raises(UndecodableMessageError, match="more than 1,048,576 values"):
         decode(data)
 
 
-def test_a_body_in_many_pieces_is_not_copied_for_each() -> None:
+def test_a_body_in_many_sections_is_copied_once() -> None:
     """Counted by what is allocated: once for each piece would be 10,000 times the first."""
     first = b"\x00\x53\x75\xb0" + struct.pack(">I", 100_000) + bytes(100_000)
     data = first + section(0x75, b"\xa0\x01x") * 10_000
@@ -252,7 +252,7 @@ def test_a_body_in_many_pieces_is_not_copied_for_each() -> None:
     assert peak_of(lambda: sections(data)) < 20 * len(data)
 
 
-def test_keys_of_a_map_cannot_be_chosen_to_collide() -> None:
+def test_map_keys_with_equal_hashes_do_not_collide() -> None:
     """A dict compares each key with all others of the same hash."""
     same = [uuid.UUID(int=number * ((1 << 61) - 1)) for number in range(1, 200)]
     assert len({hash(one) for one in same}) == 1
@@ -305,12 +305,12 @@ values = st.recursive(
 
 
 @given(values)
-def test_whatever_is_encoded_is_read(value: Any) -> None:
+def test_encoding_and_decoding_a_value_gives_the_same_value(value: Any) -> None:
     assert decode(encode(value)) == value
 
 
 @given(st.dictionaries(st.text(max_size=8), values, max_size=5), st.binary(max_size=300))
-def test_whatever_is_sent_is_cut_up_rightly(headers: dict[str, Any], body: bytes) -> None:
+def test_a_message_is_split_into_its_sections(headers: dict[str, Any], body: bytes) -> None:
     cut = sections(
         section(0x70, b"\x45")
         + section(0x74, encode(headers))
@@ -330,7 +330,7 @@ def test_whatever_is_sent_is_cut_up_rightly(headers: dict[str, Any], body: bytes
         st.integers(0, 255),
     )
 )
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused_with_one_error(data: bytes) -> None:
     """No other error, whatever a stranger wrote into a stream."""
     readings: list[Any] = [lambda: decode(data)]
     try:

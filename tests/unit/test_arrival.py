@@ -50,7 +50,7 @@ def cleaned(headers: dict[str, Any]) -> dict[str, Any]:
 REJECTED = death("shop", "orders", "order.created", reason="rejected")
 
 
-def test_to_a_queue_through_3_10() -> None:
+def test_a_message_delayed_to_a_queue_on_3_10_is_restored() -> None:
     arrival = restore(
         "bide.v1.released",
         "q",
@@ -82,7 +82,7 @@ def test_to_a_queue_through_3_10() -> None:
     }
 
 
-def test_to_an_exchange_through_4_3() -> None:
+def test_a_message_delayed_to_an_exchange_on_4_3_is_restored() -> None:
     arrival = restore(
         "sh.op",
         "a.b",
@@ -104,7 +104,7 @@ def test_to_an_exchange_through_4_3() -> None:
     assert arrival.values == {"headers": {}}
 
 
-def test_a_message_without_headers_is_as_it_was_sent() -> None:
+def test_a_message_without_headers_is_unchanged() -> None:
     given_values: list[dict[str, Any]] = [{}, {"headers": {}}, {"headers": None, "priority": 3}]
     for values in given_values:
         arrival = restore("shop", "order.created", values)
@@ -112,7 +112,7 @@ def test_a_message_without_headers_is_as_it_was_sent() -> None:
         assert arrival.values == values
 
 
-def test_a_message_that_was_not_delayed_keeps_all_that_is_its_senders() -> None:
+def test_an_undelayed_message_keeps_the_headers_of_its_sender() -> None:
     headers = {
         "own": {"nested": [1, None]},
         "CC": ["b", "c"],
@@ -143,7 +143,7 @@ def test_a_message_that_was_not_delayed_keeps_all_that_is_its_senders() -> None:
         ("~h5", "~h5"),
     ],
 )
-def test_transport_keys_go_and_others_stay(name: str, keys: Any, left: Any) -> None:
+def test_transport_keys_are_removed_and_other_keys_kept(name: str, keys: Any, left: Any) -> None:
     assert cleaned({name: keys, "own": 1}) == ({"own": 1} if left is None else {name: left, "own": 1})
 
 
@@ -165,7 +165,7 @@ ZEROS = "0." * 27
         ("Sales", "Sales"),
     ],
 )
-def test_the_key_of_a_cascade(key: str, restored: str) -> None:
+def test_the_digits_of_a_cascade_are_removed_from_the_routing_key(key: str, restored: str) -> None:
     assert restore("e", key, {"headers": {"some": "header"}}).routing_key == restored
 
 
@@ -179,7 +179,9 @@ def test_the_key_of_a_cascade(key: str, restored: str) -> None:
         (Clock().route(parse_delay("10s"), QueueTarget("q" * 255, isolated=True)), "", "q" * 255),
     ],
 )
-def test_whichever_way_it_came(route: DelayRoute, exchange: str, routing_key: str) -> None:
+def test_messages_of_each_infrastructure_are_restored_to_their_target(
+    route: DelayRoute, exchange: str, routing_key: str
+) -> None:
     headers = {**route.headers, "bide-due": DUE_STAMP, "own": 1}
     arrival = restore("on the way", route.routing_key, {"headers": headers})
     assert (arrival.exchange, arrival.routing_key, arrival.due) == (exchange, routing_key, DUE)
@@ -189,7 +191,7 @@ def test_whichever_way_it_came(route: DelayRoute, exchange: str, routing_key: st
 # -- deaths
 
 
-def test_deaths_after_the_delay_stay() -> None:
+def test_deaths_after_the_delay_are_kept() -> None:
     """Delayed, delivered, rejected by its consumer, and received from the queue of what was rejected."""
     headers = {
         "x-death": [REJECTED, death("bide.v1.in.h", "bide.v1.h5")],
@@ -214,7 +216,7 @@ def test_deaths_after_the_delay_stay() -> None:
         ("a.v1.released", "a.v1.release.x:b.v1.h5"),
     ],
 )
-def test_deaths_of_the_delay_go(exchange: str, queue: str) -> None:
+def test_deaths_in_delay_queues_are_removed(exchange: str, queue: str) -> None:
     assert cleaned({"x-death": [death(exchange, queue)], **ends("first", exchange, queue)}) == {}
 
 
@@ -236,7 +238,7 @@ def test_deaths_of_the_delay_go(exchange: str, queue: str) -> None:
         ("shop", "celery"),
     ],
 )
-def test_deaths_in_queues_that_only_look_like_it_stay(exchange: str, queue: str) -> None:
+def test_deaths_in_queues_with_similar_names_are_kept(exchange: str, queue: str) -> None:
     headers = {"x-death": [death(exchange, queue)], **ends("first", exchange, queue), **ends("last", exchange, queue)}
     assert cleaned(headers) == headers
 
@@ -251,7 +253,7 @@ def test_deaths_in_queues_that_only_look_like_it_stay(exchange: str, queue: str)
         {"CC": {"a": 1}},
     ],
 )
-def test_headers_of_odd_types_stay(headers: dict[str, Any]) -> None:
+def test_malformed_death_headers_are_kept(headers: dict[str, Any]) -> None:
     assert cleaned(headers) == headers
 
 
@@ -268,13 +270,15 @@ def test_headers_of_odd_types_stay(headers: dict[str, Any]) -> None:
         ({"bide-priority": "high", "bide-expiration": 5}, None, "e"),
     ],
 )
-def test_stamps_of_odd_types_are_passed_over(headers: dict[str, Any], due: datetime | None, exchange: str) -> None:
+def test_malformed_due_stamps_are_removed_and_ignored(
+    headers: dict[str, Any], due: datetime | None, exchange: str
+) -> None:
     arrival = restore("e", "k", {"headers": headers})
     assert (arrival.due, arrival.exchange) == (due, exchange)
     assert arrival.values == {"headers": {}}
 
 
-def test_what_came_in_is_left_as_it_is() -> None:
+def test_restoring_does_not_change_the_received_values() -> None:
     values = {
         "headers": {
             "CC": ["~h5", "mine"],
@@ -300,7 +304,7 @@ prefixes = st.text(alphabet="ab.v1/~é\n", min_size=1, max_size=20)
     name=st.text(alphabet=st.characters(codec="utf-8"), min_size=1, max_size=60),
     data=st.data(),
 )
-def test_whatever_the_names_deaths_of_the_clock_go(
+def test_deaths_of_the_clock_are_removed_for_any_names(
     prefix: str, level: Any, lane: int, name: str, data: st.DataObject
 ) -> None:
     clock = Clock(prefix=prefix, lanes=64)

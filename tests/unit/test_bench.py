@@ -79,7 +79,7 @@ class TestNumbers:
         below = [one for one in ordered if one < found]
         assert len(below) * 100 < percent * len(ordered)
 
-    def test_lateness_counts_what_is_lost_and_what_is_early(self) -> None:
+    def test_lateness_counts_lost_and_early_messages(self) -> None:
         values = lateness([-1.5, -0.4, 3.0, 8.0], expected=5, sent_per_second=100, rate=100)
         assert values == {
             "sent": 100,
@@ -138,13 +138,13 @@ class TestPlan:
             assert "secret" not in repr(job)
 
     @pytest.mark.parametrize("scale", [1.0, 0.1])
-    def test_delays_keep_their_length_while_ratios_are_to_mean_something(self, scale: float) -> None:
+    def test_a_smaller_scale_does_not_shorten_the_delays(self, scale: float) -> None:
         late, through = (measurement.cases(Plan(scale=scale)) for measurement in chosen(["lateness", "sustained"]))
         assert {case.options["longest"] for case in late if case.name != UNDELAYED} == {60}
         assert {case.options["bits"] for case in through} == {12}
         assert all(case.options["warm_up"] >= 40.96 for case in through)
 
-    def test_a_rate_is_left_out_only_after_a_lower_one(self) -> None:
+    def test_a_rate_depends_only_on_lower_rates(self) -> None:
         (measurement,) = chosen(["lateness"])
         cases = measurement.cases(Plan())
         settings = list(dict.fromkeys(case.setting for case in cases))
@@ -152,18 +152,18 @@ class TestPlan:
             if case.unless_failed is not None:
                 assert settings.index(case.unless_failed) < settings.index(case.setting)
 
-    def test_measurements_come_in_one_order(self) -> None:
+    def test_measurements_are_chosen_in_a_fixed_order(self) -> None:
         assert [one.name for one in chosen(["store", "publish"])] == ["publish", "store"]
         assert [one.name for one in chosen([])] == list(NAMES)
 
 
 class TestResults:
-    def test_they_are_kept_and_read_again(self, tmp_path: Path) -> None:
+    def test_kept_results_can_be_loaded_again(self, tmp_path: Path) -> None:
         file = EXAMPLE.keep(tmp_path / "new")
         assert file.name == "2026-11-21-4.3.6.json"
         assert Results.load(file) == EXAMPLE
 
-    def test_other_measurements_of_the_day_are_kept_beside_them(self, tmp_path: Path) -> None:
+    def test_results_of_other_measurements_of_the_day_are_kept(self, tmp_path: Path) -> None:
         old, new = row("publish", "bide", rate=[1.0]), row("publish", "bide", rate=[2.0])
         store = row("store", "Clock", lost=[0.0])
         first = results(old, row("publish", "pika"), store)
@@ -173,7 +173,7 @@ class TestResults:
         assert kept.rows == [store, new]
         assert kept.failures == ["store, binary cascade: broken"]
 
-    def test_results_of_another_size_are_not_written_over(self, tmp_path: Path) -> None:
+    def test_results_of_another_size_are_not_overwritten(self, tmp_path: Path) -> None:
         file = results(row("publish", "bide", rate=[1.0])).keep(tmp_path)
         before = file.read_text()
         for other in (
@@ -192,7 +192,7 @@ class TestResults:
         with pytest.raises(InvalidInputError, match=r"other\.json holds no results"):
             Results.load(file)
 
-    def test_a_row_gathers_the_rounds(self) -> None:
+    def test_a_row_collects_the_values_of_all_rounds(self) -> None:
         gathered = results()
         runs = [Run(begun=f"2026-11-21T08:0{minute}:00+00:00", source="0123456789", busy=0.1) for minute in range(2)]
         for rate, run in zip((1.0, 2.0), runs, strict=True):
@@ -205,7 +205,7 @@ class TestResults:
         assert gathered.median("publish", "bide", "", "p50") is None
         assert gathered.median("publish", "pika", "", "rate") is None
 
-    def test_some_cases_are_kept_beside_the_others_of_their_measurement(self, tmp_path: Path) -> None:
+    def test_partial_results_replace_only_their_cases(self, tmp_path: Path) -> None:
         results(row("burst", "a", rate=[1]), row("burst", "b", rate=[2])).keep(tmp_path)
         file = results(row("burst", "b", rate=[3])).keep(tmp_path, partial=True)
         kept = Results.load(file)
@@ -213,7 +213,7 @@ class TestResults:
         results(row("burst", "b", rate=[4])).keep(tmp_path)
         assert [one.case for one in Results.load(file).rows] == ["b"]
 
-    def test_failures_are_kept_with_what_they_are_of(self, tmp_path: Path) -> None:
+    def test_failures_are_kept_until_their_case_is_measured_again(self, tmp_path: Path) -> None:
         first = results(row("burst", "a", rate=[1]), row("burst", "b"), row("store", "a"))
         first.failures += ["burst, b: boom", "store, a: boom"]
         file = first.keep(tmp_path)
@@ -232,7 +232,7 @@ class TestResults:
         failed.keep(tmp_path)
         assert Results.load(file).failures == ["store, a: boom", "burst, b: bang"]
 
-    def test_the_newest_are_those_of_each_release_and_measurement(self) -> None:
+    def test_newest_takes_the_last_results_of_each_release_and_measurement(self) -> None:
         old = results(row("burst", "a", rate=[1]), row("store", "a", lost=[0]), row("startup", "a", seconds=[1]))
         old.failures += ["burst, b: boom", "store, b: boom"]
         failed = results(row("burst", "a", rate=[2]), row("startup", "a"), day=22)
@@ -245,7 +245,7 @@ class TestResults:
         assert found == [elsewhere, failed, replace(old, rows=old.rows[1:], failures=["store, b: boom"]), long_ago]
         assert len(old.rows) == 3, "what was read is left as it was"
 
-    def test_some_cases_do_not_take_the_place_of_all(self, tmp_path: Path) -> None:
+    def test_partial_results_do_not_replace_a_whole_measurement(self, tmp_path: Path) -> None:
         whole = results(row("burst", "a", seconds=[1]), row("burst", "b", seconds=[2]))
         some = results(row("burst", "b", rate=[3]), day=22)
         failed = results(row("burst", "a"), day=23)
@@ -256,7 +256,7 @@ class TestResults:
 
 
 class TestBars:
-    def test_ratios_of_medians_decide(self) -> None:
+    def test_targets_are_judged_by_ratios_of_medians(self) -> None:
         found = {one.bar.title: one for one in targets.verdicts(EXAMPLE)}
         bulk = found["publish 200 B: bide bulk / raw limit"]
         assert (bulk.reached, bulk.bar.wanted, bulk.word) == ("0.96 (0.87–1.05)", "at least 0.8", "met")
@@ -265,7 +265,7 @@ class TestBars:
         cpu = found["lateness at 1,500/s, broker CPU: Clock / binary cascade"]
         assert (cpu.reached, cpu.bar.wanted, cpu.word) == ("0.72", "at most 0.65", "not met")
 
-    def test_rounds_are_compared_with_the_same_rounds(self) -> None:
+    def test_ratios_are_taken_round_by_round(self) -> None:
         clock, cascade = row("sustained", "Clock", rate=[4, 8]), row("sustained", "binary cascade", rate=[2, 2.5])
         (verdict,) = targets.verdicts(results(clock, cascade))
         assert (verdict.rounds, verdict.reached) == ([2, 3.2], "2.67 (2.00–3.20)")
@@ -273,21 +273,21 @@ class TestBars:
         (verdict,) = targets.verdicts(results(clock, cascade))
         assert verdict.reached == "2.40", "rounds that are not the same are no pairs"
 
-    def test_a_number_by_itself_has_its_own_rounds(self) -> None:
+    def test_a_target_without_a_ratio_shows_the_spread_of_its_rounds(self) -> None:
         (verdict,) = targets.verdicts(results(row("memory", "bide bulk", growth=[1, 3, 9])))
         assert (verdict.reached, verdict.word) == ("3.00 (1.00–9.00)", "met")
 
-    def test_what_was_not_measured_has_no_verdict(self) -> None:
+    def test_unmeasured_cases_have_no_verdict(self) -> None:
         titles = [one.bar.title for one in targets.verdicts(EXAMPLE)]
         assert not [one for one in titles if "Celery" in one or one.startswith(("burst", "sustained", "store"))]
 
     @pytest.mark.parametrize(("release", "word"), [("3.10.8", "not met"), ("4.3.6", "met")])
-    def test_old_releases_have_another_limit(self, release: str, word: str) -> None:
+    def test_old_releases_have_a_different_target(self, release: str, word: str) -> None:
         rows = (row("sustained", "Clock", rate=[1_800]), row("sustained", "binary cascade", rate=[1_000]))
         (verdict,) = targets.verdicts(results(*rows, release=release))
         assert verdict.word == word
 
-    def test_every_bar_names_cases_that_are_measured(self) -> None:
+    def test_every_target_names_measured_cases(self) -> None:
         measured = {
             (measurement.name, case.name, case.setting)
             for measurement in MEASUREMENTS
@@ -300,13 +300,13 @@ class TestBars:
 
 
 class TestTable:
-    def test_a_cell_shows_the_limits_where_they_differ(self) -> None:
+    def test_a_cell_shows_minimum_and_maximum_where_they_differ(self) -> None:
         rate = QUANTITIES["rate"]
         assert table.cell(rate, Spread(25_000.4, 20_000, 30_000)) == "25,000 (20,000–30,000)"
         assert table.cell(rate, Spread(25_000, 25_000, 25_000)) == "25,000"
         assert table.cell(rate, None) == ""
 
-    def test_it_holds_every_row_and_what_is_to_be_said(self) -> None:
+    def test_the_table_holds_every_row_note_and_verdict(self) -> None:
         console = Console(width=160, file=StringIO())
         with console.capture() as captured:
             console.print(table.tables(EXAMPLE, MEASUREMENTS))
@@ -323,7 +323,7 @@ class TestChart:
         rectangles = ElementTree.fromstring(chart.svg()).iter(f"{SVG}rect")
         return [float(one.attrib["width"]) for one in rectangles if one.attrib["height"] == "13"]
 
-    def test_bars_are_as_long_as_their_medians(self) -> None:
+    def test_bars_are_proportional_to_their_medians(self) -> None:
         groups = [Group("a", [Spread(50, 40, 100)]), Group("b", [Spread(25, 25, 25)])]
         one, other = self.drawn(Chart(heading="t", series=["s"], groups=groups))
         assert one == pytest.approx(2 * other, abs=0.2)
@@ -339,13 +339,13 @@ class TestChart:
         assert 0 < five < ten
 
     @given(st.floats(0.001, 1e9))
-    def test_ticks_are_round_and_few(self, value: float) -> None:
+    def test_an_axis_has_two_to_seven_ticks(self, value: float) -> None:
         chart = Chart(heading="t", series=["s"], groups=[Group("a", [Spread(value, value, value)])])
         drawn = ElementTree.fromstring(chart.svg()).iter(f"{SVG}polyline")
         lines = [one for one in drawn if one.attrib["class"] == "s-grid"]
         assert 2 <= len(lines) <= 7
 
-    def test_a_note_moves_everything_down(self) -> None:
+    def test_a_note_moves_the_bars_down(self) -> None:
         groups = [Group("a", [Spread(1, 1, 1), Spread(2, 2, 2)])]
         bare, noted = (Chart(heading="t", note=note, series=["s", "u"], groups=groups) for note in ("", "A < B."))
         heights = [float(ElementTree.fromstring(one.svg()).attrib["height"]) for one in (bare, noted)]
@@ -362,7 +362,7 @@ class TestChart:
         assert "A < B." in [one.text for one in ElementTree.fromstring(noted.svg()).iter(f"{SVG}text")]
         assert (bare.title, noted.title) == ("t", "t. A < B.")
 
-    def test_what_is_missing_is_left_out_and_text_is_escaped(self) -> None:
+    def test_missing_values_are_left_out_and_text_is_escaped(self) -> None:
         chart = Chart(heading="a < b", series=["s", "t"], groups=[Group("<x>", [None, Spread(1, 1, 1)])])
         assert len(self.drawn(chart)) == 1
         texts = [one.text for one in ElementTree.fromstring(chart.svg()).iter(f"{SVG}text")]
@@ -370,7 +370,7 @@ class TestChart:
 
 
 class TestPage:
-    def test_rivals_are_shown_at_the_highest_rate_that_they_sustain(self) -> None:
+    def test_other_clients_are_shown_at_their_highest_sustained_rate(self) -> None:
         charts = dict(plots(EXAMPLE, "lateness"))
         assert [group.label for group in charts["lateness"].groups] == [
             "Clock, 1,500/s",
@@ -378,7 +378,7 @@ class TestPage:
             "dramatiq, 500/s",
         ]
 
-    def test_a_sentence_says_up_to_which_rate_each_keeps_up(self) -> None:
+    def test_the_highest_sustained_rates_are_summarised_in_a_sentence(self) -> None:
         rows = [
             *(late(case, setting=rate) for case in ("Clock", "no delay") for rate in ("500/s", "1,500/s")),
             late("Clock", setting="3,000/s"),
@@ -393,14 +393,14 @@ class TestPage:
         (name, chart), _ = plots(results(*rows), "lateness")
         assert (name, chart.title) == ("lateness", f"Late, in ms (logarithmic). {said}")
 
-    def test_every_plot_is_beside_it(self, tmp_path: Path) -> None:
+    def test_every_plot_of_the_page_is_written(self, tmp_path: Path) -> None:
         written = page.write(tmp_path, [EXAMPLE], MEASUREMENTS).read_text()
         shown = re.findall(r"!\[[^]]+\]\(([^)]+)\)", written)
         assert shown == ["benchmarks/publish.svg", "benchmarks/lateness.svg", "benchmarks/broker-cpu.svg"]
         for name in shown:
             ElementTree.parse(tmp_path / name)
 
-    def test_it_says_what_ran_where(self) -> None:
+    def test_the_page_names_machine_and_releases(self) -> None:
         text = page.text([EXAMPLE], MEASUREMENTS)
         assert "a processor, 4 cores" in text
         assert "RabbitMQ 4.3.6, bide 0.1.0" in text
@@ -408,7 +408,7 @@ class TestPage:
         assert "- 200 B Celery: not installed" in text
         assert "Preliminary" not in text
 
-    def test_it_says_how_and_when_each_was_measured(self) -> None:
+    def test_the_page_shows_time_commit_load_and_steal_of_each_measurement(self) -> None:
         kept = results(row("publish", "bide", rate=[1]), row("burst", "Clock, 1 lane", seconds=[1]))
         assert "\n| publish | 1 |  |  |  |  |\n| burst | 1 |  |  |  |  |\n" in page.text([kept], MEASUREMENTS)
         for minute, busy, stolen in ((7, 0.25, 0.125), (5, 0.5, None)):
@@ -418,7 +418,7 @@ class TestPage:
         kept.row("publish", "pika").values["rate"] = [1]
         assert "| publish | 1 to 3 | 2026-11-21 08:05 UTC |" in page.text([kept], MEASUREMENTS)
 
-    def test_runs_of_several_days_are_told_apart(self, tmp_path: Path) -> None:
+    def test_results_of_several_days_have_their_own_headings(self, tmp_path: Path) -> None:
         sustained = results(row("sustained", "Clock", rate=[4]), release="3.10.8")
         before = results(row("publish", "bide", rate=[1]), row("consume", "bide", rate=[2]))
         later = replace(results(row("publish", "bide", rate=[3]), day=22), machine={**EXAMPLE.machine, "cores": "8"})
@@ -444,7 +444,7 @@ class TestPage:
         )
         assert shown == drawn
 
-    def test_kept_results_say_all_that_is_to_be_known(self) -> None:
+    def test_kept_results_name_machine_and_releases(self) -> None:
         for file in (ROOT / "benchmarks/results").glob("*.json"):
             kept = json.loads(file.read_text())
             assert {"RabbitMQ", "Erlang", "bide", "aio-pika", "pika", "kombu", "celery", "dramatiq"} <= set(
@@ -457,7 +457,7 @@ class TestFineCascade:
     CASCADE = FineCascade(levels=12)
 
     @given(st.integers(0, 4095))
-    def test_the_waits_on_the_way_add_up_to_the_delay(self, units: int) -> None:
+    def test_the_waits_of_a_route_add_up_to_the_delay(self, units: int) -> None:
         delay, target = units * timedelta(milliseconds=10), QueueTarget("orders")
         route, steps = self.CASCADE.route(delay, target), self.CASCADE.steps(delay, target)
         assert route.delay == sum((step.delay for step in steps), timedelta(0)) == delay
@@ -471,12 +471,12 @@ class TestFineCascade:
         assert all(one.arguments["x-dead-letter-strategy"] == "at-least-once" for one in queues)
         assert self.CASCADE.max_delay == timedelta(seconds=40.95)
 
-    def test_it_has_what_it_says(self) -> None:
+    def test_it_owns_its_names_and_its_probes_exist(self) -> None:
         topology = self.CASCADE.topology()
         assert set(self.CASCADE.probes().queues) <= set(topology.queues)
         names = [one.name for one in topology.queues] + [one.name for one in topology.exchanges]
         assert all(self.CASCADE.owns(name) for name in names)
 
-    def test_it_delivers_to_queues_alone(self) -> None:
+    def test_exchange_targets_are_refused(self) -> None:
         with pytest.raises(UnsupportedTargetError):
             self.CASCADE.route(timedelta(seconds=1), ExchangeTarget("shop", "order"))

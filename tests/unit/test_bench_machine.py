@@ -19,7 +19,7 @@ def git(folder: Path, *arguments: str) -> str:
     return str(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
-def test_the_commit_of_a_package(tmp_path: Path) -> None:
+def test_source_names_the_commit_and_marks_changes(tmp_path: Path) -> None:
     package, other = tmp_path / "src/bide", tmp_path / "lib/bide"
     for folder in (package, other):
         folder.mkdir(parents=True)
@@ -39,7 +39,7 @@ def test_the_commit_of_a_package(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_cores_in_use() -> None:
+def test_busy_cores_counts_a_running_process() -> None:
     command = [sys.executable, "-c", "print(1, flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
@@ -51,7 +51,7 @@ def test_cores_in_use() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_time_that_was_stolen() -> None:
+def test_stolen_seconds_sums_the_steal_of_all_cores() -> None:
     """Of all cores: the sum of what the kernel says of each."""
     before = stolen_seconds()
     lines = Path("/proc/stat").read_text().splitlines()

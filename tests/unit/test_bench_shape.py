@@ -100,7 +100,7 @@ def test_another_file_is_refused_before_anything_is_written(
     [["--scale", "1"], ["--rounds", "3"], ["--only", "a"], ["--root", "/"], ["--keep", "kept"]],
     ids=lambda options: options[0],
 )
-def test_what_is_for_measuring_is_refused_where_nothing_is_measured(
+def test_measuring_options_are_refused_together_with_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     file = tmp_path / "kept.json"
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(
         {},
     ],
 )
-def test_whatever_was_measured_can_be_shown(tmp_path: Path, values: dict[str, list[float]]) -> None:
+def test_any_measured_values_can_be_shown(tmp_path: Path, values: dict[str, list[float]]) -> None:
     """Exactly ten, nothing at all, less than nothing."""
     results = Results.from_dict(json.loads(changed(*ROW, "values", to=values)))
     assert "RabbitMQ 4.3.6" in page.write(tmp_path, [results], MEASUREMENTS).read_text()

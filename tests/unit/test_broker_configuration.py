@@ -27,20 +27,20 @@ def test_every_listener_is_on_loopback() -> None:
     assert "default_pass = secret" in lines
 
 
-def test_plugins_that_are_off_are_not_configured() -> None:
+def test_disabled_plugins_are_not_configured() -> None:
     """RabbitMQ refuses keys of plugins that are not enabled."""
     text = rabbitmq_conf(ports=PORTS, password="secret", plugins=["rabbitmq_management"], extra="")
     assert "stream" not in text
     assert "management.tcp.port = 20002" in text
 
 
-def test_what_the_caller_adds_comes_last() -> None:
+def test_configuration_of_the_caller_comes_last() -> None:
     """Of a key that is there twice, RabbitMQ takes the last."""
     text = rabbitmq_conf(ports=PORTS, password="secret", plugins=PLUGINS, extra="\nmax_message_size = 1000\n\n")
     assert text.endswith("\nmax_message_size = 1000\n")
 
 
-def test_erlang_files_are_terms() -> None:
+def test_erlang_files_hold_valid_terms() -> None:
     assert advanced_config(dead_letter_prefetch=7) == (
         "[{rabbit, [{dead_letter_worker_consumer_prefetch, 7}, "
         "{dead_letter_worker_publisher_confirm_timeout, 20000}]}].\n"
@@ -48,7 +48,7 @@ def test_erlang_files_are_terms() -> None:
     assert enabled_plugins(["rabbitmq_management", "rabbitmq_stream"]) == "[rabbitmq_management,rabbitmq_stream].\n"
 
 
-def test_the_environment_is_the_broker_s_own() -> None:
+def test_the_environment_keeps_the_broker_in_its_folder() -> None:
     values = environment(folder=Path("/b"), ports=PORTS, path="/usr/bin", more={"RABBITMQ_LOG": "debug"})
     assert values["BIDE_BROKER_FOLDER"] == "/b"
     assert values["HOME"] == "/b/home"
@@ -59,13 +59,13 @@ def test_the_environment_is_the_broker_s_own() -> None:
     assert not any(value.startswith("/etc") for value in values.values())
 
 
-def test_ports_are_free_different_and_below_those_of_outgoing_connections() -> None:
+def test_ports_are_free_distinct_and_below_the_ephemeral_range() -> None:
     chosen = list(asdict(Ports.choose()).values())
     assert len(set(chosen)) == len(chosen) == 5
     assert all(20_000 <= port <= 32_767 and is_free(port) for port in chosen)
 
 
-def test_ports_stay_as_far_as_they_are_free() -> None:
+def test_ports_are_reused_while_they_are_free() -> None:
     before = Ports.choose()
     assert Ports.choose(before=before) == before
     with socket.socket() as listener:

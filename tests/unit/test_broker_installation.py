@@ -43,7 +43,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bin"
 
 
-def test_a_named_home_is_taken(tmp_path: Path) -> None:
+def test_a_given_home_is_used(tmp_path: Path) -> None:
     home = make_home(tmp_path / "rabbitmq_server-4.1.2", "4.1.2")
     found = find_installation(home=home)
     assert (found.home, found.release, found.chroot) == (home, "4.1.2", None)
@@ -57,13 +57,13 @@ def test_the_path_never_holds_the_current_folder(tmp_path: Path, monkeypatch: py
     assert found.path == f"{tmp_path / 'bin'}:/bin"
 
 
-def test_the_environment_names_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_chooses_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = make_home(tmp_path / "unpacked", "3.13.7")
     monkeypatch.setenv("BIDE_RABBITMQ_HOME", str(home))
     assert find_installation().home == home
 
 
-def test_the_server_on_the_path_is_taken(tmp_path: Path, bare_machine: Path) -> None:
+def test_the_server_on_the_path_is_used(tmp_path: Path, bare_machine: Path) -> None:
     home = make_home(tmp_path / "unpacked", "4.2.0")
     (bare_machine / "rabbitmq-server").symlink_to(home / "sbin" / "rabbitmq-server")
     assert find_installation().home == home
@@ -101,7 +101,7 @@ def test_a_root_folder_is_searched_for_its_newest_release(tmp_path: Path, monkey
     assert command[-6:] == [str(root), "/tmp/x", "--", "/usr/bin/epmd", "-port", "1"]
 
 
-def test_epmd_may_lie_in_the_folder_of_erlang(tmp_path: Path, bare_machine: Path) -> None:
+def test_epmd_is_found_in_the_folder_of_erlang(tmp_path: Path, bare_machine: Path) -> None:
     home = make_home(tmp_path / "unpacked", "4.2.0")
     (bare_machine / "epmd").unlink()
     with pytest.raises(BrokerNotFoundError, match="neither epmd nor erl is on the PATH"):
@@ -113,7 +113,7 @@ def test_epmd_may_lie_in_the_folder_of_erlang(tmp_path: Path, bare_machine: Path
 
 
 def test_no_server_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(BrokerNotFoundError, match=r"has no sbin/rabbitmq-server: name the folder of an unpacked"):
+    with pytest.raises(BrokerNotFoundError, match=r"has no sbin/rabbitmq-server: give the folder of an unpacked"):
         find_installation(home=tmp_path)
 
 
@@ -131,10 +131,10 @@ def test_a_release_below_the_minimum_is_refused(tmp_path: Path) -> None:
         find_installation(home=home)
 
 
-def test_half_an_installation_is_an_error(tmp_path: Path) -> None:
+def test_an_incomplete_installation_is_an_error(tmp_path: Path) -> None:
     home = make_home(tmp_path / "half", "4.0.0")
     (home / "plugins" / "rabbit-4.0.0").rmdir()
-    with pytest.raises(LocalBrokerError, match="is not a whole RabbitMQ"):
+    with pytest.raises(LocalBrokerError, match="is not a complete RabbitMQ"):
         find_installation(home=home)
 
 

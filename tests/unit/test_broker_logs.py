@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bide.local_broker.logs import explain_failed_start, telling_lines
+from bide.local_broker.logs import explain_failed_start, relevant_lines
 
 UNKNOWN_KEY = """\
 2026-11-21 01:27:42.241518+00:00 [error] <0.132.0> You've tried to set no.such.key, but there is no such setting.
@@ -37,8 +37,8 @@ Error during startup: {error,
 """
 
 
-def test_an_unknown_key_is_named() -> None:
-    assert telling_lines(UNKNOWN_KEY.splitlines()) == [
+def test_an_unknown_configuration_key_is_reported() -> None:
+    assert relevant_lines(UNKNOWN_KEY.splitlines()) == [
         "You've tried to set no.such.key, but there is no such setting.",
         "  Did you mean one of these?",
         "    log.exchange",
@@ -46,17 +46,17 @@ def test_an_unknown_key_is_named() -> None:
     ]
 
 
-def test_a_taken_port_is_named() -> None:
-    assert telling_lines(PORT_TAKEN.splitlines()) == [
+def test_a_port_in_use_is_reported() -> None:
+    assert relevant_lines(PORT_TAKEN.splitlines()) == [
         "Error during startup: {error,",
         '                       {could_not_start_listener,"127.0.0.1",45177,',
         "                        eaddrinuse}}",
     ]
 
 
-def test_without_an_error_the_last_lines_are_told() -> None:
+def test_without_an_error_the_last_log_lines_are_reported() -> None:
     lines = [f"line {number}" for number in range(100)]
-    told = telling_lines(lines)
+    told = relevant_lines(lines)
     assert told[-1] == "line 99"
     assert told == lines[-len(told) :]
 

@@ -63,12 +63,12 @@ def test_a_state_reads_back_as_written(tmp_path: Path) -> None:
         '{"format": 1, "ports": {}, "plugins": [], "pids": 1}',
     ],
 )
-def test_a_state_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_state_loads_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "broker.json").write_text(text, encoding="utf-8")
     assert State.load(tmp_path) is None
 
 
-def test_a_folder_is_found_where_it_was_moved_to(tmp_path: Path) -> None:
+def test_a_state_loads_from_a_moved_folder(tmp_path: Path) -> None:
     a_state(tmp_path).save()
     moved = tmp_path.rename(tmp_path.with_name("moved"))
     state = State.load(moved)
@@ -76,7 +76,7 @@ def test_a_folder_is_found_where_it_was_moved_to(tmp_path: Path) -> None:
     assert state.folder == moved
 
 
-def test_a_private_file_replaces_what_is_there(tmp_path: Path) -> None:
+def test_a_private_file_replaces_an_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("old", encoding="ascii")
     path.chmod(0o644)
@@ -85,7 +85,7 @@ def test_a_private_file_replaces_what_is_there(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_new_folder_is_its_owner_s_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_new_folder(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     create_folder(folder)
     create_subfolders(folder)
@@ -106,7 +106,7 @@ def test_a_subfolder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
         create_subfolders(tmp_path / "b")
 
 
-def test_one_holds_the_lock_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:
     with locked(tmp_path, seconds=1.0):
         started = time.monotonic()
         with (
@@ -135,7 +135,7 @@ def waiting_program(**environment: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_processes_are_known_by_their_mark(tmp_path: Path) -> None:
+def test_processes_are_recognised_by_an_environment_variable(tmp_path: Path) -> None:
     """Not by their ids, and not by a folder that merely begins alike."""
     folder, longer = tmp_path / "b", tmp_path / "b2"
     with (

@@ -28,7 +28,7 @@ async def taken(feed: ThreadFeed) -> list[OutgoingMessage]:
     return [letter async for letter in feed]
 
 
-async def test_all_that_a_thread_adds_comes_in_order() -> None:
+async def test_messages_added_by_a_thread_arrive_in_order() -> None:
     """Again and again, since it is about who is faster."""
     for round_ in range(50):
         feed = ThreadFeed(asyncio.get_running_loop().call_soon_threadsafe)
@@ -46,14 +46,14 @@ async def test_all_that_a_thread_adds_comes_in_order() -> None:
         thread.join()
 
 
-async def test_the_end_alone() -> None:
+async def test_an_ended_feed_without_messages_is_empty() -> None:
     feed = ThreadFeed(here)
     feed.end()
     assert await taken(feed) == []
     assert feed.has_ended
 
 
-async def test_who_is_ahead_waits() -> None:
+async def test_a_thread_waits_while_the_feed_is_full() -> None:
     feed = ThreadFeed(here)
     for start in range(4):
         feed.wait_for_room()
@@ -72,7 +72,7 @@ async def test_who_is_ahead_waits() -> None:
     thread.join()
 
 
-async def test_what_nobody_took_is_left() -> None:
+async def test_messages_not_taken_are_left() -> None:
     feed = ThreadFeed(here)
     for start in (0, 3, 6):
         feed.add(batch(start))
@@ -83,7 +83,7 @@ async def test_what_nobody_took_is_left() -> None:
     assert feed.left() == []
 
 
-async def test_who_waits_goes_on_when_nobody_takes_any_more() -> None:
+async def test_abandoning_the_feed_releases_a_waiting_thread() -> None:
     feed = ThreadFeed(here)
     for start in range(4):
         feed.wait_for_room()

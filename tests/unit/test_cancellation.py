@@ -11,7 +11,7 @@ import pytest
 from bide.runtime.cancellation import outcome_apart
 
 
-async def test_a_handler_is_never_left_to_itself() -> None:
+async def test_a_cancelled_caller_still_waits_for_the_handler_to_clean_up() -> None:
     """However often the one who waits for it is cancelled while it cleans up."""
     begun, cleaning = asyncio.Event(), asyncio.Event()
     steps: list[str] = []
@@ -39,9 +39,7 @@ async def test_a_handler_is_never_left_to_itself() -> None:
 
 
 @pytest.mark.parametrize("when", ["at once", "when it is cancelled"])
-def test_a_handler_that_ends_the_process_is_no_error_that_nobody_took(
-    caplog: pytest.LogCaptureFixture, when: str
-) -> None:
+def test_a_handler_that_calls_exit_leaves_no_unretrieved_exception(caplog: pytest.LogCaptureFixture, when: str) -> None:
     async def main() -> None:
         begun = asyncio.Event()
 

@@ -159,7 +159,7 @@ def check(infrastructure: Cascaded, model: Model, delay: timedelta, target: Targ
 @given(delay=delays, data=st.data())
 @example(delay=timedelta(0), data=None)
 @example(delay=MAXIMUM * SECOND, data=None)
-def test_every_delay_adds_up_and_reaches_exactly_its_target(
+def test_a_message_waits_for_its_delay_and_reaches_only_its_target(
     infrastructure: Cascaded, delay: timedelta, data: Any
 ) -> None:
     targets = targets_of(infrastructure)
@@ -169,7 +169,9 @@ def test_every_delay_adds_up_and_reaches_exactly_its_target(
 
 @pytest.mark.parametrize("infrastructure", ALL, ids=repr)
 @given(delay=delays, names=st.lists(addresses, min_size=1, max_size=6, unique=True))
-def test_names_nobody_thought_of(infrastructure: Cascaded, delay: timedelta, names: list[str]) -> None:
+def test_targets_with_arbitrary_names_get_only_their_own_messages(
+    infrastructure: Cascaded, delay: timedelta, names: list[str]
+) -> None:
     targets = [QueueTarget(name) for name in names]
     model = model_of(infrastructure, targets)
     for target in targets:
@@ -191,7 +193,7 @@ def test_no_message_reaches_another_exchange_or_key(delay: timedelta, exchanges:
 
 
 @given(delay=delays.filter(bool), key=words, patterns=st.lists(st.text(alphabet="ab.*#", max_size=8), max_size=5))
-def test_a_topic_exchange_sees_the_original_key(delay: timedelta, key: str, patterns: list[str]) -> None:
+def test_a_topic_exchange_routes_by_the_original_key(delay: timedelta, key: str, patterns: list[str]) -> None:
     """A queue behind the exchange gets what a direct publish would have brought."""
     route = Celery().route(delay, ExchangeTarget("shop", key))
     bindings = [Binding("shop", f"{number}", pattern) for number, pattern in enumerate(patterns)]
@@ -202,13 +204,13 @@ def test_a_topic_exchange_sees_the_original_key(delay: timedelta, key: str, patt
 
 
 @given(seconds=st.integers(0, MAXIMUM), address=st.text(max_size=60))
-def test_keys_parse_back(seconds: int, address: str) -> None:
+def test_split_key_returns_seconds_and_address(seconds: int, address: str) -> None:
     cascade = NServiceBus().cascade
     assert split_key(cascade.key(seconds, address)) == (seconds, address)
 
 
 @given(seconds=st.integers(1, MAXIMUM), name=st.text(min_size=1, max_size=30).filter(lambda text: text.isprintable()))
-def test_the_name_of_a_queue_comes_back(seconds: int, name: str) -> None:
+def test_original_key_returns_the_queue_name(seconds: int, name: str) -> None:
     word = queue_word(name)
     assert "." not in word
     assert original_key(Celery().route(seconds * SECOND, QueueTarget(name)).routing_key) == name
@@ -216,7 +218,7 @@ def test_the_name_of_a_queue_comes_back(seconds: int, name: str) -> None:
 
 @pytest.mark.parametrize("infrastructure", [*ALL, NServiceBus(levels=4), NServiceBus(levels=1)], ids=repr)
 @given(data=st.data())
-def test_the_steps_are_the_way_that_the_message_takes(infrastructure: Cascaded, data: Any) -> None:
+def test_explained_steps_equal_the_modelled_path(infrastructure: Cascaded, data: Any) -> None:
     top = infrastructure.max_delay // SECOND
     delay = data.draw(st.integers(0, top).map(lambda seconds: seconds * SECOND))
     target = data.draw(st.sampled_from(targets_of(infrastructure)))
@@ -248,7 +250,7 @@ def guarded(topology: Topology, policy: Policy) -> Topology:
 
 @pytest.mark.parametrize("infrastructure", ALL, ids=repr)
 @given(seconds=st.integers(1, MAXIMUM))
-def test_the_guard_takes_what_nobody_is_bound_for(infrastructure: Cascaded, seconds: int) -> None:
+def test_the_guard_takes_messages_without_a_bound_target(infrastructure: Cascaded, seconds: int) -> None:
     delay = seconds * SECOND
     others = [QueueTarget("orders"), QueueTarget("billing.orders")]
     bare = reduce(
@@ -272,7 +274,7 @@ def test_the_guard_takes_what_nobody_is_bound_for(infrastructure: Cascaded, seco
 
 
 @pytest.mark.parametrize("infrastructure", ALL, ids=repr)
-def test_the_guard_covers_its_own_exchanges_only(infrastructure: Cascaded) -> None:
+def test_the_guard_pattern_matches_its_own_exchanges_only(infrastructure: Cascaded) -> None:
     policy = infrastructure.guard_policy()
     covered = {one.name for one in infrastructure.topology().exchanges if re.search(policy.pattern, one.name)}
     assert covered == {one.name for one in infrastructure.topology().exchanges}
@@ -290,7 +292,7 @@ def test_the_guard_s_pattern_takes_a_prefix_literally(prefix: str) -> None:
     assert not re.search(infrastructure.guard_policy().pattern, Celery(prefix="aXb").delivery_exchange)
 
 
-def test_an_exchange_that_lost_its_queue_is_beyond_the_guard() -> None:
+def test_the_guard_does_not_cover_an_exchange_without_a_queue() -> None:
     """As the docstrings say; direct routing is not subject to it, and behind a release queue the others are not."""
     endpoint = Topology([Exchange("orders", "fanout")])
     route = NServiceBus().route(SECOND, QueueTarget("orders"))
@@ -340,7 +342,7 @@ def exact(address: str) -> Binding:
         ([Binding("nsb.v2.delay-delivery", "tap", "#"), exact("orders")], [], []),
     ],
 )
-def test_bindings_of_others_that_cross_deliver(
+def test_foreign_bindings_that_cross_deliver_are_found(
     bindings: list[Binding], addresses: list[str], expected: list[tuple[str, tuple[str, ...]]]
 ) -> None:
     found = foreign_suffix_bindings(bindings, addresses)
@@ -348,7 +350,7 @@ def test_bindings_of_others_that_cross_deliver(
     assert all(one.binding in bindings for one in found)
 
 
-def test_a_cross_delivery_says_who_receives_what() -> None:
+def test_a_cross_delivery_names_receiver_address_and_binding() -> None:
     (found,) = foreign_suffix_bindings([suffix("orders"), suffix("billing.orders")])
     assert str(found) == (
         "the exchange 'orders' also receives the delayed messages for 'billing.orders', by its binding '#.orders' on "
@@ -357,7 +359,7 @@ def test_a_cross_delivery_says_who_receives_what() -> None:
 
 
 @given(names=st.lists(st.text(alphabet="ab.", min_size=1, max_size=6), min_size=1, max_size=6, unique=True))
-def test_the_bindings_named_are_those_that_cross_deliver(names: list[str]) -> None:
+def test_found_bindings_are_exactly_those_that_cross_deliver_in_the_model(names: list[str]) -> None:
     """Every endpoint bound as NServiceBus binds: what the finder says is what the routing model shows."""
     infrastructure = NServiceBus(routing="direct")
     bindings = [Binding(infrastructure.delivery_exchange, name, f"#.{name}") for name in names]
@@ -373,6 +375,6 @@ def test_the_bindings_named_are_those_that_cross_deliver(names: list[str]) -> No
 
 
 @given(names=st.lists(addresses, min_size=1, max_size=6, unique=True))
-def test_the_bindings_that_bide_makes_never_cross_deliver(names: list[str]) -> None:
+def test_bindings_made_by_bide_never_cross_deliver(names: list[str]) -> None:
     bindings = [NServiceBus().delivery_binding(name) for name in names]
     assert foreign_suffix_bindings(bindings, names) == []

@@ -92,7 +92,7 @@ def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
-def test_satisfies_the_protocol() -> None:
+def test_it_satisfies_the_protocol() -> None:
     infrastructure: DelayInfrastructure = Celery()
     assert infrastructure.name == "celery"
     assert infrastructure.resolution == seconds(1)
@@ -101,7 +101,7 @@ def test_satisfies_the_protocol() -> None:
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
 @pytest.mark.parametrize("prefix", [None, "", "shop", "a.b"])
-def test_declares_what_kombu_declares(prefix: str | None, queue_type: Any) -> None:
+def test_it_declares_the_same_topology_as_kombu(prefix: str | None, queue_type: Any) -> None:
     ours, theirs = Celery(prefix=prefix, queue_type=queue_type).topology(), declared_by_kombu(queue_type, prefix)
     assert set(ours.exchanges) == set(theirs.exchanges)
     assert set(ours.queues) == set(theirs.queues)
@@ -109,7 +109,7 @@ def test_declares_what_kombu_declares(prefix: str | None, queue_type: Any) -> No
     assert (len(ours.exchanges), len(ours.queues), len(ours.bindings)) == (29, 28, 56)
 
 
-def test_names_and_arguments_spelled_out() -> None:
+def test_declarations_have_the_names_and_arguments_of_celery() -> None:
     topology = Celery().topology()
     assert topology.queue("celery_delayed_27") == Queue(
         "celery_delayed_27",
@@ -138,7 +138,7 @@ def test_names_and_arguments_spelled_out() -> None:
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3, 10, 2**20 - 1, 2**20, 2**27, 2**28 - 1])
-def test_the_digits_are_those_of_kombu(delay: int) -> None:
+def test_routing_keys_have_the_digits_of_kombu(delay: int) -> None:
     route = Celery().route(seconds(delay), ExchangeTarget("tasks", "order.created"))
     theirs = kombu_delay.calculate_routing_key(delay, "order.created")
     assert route.routing_key.replace("~r:tasks~order/created", "order.created") == theirs
@@ -156,7 +156,9 @@ def test_the_digits_are_those_of_kombu(delay: int) -> None:
         (seconds(2**28 - 1), "celery_delayed_27", ZEROS.replace("0", "1"), 28),
     ],
 )
-def test_key_and_entry(delay: timedelta, entry: str, digits: str, hops: int) -> None:
+def test_a_route_starts_at_its_highest_level_with_digits_and_target(
+    delay: timedelta, entry: str, digits: str, hops: int
+) -> None:
     route = Celery().route(delay, QueueTarget("orders"))
     assert route.exchange == entry
     assert route.routing_key == digits + "~q:orders"
@@ -166,7 +168,7 @@ def test_key_and_entry(delay: timedelta, entry: str, digits: str, hops: int) -> 
     assert Celery(prefix="shop").route(delay, QueueTarget("orders")).exchange == f"shop_{entry}"
 
 
-def test_a_delay_of_zero_goes_straight_to_the_target() -> None:
+def test_a_delay_of_zero_is_published_to_the_target() -> None:
     route = Celery().route(seconds(0), QueueTarget("orders"))
     assert (route.exchange, route.routing_key, route.hops, route.requires) == ("", "orders", 0, Topology())
     assert dict(route.headers) == {}
@@ -225,7 +227,7 @@ def test_a_release_queue_has_a_name_that_fits_whatever_the_prefix() -> None:
         (QueueTarget("billing.orders", isolated=True), "billing.orders"),
     ],
 )
-def test_the_original_key_comes_back(target: Target, key: str) -> None:
+def test_original_key_restores_the_routing_key(target: Target, key: str) -> None:
     route = Celery().route(seconds(12345), target)
     assert len(route.routing_key.encode()) <= 255
     assert original_key(route.routing_key) == key
@@ -244,7 +246,7 @@ def test_the_original_key_comes_back(target: Target, key: str) -> None:
         ("2." + ZEROS[2:] + "celery", "2." + ZEROS[2:] + "celery"),
     ],
 )
-def test_the_original_key_of_what_others_sent(key: str, original: str) -> None:
+def test_original_key_restores_keys_of_celery_itself(key: str, original: str) -> None:
     assert original_key(key) == original
 
 
@@ -252,7 +254,7 @@ def test_the_original_key_of_what_others_sent(key: str, original: str) -> None:
     ("delay", "message"),
     [(seconds(268_435_456), "is longer"), (seconds(268_435_455.5), "is longer"), (seconds(-0.5), "is negative")],
 )
-def test_delays_that_cannot_be(delay: timedelta, message: str) -> None:
+def test_delays_out_of_range_are_refused(delay: timedelta, message: str) -> None:
     with pytest.raises(InvalidDelayError, match=message):
         Celery().route(delay, QueueTarget("orders"))
 
@@ -271,7 +273,7 @@ def test_delays_that_cannot_be(delay: timedelta, message: str) -> None:
     ],
 )
 @pytest.mark.parametrize("delay", [0, 1])
-def test_names_that_cannot_be(target: Target, message: str, delay: int) -> None:
+def test_names_that_are_empty_or_too_long_are_refused(target: Target, message: str, delay: int) -> None:
     with pytest.raises(InvalidNameError, match=message):
         Celery().route(seconds(delay), target)
 
@@ -283,7 +285,7 @@ def test_names_that_cannot_be(target: Target, message: str, delay: int) -> None:
         (ExchangeTarget("tasks", "", type="topic"), r"'tasks' is empty.*at least one word"),
     ],
 )
-def test_targets_that_cannot_be(target: Target, message: str) -> None:
+def test_the_default_exchange_and_empty_topic_keys_are_refused(target: Target, message: str) -> None:
     with pytest.raises(UnsupportedTargetError, match=message):
         Celery().route(seconds(1), target)
 
@@ -296,7 +298,7 @@ def test_targets_that_cannot_be(target: Target, message: str) -> None:
         ({"prefix": "amq.shop"}, InvalidNameError, "starts with 'amq.'"),
     ],
 )
-def test_settings_that_cannot_be(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Celery(**arguments)
 
@@ -308,7 +310,7 @@ def test_the_longest_prefix_keeps_every_name_within_the_limit() -> None:
     assert max(map(len, names)) <= 255
 
 
-def test_knows_its_own_names() -> None:
+def test_it_owns_and_labels_its_own_names_only() -> None:
     infrastructure = Celery(prefix="shop")
     assert infrastructure.label("shop_celery_delayed_3") == "Level 03"
     assert infrastructure.label("shop_celery_delayed_delivery") == "Delivery"
@@ -328,7 +330,7 @@ def sent(model: Model, route: DelayRoute) -> list[tuple[str, float]]:
 
 
 @pytest.mark.parametrize("delay", [0, 1, 10, 4095])
-def test_a_worker_gets_what_bide_delays(delay: int) -> None:
+def test_a_worker_receives_messages_delayed_by_bide(delay: int) -> None:
     route = Celery().route(seconds(delay), ExchangeTarget("tasks", "order.created"))
     workers = (
         worker("orders", "tasks", "order.created")
@@ -338,20 +340,20 @@ def test_a_worker_gets_what_bide_delays(delay: int) -> None:
     assert sent(Model(Celery().topology() | workers | route.requires), route) == [("orders", delay)]
 
 
-def test_a_worker_on_a_fanout_exchange_gets_it_whatever_the_key() -> None:
+def test_a_worker_on_a_fanout_exchange_receives_any_key() -> None:
     route = Celery().route(seconds(5), ExchangeTarget("news", "", type="fanout"))
     workers = worker("a", "news", "a", exchange_type="fanout") | worker("b", "tasks", "b")
     assert sent(Model(Celery().topology() | workers | route.requires), route) == [("a", 5)]
 
 
-def test_a_worker_s_queue_can_be_reached_without_its_exchange() -> None:
+def test_a_queue_of_a_worker_can_be_a_target_itself() -> None:
     """Even when another worker's routing key is the name of that queue."""
     route = Celery().route(seconds(5), QueueTarget("orders"))
     workers = worker("orders", "tasks", "order.created") | worker("archive", "tasks", "orders")
     assert sent(Model(Celery().topology() | workers | route.requires), route) == [("orders", 5)]
 
 
-def test_what_celery_delays_reaches_its_worker_past_the_bindings_of_bide() -> None:
+def test_bindings_of_bide_do_not_divert_messages_delayed_by_celery() -> None:
     ours = Celery()
     requires = ours.route(seconds(1), ExchangeTarget("post", "order.created")).requires
     requires |= ours.route(seconds(1), QueueTarget("created")).requires
@@ -375,14 +377,14 @@ def test_two_exchanges_with_one_routing_key_are_two_targets() -> None:
     assert sent(model, other) == [("b", 1)]
 
 
-def test_the_bindings_of_workers_that_cross_deliver_are_named() -> None:
+def test_bindings_of_workers_that_cross_deliver_are_found() -> None:
     workers = worker("orders", "tasks", "created") | worker("archive", "audit", "order.created")
     bindings = [one for one in workers.bindings if one.source == "celery_delayed_delivery"]
     (found,) = foreign_suffix_bindings(bindings)
     assert (found.binding.destination, found.addresses) == ("tasks", ("order.created",))
 
 
-def test_a_retried_task_finds_its_way_again() -> None:
+def test_a_task_retried_by_celery_reaches_its_queue_again() -> None:
     """Celery's retry puts digits before the key that the message came with."""
     route = Celery().route(seconds(5), ExchangeTarget("tasks", "order.created"))
     model = Model(Celery().topology() | worker("orders", "tasks", "order.created") | route.requires)

@@ -35,7 +35,7 @@ keys = names.filter(lambda key: original_key(key) == key)
 @example(MAXIMUM, "order.created")
 @example(5, "1.0.1.order")
 @example(5, ".")
-def test_the_key_of_kombu_is_that_of_the_cascade(delay: int, key: str) -> None:
+def test_cascade_keys_equal_those_of_kombu(delay: int, key: str) -> None:
     made = kombu_key(delay, key)
     assert LAYOUT.cascade.key(delay, key) == made
     assert split_key(made) == (delay, key)
@@ -43,7 +43,7 @@ def test_the_key_of_kombu_is_that_of_the_cascade(delay: int, key: str) -> None:
 
 
 @given(delays, names, keys)
-def test_the_key_of_a_route_is_that_of_kombu_for_the_named_target(delay: int, name: str, key: str) -> None:
+def test_route_keys_equal_those_of_kombu_for_the_target(delay: int, name: str, key: str) -> None:
     to_exchange = LAYOUT.route(timedelta(seconds=delay), ExchangeTarget(name, key)).routing_key
     to_queue = LAYOUT.route(timedelta(seconds=delay), QueueTarget(name)).routing_key
     assert to_exchange == kombu_key(delay, split_key(to_exchange)[1])
@@ -52,7 +52,7 @@ def test_the_key_of_a_route_is_that_of_kombu_for_the_named_target(delay: int, na
 
 
 @given(delays, delays, names, keys)
-def test_a_retry_of_celery_makes_the_key_that_bide_would_make(delay: int, countdown: int, name: str, key: str) -> None:
+def test_a_retry_by_celery_has_the_key_that_bide_would_use(delay: int, countdown: int, name: str, key: str) -> None:
     """Celery's retry delays a message anew under the key that it came with: the digits do not pile up."""
     came_with = LAYOUT.route(timedelta(seconds=delay), QueueTarget(name)).routing_key
     again = LAYOUT.route(timedelta(seconds=countdown), QueueTarget(name)).routing_key
@@ -62,14 +62,14 @@ def test_a_retry_of_celery_makes_the_key_that_bide_would_make(delay: int, countd
 
 
 @given(st.timedeltas(min_value=timedelta(microseconds=1), max_value=timedelta(seconds=MAXIMUM)))
-def test_fractions_are_rounded_up(delay: timedelta) -> None:
+def test_fractions_of_a_second_are_rounded_up(delay: timedelta) -> None:
     """Where Celery cuts them off, and is up to a second early."""
     whole = -(-delay // timedelta(seconds=1))
     assert split_key(LAYOUT.route(delay, QueueTarget("orders")).routing_key)[0] == whole
     assert LAYOUT.cascade.key(whole, "orders") == kombu_key(whole, "orders")
 
 
-def test_bide_refuses_where_kombu_makes_a_key_that_no_level_understands() -> None:
+def test_delays_for_which_kombu_makes_a_key_of_29_digits_are_refused() -> None:
     digits = kombu_key(MAXIMUM + 1, "orders").removesuffix(".orders").split(".")
     assert len(digits) == 29
     with pytest.raises(InvalidDelayError):

@@ -44,14 +44,14 @@ def keys_of(clock: Clock, delay: timedelta, target: Target, **options: Any) -> l
 # -- levels
 
 
-def test_the_levels() -> None:
+def test_the_units_of_a_level_add_up_to_one_of_the_level_above() -> None:
     assert {level.letter: (level.unit, level.highest) for level in LEVELS} == TABLE
     assert [level.letter for level in LEVELS] == list(TABLE)
     for above, below in pairwise(LEVELS):
         assert below.unit * (below.highest + 1) == above.unit
 
 
-def test_the_exchanges() -> None:
+def test_every_level_has_two_exchanges() -> None:
     undeliverable = {"alternate-exchange": "bide.v1.undeliverable"}
     assert set(Clock().topology().exchanges) == {
         *(Exchange(f"bide.v1.{letter}", "direct", arguments=undeliverable) for letter in TABLE),
@@ -62,7 +62,7 @@ def test_the_exchanges() -> None:
     }
 
 
-def test_the_queues() -> None:
+def test_every_digit_has_one_queue() -> None:
     queues = {queue.name: queue for queue in Clock().topology().queues}
     assert len(queues) == 370 + 1
     for letter, (unit, highest) in TABLE.items():
@@ -102,13 +102,13 @@ def test_the_queues() -> None:
         ("bide.v1.c1", 10),
     ],
 )
-def test_times_to_live(name: str, ttl: int) -> None:
+def test_a_digit_queue_waits_digit_times_unit(name: str, ttl: int) -> None:
     queue = Clock().topology().queue(name)
     assert queue is not None
     assert queue.arguments["x-message-ttl"] == ttl
 
 
-def test_the_bindings() -> None:
+def test_digit_keys_of_up_to_four_words_are_bound() -> None:
     expected = {
         Binding("bide.v1.undeliverable", "bide.v1.undeliverable"),
         Binding("bide.v1.released", "bide.v1.delivery", destination_type="exchange"),
@@ -137,7 +137,7 @@ def test_the_bindings() -> None:
     ids=["all", "pruned", "many lanes, long names", "odd names"],
 )
 @pytest.mark.parametrize("release", [(3, 10, 8), (4, 0, 5), (4, 3, 6)])
-def test_brokers_take_it(clock: Clock, release: tuple[int, int, int]) -> None:
+def test_every_release_accepts_the_topology(clock: Clock, release: tuple[int, int, int]) -> None:
     assert problems(clock.topology(), release=release) == []
     for target in (ORDERS, QueueTarget("q" * 255, isolated=True), ExchangeTarget("amq.topic", "a.b.c.d.e.f")):
         exists = {"orders", "q" * 255, "amq.topic"}
@@ -168,7 +168,7 @@ def test_brokers_take_it(clock: Clock, release: tuple[int, int, int]) -> None:
     ],
 )
 @pytest.mark.parametrize("carrier", ["CC", "BCC"])
-def test_routes_to_a_queue(
+def test_a_route_to_a_queue_carries_digits_and_target_in_its_keys(
     delay: timedelta, entry: str, keys: list[str], hops: int, carrier: Literal["CC", "BCC"]
 ) -> None:
     route = Clock(carrier=carrier).route(delay, ORDERS)
@@ -178,7 +178,7 @@ def test_routes_to_a_queue(
     assert route.expects == Topology(queues=[Queue("orders")])
 
 
-def test_the_longest_delay() -> None:
+def test_delays_out_of_range_are_refused() -> None:
     assert timedelta(days=3199, hours=23, minutes=59, seconds=59, milliseconds=990) == MAX_DELAY == Clock().max_delay
     with pytest.raises(InvalidDelayError) as caught:
         Clock().route(MAX_DELAY + timedelta(microseconds=1), ORDERS)
@@ -190,7 +190,7 @@ def test_the_longest_delay() -> None:
         Clock().route(-SECOND, ORDERS)
 
 
-def test_no_delay_goes_straight_to_the_target() -> None:
+def test_a_delay_of_zero_is_published_to_the_target() -> None:
     route = Clock().route(timedelta(0), QueueTarget("orders", isolated=True))
     assert (route.exchange, route.routing_key, route.headers, route.hops) == ("", "orders", {}, 0)
     assert route.requires == Topology()
@@ -199,7 +199,7 @@ def test_no_delay_goes_straight_to_the_target() -> None:
     assert (route.requires, route.expects) == (Topology(), Topology([Exchange("shop")]))
 
 
-def test_what_a_target_requires_depends_on_the_target_alone() -> None:
+def test_required_declarations_do_not_depend_on_the_delay() -> None:
     for target in (ORDERS, QueueTarget("orders", isolated=True), ExchangeTarget("shop", "a.b")):
         required = {
             Clock(lanes=8).route(delay, target, message_id=str(delay)).requires for delay in (STEP, DAY, 9 * DAY)
@@ -214,7 +214,7 @@ def test_what_a_target_requires_depends_on_the_target_alone() -> None:
 # -- targets
 
 
-def test_an_exchange_has_keys_of_as_many_words_and_a_release_queue() -> None:
+def test_a_route_to_an_exchange_has_padded_keys_and_a_release_queue() -> None:
     route = Clock().route(timedelta(hours=5), ExchangeTarget("sh.op", "order.created"))
     assert route.headers == {"CC": ["~.~h5", "~.~m0", "~.~s0", "~.~c0", "~.~x:sh%2Eop"], "bide-to": "x:sh.op"}
     assert (route.exchange, route.routing_key, route.hops) == ("bide.v1.in.h", "order.created", 2)
@@ -247,11 +247,11 @@ def test_an_exchange_has_keys_of_as_many_words_and_a_release_queue() -> None:
         ("a.b.c.d.e.f", "~.~.~.~.~.~s1"),
     ],
 )
-def test_keys_have_as_many_words_as_the_message_s_own(routing_key: str, key: str) -> None:
+def test_keys_have_as_many_words_as_the_routing_key(routing_key: str, key: str) -> None:
     assert keys_of(Clock(), SECOND, ExchangeTarget("x", routing_key))[0] == key
 
 
-def test_more_than_four_words_need_bindings_of_their_own() -> None:
+def test_keys_of_more_than_four_words_need_their_own_bindings() -> None:
     clock = Clock()
     four = clock.digit_topology(clock.route(5 * HOUR, ExchangeTarget("x", "a.b.c.d")).digits)
     assert four.bindings == (Binding("bide.v1.h", "bide.v1.h5", "~.~.~.~h5"),)
@@ -265,7 +265,7 @@ def test_more_than_four_words_need_bindings_of_their_own() -> None:
     assert not set(five.bindings) & set(clock.topology().bindings)
 
 
-def test_a_message_needs_no_queue_but_those_it_waits_in() -> None:
+def test_a_message_needs_only_the_queues_it_waits_in() -> None:
     clock = Clock(lanes=3)
     route = clock.route(5 * HOUR + 7 * SECOND, ORDERS, message_id="m")
     lane = clock.lane_of("m")
@@ -277,7 +277,7 @@ def test_a_message_needs_no_queue_but_those_it_waits_in() -> None:
     assert clock.route(timedelta(0), ORDERS).digits == ()
 
 
-def test_the_core_and_all_digits_are_the_whole() -> None:
+def test_the_core_topology_has_every_exchange_and_no_digit_queue() -> None:
     clock = Clock()
     core = clock.core_topology()
     assert [one.name for one in core.queues] == ["bide.v1.undeliverable"]
@@ -293,7 +293,7 @@ def test_the_mark_of_a_complete_clock_is_not_declared_with_the_exchanges() -> No
     assert clock.owns(clock.complete_mark.name)
 
 
-def test_an_isolated_queue_has_a_release_queue_and_a_key_of_its_own() -> None:
+def test_an_isolated_queue_has_its_own_release_queue_and_key() -> None:
     route = Clock().route(SECOND, QueueTarget("or.ders", isolated=True))
     assert route.headers == {"CC": ["~s1", "~c0", "~r:or.ders"], "bide-to": "q:or.ders"}
     assert route.hops == 2
@@ -340,7 +340,7 @@ def test_a_clock_that_hides_its_keys_has_a_release_queue_for_each_target_and_key
         ("Shop:OrderPlaced", "~x:Shop:OrderPlaced"),
     ],
 )
-def test_the_name_of_an_exchange_is_one_word(exchange: str, word: str) -> None:
+def test_the_name_of_an_exchange_is_encoded_as_one_word(exchange: str, word: str) -> None:
     assert keys_of(Clock(), SECOND, ExchangeTarget(exchange, "a"))[-1] == word
     assert keys_of(Clock(), SECOND, ExchangeTarget(exchange, "a.b"))[-1] == f"~.{word}"
 
@@ -374,7 +374,7 @@ def test_names_that_are_too_long_for_a_release_queue_are_hashed() -> None:
     assert clock.release_queue(ExchangeTarget("x", "a")) == "p" * 100 + ".v1.release.x:x"
 
 
-def test_names_and_keys_over_their_limits() -> None:
+def test_names_and_keys_over_255_bytes_are_refused() -> None:
     with pytest.raises(InvalidNameError, match="takes 256 bytes, the limit is 255: use a shorter one"):
         Clock().route(SECOND, QueueTarget("q" * 256))
     with pytest.raises(InvalidNameError, match="takes 256 bytes, the limit is 255"):
@@ -385,7 +385,7 @@ def test_names_and_keys_over_their_limits() -> None:
         Clock().route(SECOND, QueueTarget("\ud800"))
 
 
-def test_the_most_words() -> None:
+def test_routing_keys_have_at_most_111_words() -> None:
     """Padding and the shortest target key fill a short string of AMQP."""
     keys = keys_of(Clock(), MAX_DELAY, ExchangeTarget("x" * 200, "." * 110))
     assert max(map(len, keys)) == 255
@@ -393,30 +393,30 @@ def test_the_most_words() -> None:
     assert max(map(len, keys_of(Clock(), MAX_DELAY, ExchangeTarget("x", "." * 125)))) == 254
     with pytest.raises(InvalidNameError) as caught:
         Clock().route(SECOND, ExchangeTarget("x" * 200, "." * 111))
-    assert str(caught.value) == ("the routing key has 112 words, a delayed message can have 111: use fewer dots")
+    assert str(caught.value) == ("the routing key has 112 words, the limit is 111 when delayed: use fewer dots")
 
 
 @pytest.mark.parametrize(
     "key", ["~h5", "~.~h5", "~q:orders", "~.~.~x:shop", "~c99", "~s1/3", "~x#00", "~r:a\nb", "~e0"]
 )
-def test_keys_of_ours_are_refused_as_the_callers(key: str) -> None:
+def test_transport_keys_are_refused_as_routing_keys_and_queue_names(key: str) -> None:
     assert is_transport_key(key)
     for target in (ExchangeTarget("shop", key), QueueTarget(key)):
         for delay in (timedelta(0), SECOND):
             with pytest.raises(
-                InvalidNameError, match="is a key that bide uses between its own exchanges: choose another"
+                InvalidNameError, match="has the form of a key that bide uses between its exchanges: choose another"
             ):
                 Clock().route(delay, target)
 
 
 @pytest.mark.parametrize("key", ["", "h5", "~", "~h", "~h5.a", "a.~h5", "~z5", "~orders", "~h555", "~.~", "~q", "~h٣"])
-def test_other_keys_are_the_callers_own(key: str) -> None:
+def test_keys_similar_to_transport_keys_are_accepted(key: str) -> None:
     assert not is_transport_key(key)
     assert Clock().route(SECOND, ExchangeTarget("shop", key)).routing_key == key
 
 
 @pytest.mark.parametrize("delay", [timedelta(0), SECOND])
-def test_targets_that_cannot_be(delay: timedelta) -> None:
+def test_the_default_exchange_and_empty_topic_keys_are_refused(delay: timedelta) -> None:
     with pytest.raises(
         UnsupportedTargetError, match=r"cannot go to the default exchange: name the queue as the target"
     ):

@@ -132,7 +132,9 @@ def test_the_waits_add_up_to_the_delay_rounded_up(delay: timedelta) -> None:
 @given(
     delay=delays.filter(bool), target=st.sampled_from(OTHERS), message_id=st.text(max_size=5), lanes=st.integers(1, 64)
 )
-def test_keys_parse_back(delay: timedelta, target: Target, message_id: str, lanes: int) -> None:
+def test_parsed_keys_add_up_to_the_delay_and_name_the_target(
+    delay: timedelta, target: Target, message_id: str, lanes: int
+) -> None:
     route = Clock(lanes=lanes).route(delay, target, message_id=message_id)
     *digits, last = (re.sub(r"^(~\.)*(?=~)", "", key) for key in route.headers["CC"])
     units = {level.letter: level.unit for level in LEVELS}
@@ -156,7 +158,7 @@ def test_keys_parse_back(delay: timedelta, target: Target, message_id: str, lane
 
 
 @given(delay=delays, target=st.sampled_from(OTHERS))
-def test_the_steps_are_the_way_that_the_message_takes(delay: timedelta, target: Target) -> None:
+def test_explained_steps_equal_the_modelled_path(delay: timedelta, target: Target) -> None:
     route, steps = CLOCK.route(delay, target), CLOCK.steps(delay, target)
     assert steps[0].exchange == (route.exchange or "(default)")
     assert sum((step.delay for step in steps), timedelta(0)) == route.delay
@@ -176,7 +178,7 @@ def test_the_steps_are_the_way_that_the_message_takes(delay: timedelta, target: 
     carrier=carriers,
     hides_keys=st.booleans(),
 )
-def test_a_queue_gets_the_message_and_nobody_else_does(
+def test_only_the_target_queue_gets_the_message(
     delay: timedelta, name: str, isolated: bool, carrier: Carrier, hides_keys: bool
 ) -> None:
     if is_transport_key(name) or len(name.encode()) > 255:
@@ -260,7 +262,7 @@ def test_an_exchange_routes_a_delayed_message_as_it_routes_a_direct_one(
 
 
 @given(key=routing_keys.filter(bool), pattern=patterns)
-def test_our_keys_match_no_pattern_that_the_message_s_own_does_not(key: str, pattern: str) -> None:
+def test_transport_keys_match_only_patterns_that_the_routing_key_matches(key: str, pattern: str) -> None:
     """The reason why the exchange is exact, without the rest: a pattern that matches ours has no literal word."""
     for ours in CLOCK.route(MAX_DELAY, ExchangeTarget("sh.op", key)).headers["CC"]:
         assert len(ours.split(".")) == len(key.split("."))
@@ -270,14 +272,14 @@ def test_our_keys_match_no_pattern_that_the_message_s_own_does_not(key: str, pat
 
 
 @pytest.mark.parametrize("pattern", ["~.*", "~.#", "#.~.*"])
-def test_a_pattern_that_asks_for_our_word_gets_our_keys(pattern: str) -> None:
+def test_a_pattern_with_the_padding_word_matches_transport_keys(pattern: str) -> None:
     """The one exception, which the description of ``padding_of`` names."""
     users = Topology([Exchange("shop", "topic")], bindings=[Binding("shop", "spy", pattern), Binding("shop", "u", "#")])
     route = CLOCK.route(SECOND, ExchangeTarget("shop", "a.b"))
     assert {one.queue for one in travel(crowd() | users | needs_of(route), route)} == {"u", "spy"}
 
 
-def test_the_empty_key_of_a_topic_exchange_is_refused_for_a_reason() -> None:
+def test_with_an_empty_routing_key_a_one_word_pattern_matches_transport_keys() -> None:
     """It has no word at all, our keys have one: ``*`` matches them. Where the type is unknown, that is the price."""
     users = Topology([Exchange("shop", "topic")], bindings=[Binding("shop", "spy", "*"), Binding("shop", "u", "#")])
     route = CLOCK.route(SECOND, ExchangeTarget("shop", ""))
@@ -288,7 +290,7 @@ def test_the_empty_key_of_a_topic_exchange_is_refused_for_a_reason() -> None:
 
 
 @given(delay=delays.filter(bool), target=st.sampled_from(OTHERS), carrier=carriers)
-def test_without_its_binding_a_message_is_set_aside_and_named(
+def test_without_its_binding_a_message_is_set_aside_with_its_target(
     delay: timedelta, target: Target, carrier: Carrier
 ) -> None:
     route = Clock(carrier=carrier).route(delay, target)
@@ -310,7 +312,7 @@ settings_of_clients = st.builds(
 
 
 @given(big=settings_of_clients, small=settings_of_clients, data=st.data(), message_id=st.text(max_size=8))
-def test_what_a_smaller_layout_lacks_is_set_aside_never_early_never_elsewhere(
+def test_messages_for_digits_missing_on_the_broker_are_set_aside_never_early(
     big: Clock, small: Clock, data: st.DataObject, message_id: str
 ) -> None:
     """A publisher with other settings than those of the layout on the broker, under one prefix."""

@@ -41,7 +41,7 @@ def test_the_prefix_starts_every_name() -> None:
         assert not Clock().owns(foreign)
 
 
-def test_pruning_a_day_by_seconds() -> None:
+def test_one_day_in_seconds_needs_142_digit_queues() -> None:
     """The figure of the design: one day and whole seconds, 142 digit queues and the undeliverable one."""
     topology = SMALL.topology()
     assert len(topology.queues) == 143
@@ -81,7 +81,7 @@ CLIENTS = [
 
 @pytest.mark.parametrize("one", CLIENTS, ids=labelled)
 @pytest.mark.parametrize("other", CLIENTS, ids=labelled)
-def test_clients_of_any_settings_agree_on_what_they_share(one: Clock, other: Clock) -> None:
+def test_clients_with_different_settings_declare_shared_parts_alike(one: Clock, other: Clock) -> None:
     """The layout is a fact of the broker: a union raises where two would declare the same thing differently."""
     both = one.topology() | other.topology()
     assert set(both.queues) == set(one.topology().queues) | set(other.topology().queues)
@@ -97,7 +97,7 @@ def test_the_probes_do_not_exist_on_a_clock_that_only_grew(clock: Clock) -> None
     assert not names <= {one.name for one in clock.topology().exchanges}
 
 
-def test_lanes() -> None:
+def test_each_lane_has_its_own_queues_and_keys() -> None:
     clock = Clock(lanes=3, max_delay=2 * SECOND, resolution=SECOND)
     assert [queue.name for queue in digit_queues(clock)] == [
         *("bide.v1.s1", "bide.v1.s1/1", "bide.v1.s1/2"),
@@ -135,7 +135,7 @@ def test_messages_are_spread_over_the_lanes_by_their_ids() -> None:
         (50 * DAY, timedelta(days=3150)),
     ],
 )
-def test_resolutions(resolution: timedelta, longest: timedelta) -> None:
+def test_waits_are_multiples_of_the_resolution(resolution: timedelta, longest: timedelta) -> None:
     clock = Clock(resolution=resolution)
     assert clock.max_delay == longest
     assert clock.route(longest, ORDERS).delay == longest
@@ -169,7 +169,7 @@ def test_resolutions(resolution: timedelta, longest: timedelta) -> None:
         ),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+def test_max_delay_and_resolution_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidDelayError) as caught:
         Clock(**settings)
     assert message in str(caught.value)
@@ -177,25 +177,25 @@ def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize(
     ("prefix", "message"),
-    [("", "empty"), ("amq.x", "which RabbitMQ keeps"), ("p" * 101, "the limit is 100"), ("\ud800", "UTF-8")],
+    [("", "empty"), ("amq.x", "reserved by RabbitMQ"), ("p" * 101, "the limit is 100"), ("\ud800", "UTF-8")],
 )
-def test_prefixes_that_cannot_be(prefix: str, message: str) -> None:
+def test_invalid_prefixes_are_refused(prefix: str, message: str) -> None:
     with pytest.raises(InvalidNameError, match=message):
         Clock(prefix=prefix)
 
 
 @pytest.mark.parametrize("lanes", [0, -1, 65, 2.5, True])
-def test_lanes_that_cannot_be(lanes: Any) -> None:
+def test_lane_counts_out_of_range_are_refused(lanes: Any) -> None:
     with pytest.raises(InvalidTopologyError, match=f"{lanes} lanes: give 1 to 64"):
         Clock(lanes=lanes)
 
 
-def test_the_carrier_by_release() -> None:
+def test_keys_are_carried_by_bcc_from_4_0_on() -> None:
     releases = ((3, 10, 8), (3, 13, 7), (4, 0, 0), (4, 0, 5), (4, 3, 6), (5, 0, 0))
     assert [carrier_for(release) for release in releases] == ["CC", "CC", "BCC", "BCC", "BCC", "BCC"]
 
 
 @pytest.mark.parametrize("setting", ["max_delay", "resolution"])
-def test_spans_of_time_are_timedeltas(setting: str) -> None:
+def test_durations_that_are_not_timedeltas_are_refused(setting: str) -> None:
     with pytest.raises(InvalidDelayError, match=f"the {setting} '59s' is of type str: give a timedelta"):
         Clock(**{setting: "59s"})  # type: ignore[arg-type]

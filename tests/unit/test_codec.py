@@ -145,7 +145,7 @@ class Number(IntEnum):
         (Decimal(0), b"D\x00\x00\x00\x00\x00"),
     ],
 )
-def test_values_byte_by_byte(value: Any, encoded: bytes) -> None:
+def test_values_are_encoded_byte_by_byte_as_expected(value: Any, encoded: bytes) -> None:
     assert codec.field_value(value) == encoded
 
 
@@ -153,8 +153,8 @@ def test_values_byte_by_byte(value: Any, encoded: bytes) -> None:
     ("value", "message"),
     [
         (INT64, "'name' is 9223372036854775808, which takes more than 64 bits: send it as text"),
-        (math.nan, "'name' is nan, which RabbitMQ does not take: send it as text"),
-        ([{"inner": -math.inf}], "'inner' is -inf, which RabbitMQ does not take: send it as text"),
+        (math.nan, "'name' is nan, which RabbitMQ does not accept: send it as text"),
+        ([{"inner": -math.inf}], "'inner' is -inf, which RabbitMQ does not accept: send it as text"),
         (-INT64 - 1, "more than 64 bits"),
         (object(), "'name' is of type object, which AMQP cannot carry"),
         ({1}, "of type set"),
@@ -169,21 +169,21 @@ def test_values_byte_by_byte(value: Any, encoded: bytes) -> None:
         ("\ud800", "UTF-8 cannot carry"),
         ({"\ud800": 1}, "UTF-8 cannot carry"),
         ({"n" * 256: 1}, "takes 256 bytes, the limit is 255"),
-        ({5: 1}, "5 is of type int, where AMQP wants text"),
+        ({5: 1}, "5 is of type int, where AMQP requires text"),
         ([[{"deep": object()}]], "'deep' is of type object"),
     ],
 )
-def test_values_that_amqp_cannot_carry(value: Any, message: str) -> None:
+def test_values_that_amqp_cannot_carry_are_refused(value: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         codec.table({"name": value})
 
 
-def test_no_table_is_an_empty_table() -> None:
+def test_none_is_encoded_as_an_empty_table() -> None:
     assert codec.table(None) == codec.table({}) == b"\x00\x00\x00\x00"
 
 
 @given(st.text(max_size=300))
-def test_short_strings_hold_255_bytes(text: str) -> None:
+def test_short_strings_hold_up_to_255_bytes(text: str) -> None:
     try:
         raw = text.encode()
     except UnicodeEncodeError:
@@ -195,7 +195,7 @@ def test_short_strings_hold_255_bytes(text: str) -> None:
             codec.short_string(text)
 
 
-def test_the_limit_counts_bytes_not_characters() -> None:
+def test_the_limit_of_short_strings_counts_bytes() -> None:
     assert len(codec.short_string("ü" * 127)) == 255
     with pytest.raises(InvalidInputError, match="takes 256 bytes, the limit is 255: use a shorter one"):
         codec.short_string("ü" * 128)
@@ -218,7 +218,7 @@ def test_properties_are_read_as_they_were_written(given_values: dict[str, Any], 
 
 
 @given(given_values=property_values)
-def test_absent_and_none_are_the_same(given_values: dict[str, Any]) -> None:
+def test_properties_that_are_none_are_left_out(given_values: dict[str, Any]) -> None:
     nothing = dict.fromkeys(name for name, _ in codec.PROPERTY_FLAGS)
     assert codec.properties({**nothing, **given_values}) == codec.properties(given_values)
 
@@ -234,12 +234,12 @@ def test_absent_and_none_are_the_same(given_values: dict[str, Any]) -> None:
         ("timestamp", "now", "'timestamp' is 'now'"),
         ("timestamp", datetime(1960, 1, 1, tzinfo=UTC), "1970"),
         ("message_id", "m" * 256, "takes 256 bytes, the limit is 255"),
-        ("message_id", 5, "5 is of type int, where AMQP wants text"),
-        ("app_id", b"app", "of type bytes, where AMQP wants text"),
+        ("message_id", 5, "5 is of type int, where AMQP requires text"),
+        ("app_id", b"app", "of type bytes, where AMQP requires text"),
         ("headers", {"a": object()}, "'a' is of type object"),
     ],
 )
-def test_properties_that_cannot_be(name: str, value: Any, message: str) -> None:
+def test_invalid_properties_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         codec.properties({name: value})
 
@@ -275,7 +275,7 @@ def marshal(frame: Frame | ContentHeader, channel: int) -> bytes:
         ),
     ],
 )
-def test_a_publish_is_what_pamqp_writes(
+def test_publish_frames_equal_those_of_pamqp(
     exchange: str, routing_key: str, mandatory: bool, properties: dict[str, Any]
 ) -> None:
     body = b"hello"
@@ -297,7 +297,7 @@ def test_a_publish_is_what_pamqp_writes(
 
 
 @pytest.mark.parametrize("name", ["n" * 128, "n" * 255, "a~b", "über", "a*#%&?", "📦" * 60])
-def test_names_that_pamqp_refuses_and_rabbitmq_takes(name: str) -> None:
+def test_names_refused_by_pamqp_and_accepted_by_rabbitmq_are_encoded(name: str) -> None:
     with pytest.raises(ValueError, match="exchange"):
         commands.Basic.Publish(exchange=name).validate()
     _, _, method = pamqp.frame.unmarshal(published(exchange=name)[0])
@@ -308,7 +308,7 @@ def test_names_that_pamqp_refuses_and_rabbitmq_takes(name: str) -> None:
 @given(body=st.binary(max_size=400), frame_max=st.integers(30, 120))
 @example(body=b"", frame_max=30)
 @example(body=b"x" * 44, frame_max=30)
-def test_a_body_is_cut_to_the_frame_size(body: bytes, frame_max: int) -> None:
+def test_a_body_is_split_by_the_frame_size(body: bytes, frame_max: int) -> None:
     method, header, *pieces = published(body=body, frame_max=frame_max)
     assert all(len(piece) <= frame_max for piece in pieces)
     assert all(len(piece) == frame_max for piece in pieces[:-1])
@@ -340,11 +340,11 @@ def test_headers_that_fit_into_no_frame_are_refused() -> None:
     ("flags", "encoded"),
     [((), b"\0"), ((True,), b"\1"), ((False, True), b"\2"), ((True,) * 8, b"\xff"), ((False,) * 5, b"\0")],
 )
-def test_bits(flags: tuple[bool, ...], encoded: bytes) -> None:
+def test_flags_are_packed_into_one_byte(flags: tuple[bool, ...], encoded: bytes) -> None:
     assert codec.bits(*flags) == encoded
 
 
-def test_the_smallest_frames() -> None:
+def test_frames_without_arguments_equal_those_of_pamqp() -> None:
     assert pamqp.frame.unmarshal(codec.HEARTBEAT_FRAME)[0] == len(codec.HEARTBEAT_FRAME)
     assert codec.frame(codec.METHOD, 3, codec.method(20, 41)) == marshal(commands.Channel.CloseOk(), 3)
     assert (codec.short(1), codec.long(1), codec.long_long(1)) == (b"\0\1", b"\0\0\0\1", b"\0\0\0\0\0\0\0\1")
@@ -354,7 +354,7 @@ def test_the_smallest_frames() -> None:
 
 
 @given(given_values=property_values, data=st.data())
-def test_a_damaged_header_is_a_value_error_at_worst(given_values: dict[str, Any], data: st.DataObject) -> None:
+def test_a_damaged_header_raises_nothing_but_value_error(given_values: dict[str, Any], data: st.DataObject) -> None:
     frame = header_of(codec.properties(given_values))
     place = data.draw(st.integers(19, len(frame) - 1))
     damaged = data.draw(
@@ -365,7 +365,7 @@ def test_a_damaged_header_is_a_value_error_at_worst(given_values: dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", [b"F", b"A"])
-def test_headers_that_are_nested_without_end_can_be_read_and_sent_on(kind: bytes) -> None:
+def test_deeply_nested_headers_are_decoded_and_encoded_again(kind: bytes) -> None:
     raw = b""
     for _ in range(10_000):
         raw = (b"\x01a" if kind == b"F" else b"") + kind + struct.pack(">I", len(raw)) + raw
@@ -379,7 +379,7 @@ def test_headers_that_are_nested_without_end_can_be_read_and_sent_on(kind: bytes
 def test_headers_that_contain_themselves_are_refused(kind: str) -> None:
     table: dict[str, Any] = {}
     table["itself"] = table if kind == "table" else [table]
-    with pytest.raises(InvalidInputError, match="nested without end"):
+    with pytest.raises(InvalidInputError, match="nested too deeply"):
         codec.properties({"headers": table})
 
 
@@ -387,7 +387,7 @@ def test_headers_that_contain_themselves_are_refused(kind: str) -> None:
 
 
 @given(given_values=property_values)
-def test_properties_on_demand_are_those_of_the_frame(given_values: dict[str, Any]) -> None:
+def test_lazily_decoded_properties_equal_those_of_the_frame(given_values: dict[str, Any]) -> None:
     found = decoding.Properties(header_of(codec.properties(given_values)))
     assert found == given_values
     assert {**found} == dict(found) == given_values
@@ -396,7 +396,7 @@ def test_properties_on_demand_are_those_of_the_frame(given_values: dict[str, Any
     assert repr(found) == repr(decoding.properties(header_of(codec.properties(given_values))))
 
 
-def test_properties_are_decoded_once_and_not_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_properties_are_decoded_once_on_first_access(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     whole = decoding.properties
 
@@ -415,7 +415,7 @@ def test_properties_are_decoded_once_and_not_before_they_are_asked_for(monkeypat
     assert decoded == [frame]
 
 
-def test_properties_that_cannot_be_decoded_are_none_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_undecodable_properties_are_empty_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     broken = header_of(struct.pack(">HI", 1 << 13, 3) + b"\x01a?")
     found = decoding.Properties(broken)
     assert not caplog.records
@@ -424,7 +424,7 @@ def test_properties_that_cannot_be_decoded_are_none_and_the_log_says_so_once(cap
     assert "cannot be decoded (the content header holds a value of the unknown type b'?')" in record.getMessage()
 
 
-def test_properties_may_be_asked_for_by_several_threads_at_once() -> None:
+def test_properties_can_be_read_by_several_threads_at_once() -> None:
     frame = header_of(codec.properties({"headers": {f"h{number}": "x" * 50 for number in range(50)}}))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -442,7 +442,7 @@ def test_properties_may_be_asked_for_by_several_threads_at_once() -> None:
         sys.setswitchinterval(interval)
 
 
-def test_decimals_are_read_whatever_the_thread_does_with_decimals() -> None:
+def test_decimals_are_decoded_in_any_decimal_context() -> None:
     number = Decimal("-21474836.48")
     found = decoding.Properties(header_of(codec.properties({"headers": {"price": number}})))
     with localcontext(Context(prec=4, traps=[Inexact])):

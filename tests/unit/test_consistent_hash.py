@@ -34,12 +34,12 @@ BUCKETS = {
 
 
 @pytest.mark.parametrize(("key", "value"), HASHES.items())
-def test_hashes(key: str | None, value: int) -> None:
+def test_phash2_equals_that_of_erlang(key: str | None, value: int) -> None:
     assert phash2(key) == value
 
 
 @pytest.mark.parametrize(("key", "expected"), BUCKETS.items())
-def test_buckets(key: str, expected: list[int]) -> None:
+def test_buckets_equal_those_of_rabbitmq(key: str, expected: list[int]) -> None:
     assert [bucket(key, number) for number in (2, 3, 7, 10, 50)] == expected
     assert bucket(key, 1) == 0
 
@@ -61,12 +61,12 @@ def test_the_exchange_gives_each_message_to_one_queue() -> None:
     assert not binding_table(Exchange("x", "x-consistent-hash"), []).matches(RoutedMessage(("a",), {}))
 
 
-def test_the_exchange_may_hash_a_header() -> None:
+def test_the_exchange_hashes_the_header_of_its_hash_header_argument() -> None:
     exchange = Exchange("x", "x-consistent-hash", arguments={"hash-header": "h"})
     table = binding_table(exchange, [Binding("x", f"q{number}", "1") for number in range(3)])
     (found,) = table.matches(RoutedMessage(("key",), {"h": "a"}))
     assert found == ("queue", f"q{bucket('a', 3)}")
     (found,) = table.matches(RoutedMessage(("key",), {}))
     assert found == ("queue", f"q{bucket(None, 3)}")
-    with pytest.raises(UnsupportedTargetError, match="which is 7, and only text"):
+    with pytest.raises(UnsupportedTargetError, match="which is 7, but the model supports only text"):
         table.matches(RoutedMessage(("key",), {"h": 7}))

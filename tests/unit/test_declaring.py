@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from bide.admin.declaring import is_passing
+from bide.admin.declaring import is_temporary
 from bide.amqp import reply_codes
 from bide.errors import BrokerUnreachableError, ClosedError, TlsError
 
@@ -25,8 +25,8 @@ NODE = "on node 'bide@localhost'"
         "INTERNAL_ERROR",
     ],
 )
-def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
-    assert is_passing(reply_codes.connection_error(541, text))
+def test_an_internal_error_of_a_busy_broker_is_retried(text: str) -> None:
+    assert is_temporary(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_an_internal_error_of_a_busy_broker_passes(text: str) -> None:
         "INTERNAL_ERROR - Interceptor: m expected to return n",
     ],
 )
-def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
-    assert not is_passing(reply_codes.connection_error(541, text))
+def test_a_permanent_internal_error_is_not_retried(text: str) -> None:
+    assert not is_temporary(reply_codes.connection_error(541, text))
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,8 @@ def test_an_internal_error_that_lasts_is_not_retried(text: str) -> None:
         "NOT_FOUND - failed to perform operation on queue 'q': its leader <0.1.0> may be stopping or being demoted",
     ],
 )
-def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> None:
-    assert is_passing(reply_codes.channel_error(404, text))
+def test_a_declaration_of_an_unavailable_queue_is_retried(text: str) -> None:
+    assert is_temporary(reply_codes.channel_error(404, text))
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_a_queue_that_cannot_be_reached_is_not_taken_for_missing(text: str) -> N
         (406, "PRECONDITION_FAILED - cannot declare queue 'q' in vhost '/': queue limit in vhost '/' (1) is reached"),
     ],
 )
-def test_a_refusal_that_lasts_is_not_retried(code: int, text: str) -> None:
-    assert not is_passing(reply_codes.channel_error(code, text))
+def test_a_permanent_refusal_is_not_retried(code: int, text: str) -> None:
+    assert not is_temporary(reply_codes.channel_error(code, text))
 
 
-def test_a_broker_that_cannot_be_trusted_is_not_tried_again() -> None:
-    error = TlsError("the certificate is not to be trusted")
+def test_an_untrusted_certificate_is_not_retried() -> None:
+    error = TlsError("the certificate is not trusted")
     error.__cause__ = ssl.SSLCertVerificationError()
-    assert not is_passing(error)
-    assert is_passing(BrokerUnreachableError("no broker answers"))
+    assert not is_temporary(error)
+    assert is_temporary(BrokerUnreachableError("no broker answers"))
 
 
-def test_a_closed_client_is_not_opened_again() -> None:
-    assert not is_passing(ClosedError("the connection was closed"))
+def test_a_closed_connection_is_not_retried() -> None:
+    assert not is_temporary(ClosedError("the connection was closed"))

@@ -57,7 +57,7 @@ LEGITIMATE = (
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_no_queue_of_a_layout_is_taken_for_an_error_queue(layout: Any) -> None:
+def test_delay_queues_are_refused_as_error_queues(layout: Any) -> None:
     queues = list(layout.topology().queues)
     for target in (*TARGETS, *LONG_TARGETS) if isinstance(layout, bide.Clock) else TARGETS:
         queues += layout.route(timedelta(seconds=5), target).requires.queues
@@ -70,14 +70,14 @@ def test_no_queue_of_a_layout_is_taken_for_an_error_queue(layout: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_what_is_undeliverable_can_be_looked_at_and_not_sent(layout: Any) -> None:
+def test_undeliverable_messages_can_be_read_but_not_sent(layout: Any) -> None:
     recognition.refuse(layout.undeliverable)
     with pytest.raises(DelayQueueError, match="bide delay resend"):
         recognition.refuse(layout.undeliverable, sends=True)
 
 
 @pytest.mark.parametrize("name", LEGITIMATE)
-def test_no_other_queue_is_refused(name: str) -> None:
+def test_other_queues_are_accepted(name: str) -> None:
     recognition.refuse(name, sends=True)
     recognition.refuse(name, {}, sends=True)
     assert recognition.part_of(name) is recognition.part_of(name, {}) is None
@@ -89,7 +89,7 @@ def test_the_queues_of_an_event_bus_are_not_refused() -> None:
         assert recognition.part_of(queue.name, queue.arguments) is None
 
 
-def test_a_queue_of_others_that_has_such_a_name_is_not_refused() -> None:
+def test_a_foreign_queue_named_like_a_delay_queue_is_accepted_by_its_arguments() -> None:
     recognition.refuse("backup.v1.s3", Queue.quorum("backup.v1.s3").arguments)
     with pytest.raises(DelayQueueError):
         recognition.refuse("backup.v1.s3")
@@ -102,7 +102,7 @@ def test_a_level_under_another_name_is_refused_by_its_arguments() -> None:
     recognition.refuse("mine", {"x-message-ttl": 1000, "x-dead-letter-exchange": "shop"})
 
 
-def test_a_message_waits_until_it_died_in_all_queues_that_its_keys_name() -> None:
+def test_a_message_is_waiting_until_it_died_in_every_queue_of_its_keys() -> None:
     keys = {"CC": ["~.~h1", "~.~m0", "~.~s5/2", "~.~x:shop"]}
 
     def died(*queues: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bide.demo.figures import DemoFigures, Histogram, Sold
+from bide.demo.figures import DemoFigures, Histogram, ShopFigures
 from bide.demo.plan import make_plan
-from bide.demo.report import ReportPlace, Told
-from bide.demo.view import outcome
+from bide.demo.report import DemoReport, ReportFolder
+from bide.demo.view import result
 from bide.demo.workload import RETRY, make_shop
 from bide.errors import InvalidInputError
 from bide.pipelines.requirements import java_release, missing
@@ -21,7 +21,7 @@ from bide.pipelines.requirements import java_release, missing
 LONGEST = timedelta(seconds=20)
 
 
-def figures(sold: Sold | None = None) -> DemoFigures:
+def figures(shop: ShopFigures | None = None) -> DemoFigures:
     return DemoFigures(
         release="3.10.8",
         published=1,
@@ -36,14 +36,14 @@ def figures(sold: Sold | None = None) -> DemoFigures:
         lateness=None,
         hops={1: 1},
         seconds={},
-        sold=sold,
+        shop=shop,
     )
 
 
-def shown(width: int, *, told: Told | None = None, why_not: str = "") -> str:
+def shown(width: int, *, report: DemoReport | None = None, no_report: str = "") -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as captured:
-        console.print(outcome(figures(), Histogram(), live=True, told=told, why_not=why_not), crop=False)
+        console.print(result(figures(), Histogram(), live=True, report=report, no_report=no_report), crop=False)
     return captured.get()
 
 
@@ -51,7 +51,7 @@ def shown(width: int, *, told: Told | None = None, why_not: str = "") -> str:
 
 
 @pytest.mark.parametrize("messages", [1, 50, 4000])
-def test_orders_have_every_kind_of_trouble_as_far_as_there_are_enough(messages: int) -> None:
+def test_orders_fail_in_every_way_if_there_are_enough_orders(messages: int) -> None:
     shop = make_shop("d", messages=messages, longest=LONGEST, seed=1)
     assert shop == make_shop("d", messages=messages, longest=LONGEST, seed=1)
     assert shop != make_shop("d", messages=messages, longest=LONGEST, seed=2)
@@ -70,7 +70,7 @@ def test_orders_have_every_kind_of_trouble_as_far_as_there_are_enough(messages: 
         assert 0.1 < kinds.total() / 200 < 0.3
 
 
-def test_what_is_pending_goes_to_queues_of_the_first_part_and_is_hours_away() -> None:
+def test_pending_messages_go_to_queues_of_the_first_part_hours_later() -> None:
     shop = make_shop("d", messages=4000, longest=LONGEST, seed=1)
     plan = make_plan("d", messages=4000, longest=LONGEST, seed=1)
     assert len(shop.pending) == 500
@@ -80,15 +80,15 @@ def test_what_is_pending_goes_to_queues_of_the_first_part_and_is_hours_away() ->
     assert min(one.delay for one in shop.pending) >= timedelta(hours=1)
 
 
-def test_the_topologies_of_both_parts_have_nothing_in_common() -> None:
+def test_both_parts_have_disjoint_topologies() -> None:
     shop, plan = (make(prefix="d", messages=10, longest=LONGEST, seed=1) for make in (make_shop, make_plan))
     both = shop.topology | plan.topology
     assert len(both.queues) == len(shop.topology.queues) + len(plan.topology.queues)
 
 
-def test_an_order_without_its_end_is_a_problem() -> None:
-    sold = Sold(orders=3, handled=2, parked=0, failed=1, wrong=1, pending=0)
-    assert figures(sold).problems == ["1 orders without their end"]
+def test_an_unfinished_order_is_a_problem() -> None:
+    shop = ShopFigures(orders=3, handled=2, parked=0, failed=1, wrong=1, pending=0)
+    assert figures(shop).problems == ["1 orders without the planned end"]
     assert figures().problems == []
 
 
@@ -96,42 +96,44 @@ def test_an_order_without_its_end_is_a_problem() -> None:
 
 
 def test_an_earlier_report_is_replaced(tmp_path: Path) -> None:
-    place = ReportPlace(tmp_path / "a" / "b")
-    place.begin()
+    place = ReportFolder(tmp_path / "a" / "b")
+    place.create()
     for path in (place.page, place.picture, place.tables / "messages" / "part.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    again = ReportPlace(place.folder)
-    again.begin()
+    again = ReportFolder(place.folder)
+    again.create()
     assert place.page.exists()
     again.clear()
     assert [path.name for path in place.folder.iterdir()] == [".bide-demo"]
     again.clear()
 
 
-def test_things_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
-    with pytest.raises(InvalidInputError, match="has things that are of no 'bide demo': name another with --into"):
-        ReportPlace(tmp_path).begin()
+    with pytest.raises(InvalidInputError, match="contains files that 'bide demo' did not write: name another"):
+        ReportFolder(tmp_path).create()
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InvalidInputError, match="cannot be made: Not a directory"):
-        ReportPlace(tmp_path / "file" / "demo").begin()
+    with pytest.raises(InvalidInputError, match="cannot be created: Not a directory"):
+        ReportFolder(tmp_path / "file" / "demo").create()
 
 
 # -- What is shown
 
 
-def test_the_path_of_the_report_is_in_one_piece() -> None:
+def test_the_path_of_the_report_is_not_wrapped() -> None:
     page = Path("/", *(["deep"] * 30), "report.html")
     picture = page.with_suffix(".svg")
-    told = Told(page=page, picture=picture, tables=page.parent, summary="All well. " * 9, failed="Little.", headline={})
-    lines = shown(60, told=told).splitlines()
+    report = DemoReport(
+        page=page, picture=picture, tables=page.parent, summary="All well. " * 9, failed="Little.", headline={}
+    )
+    lines = shown(60, report=report).splitlines()
     assert f"  report     {page} and {picture}" in lines
     assert max(len(line) for line in lines if "deep" not in line) <= 60
     assert "report" not in shown(60)
     reason = "for a long reason" * 9
-    assert f"  no report: {reason}" in shown(60, why_not=reason).splitlines()
+    assert f"  no report: {reason}" in shown(60, no_report=reason).splitlines()
 
 
 # -- What Spark needs
@@ -153,7 +155,7 @@ def java(folder: Path, text: str, code: int = 0) -> Path:
         ("No Java runtime present, requesting install.", 1, None),
     ],
 )
-def test_the_release_of_a_java(
+def test_java_release_reads_the_specification_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, release: int | None
 ) -> None:
     program = java(tmp_path, text, code)
@@ -164,15 +166,13 @@ def test_the_release_of_a_java(
     assert java_release() == release
 
 
-def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_or_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     assert missing() is None
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert missing() == (
-        "Spark needs a Java 17 or later, and there is none: install one, or set JAVA_HOME to the folder of one"
-    )
+    assert missing() == ("Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME to its folder")
     java(tmp_path, "java.specification.version = 11")
     assert missing() is not None
-    assert "this one is 11:" in str(missing())
+    assert "but found 11:" in str(missing())
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert missing() == "Spark is missing: install bide[spark], and a Java 17 or later"
+    assert missing() == "Spark is missing: install bide[spark], and Java 17 or later"

@@ -68,7 +68,7 @@ def test_an_audit_is_counted_by_due_time_and_outcome() -> None:
     assert found.until == 21.0
 
 
-def test_a_replay_has_both_times_from_a_little_before() -> None:
+def test_a_replay_shows_parked_and_due_times_with_a_margin_before() -> None:
     found = replay_of([START + 9.0, START + 9.5], CAME, START, 6.0)
     assert found.parked_from == 4.0
     assert found.parked == [0, 0, 2, 0, 0, 0, 0, 0]
@@ -84,7 +84,7 @@ def newer(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("samples", [SAMPLES, [newer(one) for one in SAMPLES]])
-def test_of_the_plans_check_only_levels_and_times_with_messages_are_shown(samples: list[dict[str, Any]]) -> None:
+def test_only_levels_and_times_with_messages_are_shown(samples: list[dict[str, Any]]) -> None:
     [level] = levels_of({"samples": samples})
     assert (level.name, level.at, level.measured, level.planned) == ("m", [0.0, 2.0], [4, 0], [5.0, 0.0])
 
@@ -113,7 +113,7 @@ def test_everything_is_drawn_within_the_picture(page: str, width: float) -> None
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_file_has_a_drawing_for_desks_and_one_for_phones_of_one_shape(page: str) -> None:
+def test_a_file_has_a_wide_and_a_narrow_drawing_of_one_shape(page: str) -> None:
     root = ElementTree.fromstring(picture(page, DRAWN[page]))
     boxes = {one.get("class"): one.attrib["viewBox"].split() for one in root.iter("{http://www.w3.org/2000/svg}svg")}
     assert set(boxes) == {None, "wide", "narrow"}
@@ -121,7 +121,7 @@ def test_a_file_has_a_drawing_for_desks_and_one_for_phones_of_one_shape(page: st
     assert shapes == pytest.approx([shapes[0]] * 3, rel=1e-3)
 
 
-def test_what_is_said_below_a_picture_takes_the_place_of_what_was_said() -> None:
+def test_a_new_caption_replaces_the_old_one() -> None:
     page = "# Title\n\n![a bell](pictures/pipeline-audit.svg)\n\nSaid\nbefore.\n\nSaid after.\n"
     assert pages.with_caption(page, "audit", "New.") == page.replace("Said\nbefore.", "New.")
     with pytest.raises(SystemExit, match=r"the page of replay has no picture pictures/pipeline-replay\.svg"):
@@ -129,7 +129,7 @@ def test_what_is_said_below_a_picture_takes_the_place_of_what_was_said() -> None
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_documentation_shows_what_was_measured_last(page: str) -> None:
+def test_the_documentation_shows_the_last_measurement(page: str) -> None:
     """``make doc-pictures`` was run after the last change; ``PICTURES="--from FILE"`` draws the same figures anew."""
     docs = ROOT / "docs"
     drawn = picture(f"pipeline-{page}", pages.drawings(KEPT, PLAN)[page])

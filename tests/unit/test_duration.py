@@ -64,7 +64,7 @@ from bide.errors import InvalidDelayError, InvalidDueTimeError
         (LONGEST, LONGEST),
     ],
 )
-def test_delays(text: Any, delay: timedelta) -> None:
+def test_delays_are_parsed(text: Any, delay: timedelta) -> None:
     assert parse_delay(text) == delay
 
 
@@ -80,7 +80,7 @@ def test_delays(text: Any, delay: timedelta) -> None:
         *[timedelta(seconds=-1), timedelta(microseconds=-1), timedelta.min],
     ],
 )
-def test_what_is_no_delay(value: Any) -> None:
+def test_invalid_delays_are_refused(value: Any) -> None:
     with pytest.raises(InvalidDelayError) as caught:
         parse_delay(value)
     assert len(str(caught.value)) < 400
@@ -130,19 +130,19 @@ def test_a_number_is_exact_to_the_microsecond_and_never_too_short(number: str, u
 
 
 @given(parts=st.lists(st.tuples(st.integers(0, 9999), units), min_size=1, max_size=6))
-def test_a_sum_is_the_sum_of_its_parts(parts: list[tuple[int, str]]) -> None:
+def test_parts_of_a_delay_are_added_up(parts: list[tuple[int, str]]) -> None:
     total = sum((parse_delay(f"{number}{unit}") for number, unit in parts), timedelta(0))
     for space in ("", " ", "  \t"):
         assert parse_delay(space.join(f"{number}{unit}" for number, unit in parts)) == total
 
 
 @given(hours=st.integers(0, 99), minutes=st.integers(0, 99), seconds=numbers)
-def test_iso_8601_says_the_same(hours: int, minutes: int, seconds: str) -> None:
+def test_iso_8601_gives_the_same_delay(hours: int, minutes: int, seconds: str) -> None:
     assert parse_delay(f"PT{hours}H{minutes}M{seconds}S") == parse_delay(f"{hours}h{minutes}m{seconds}s")
 
 
 @given(hundredths=st.integers(0, 10**9))
-def test_no_error_of_a_float_takes_a_delay_to_the_next_step(hundredths: int) -> None:
+def test_hundredths_of_a_second_are_not_rounded_up(hundredths: int) -> None:
     """0.57 as a float is a little too much: rounded up to the resolution, that would be a step of 10 ms."""
     text = f"{hundredths // 100}.{hundredths % 100:02}s"
     wait = hundredths * timedelta(milliseconds=10)
@@ -152,7 +152,7 @@ def test_no_error_of_a_float_takes_a_delay_to_the_next_step(hundredths: int) -> 
 
 
 @given(st.one_of(st.text(max_size=20), st.text(alphabet="PT0123456789WDHMS.smhdwin -", max_size=20)))
-def test_any_text_is_a_delay_or_a_clear_error(text: str) -> None:
+def test_any_text_is_parsed_or_refused_as_an_invalid_delay(text: str) -> None:
     with suppress(InvalidDelayError):
         assert parse_delay(text) >= timedelta(0)
 
@@ -171,7 +171,7 @@ def test_any_text_is_a_delay_or_a_clear_error(text: str) -> None:
         (MAX_DELAY, "3199 d 23:59:59.99"),
     ],
 )
-def test_delays_as_people_write_them(delay: timedelta, text: str) -> None:
+def test_delays_are_formatted_as_days_and_hours_minutes_seconds(delay: timedelta, text: str) -> None:
     assert format_delay(delay) == text
 
 
@@ -191,7 +191,7 @@ def test_delays_as_people_write_them(delay: timedelta, text: str) -> None:
         datetime(2026, 12, 24, 2, tzinfo=timezone(timedelta(hours=-15))),
     ],
 )
-def test_due_times(value: Any) -> None:
+def test_due_times_are_parsed_as_utc(value: Any) -> None:
     due = parse_due_time(value)
     assert (due, due.tzinfo) == (datetime(2026, 12, 24, 17, tzinfo=UTC), UTC)
 
@@ -221,7 +221,7 @@ class Nowhere(tzinfo):
         datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
     ],
 )
-def test_what_is_no_due_time(value: Any) -> None:
+def test_invalid_due_times_are_refused(value: Any) -> None:
     with pytest.raises(InvalidDueTimeError):
         parse_due_time(value)
 
@@ -286,11 +286,11 @@ def test_a_due_time_is_never_stamped_early(moment: datetime) -> None:
         (datetime(2026, 11, 21, 2, 47, 34, 756_000, tzinfo=timezone(timedelta(hours=1))), 1_795_225_654_756),
     ],
 )
-def test_stamps(moment: datetime, stamp: int) -> None:
+def test_stamps_are_milliseconds_rounded_up(moment: datetime, stamp: int) -> None:
     assert to_milliseconds(moment) == stamp
 
 
-def test_a_sending_time_is_the_millisecond_that_has_begun() -> None:
+def test_a_sending_time_is_rounded_down_to_a_millisecond() -> None:
     for _ in range(100):
         before, sent, after = datetime.now(UTC), sending_time(), datetime.now(UTC)
         assert before - timedelta(milliseconds=1) < sent <= after

@@ -113,7 +113,9 @@ def made(letter: OutgoingMessage) -> PreparedMessage:
 @example(CLOCKS[0], [OutgoingMessage(b"", to="q", headers={"big": "x" * FRAME_MAX})])
 @example(CLOCKS[0], [OutgoingMessage(b"", exchange="x", routing_key="." * 130, delay="1s")])
 @example(CLOCKS[0], [OutgoingMessage(b"", exchange="x", routing_key="." * 130, deliver_at=NOW)])
-def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[OutgoingMessage]) -> None:
+def test_messages_of_a_known_kind_are_encoded_to_the_same_bytes(
+    infrastructure: DelayInfrastructure, several: list[OutgoingMessage]
+) -> None:
     check = MessageChecker()
     encoder = Encoder(infrastructure, frame_max=FRAME_MAX)
     # The second time the kind of each letter is known.
@@ -123,7 +125,7 @@ def test_not_a_bit_differs(infrastructure: DelayInfrastructure, several: list[Ou
         if letter.message_id is None:
             slow = _with_id(letter, quick.message_id).starting(NOW)
         assert quick == slow
-        assert quick.kind is not None
+        assert quick.template is not None
         expected, found = (_encoded(encoder, message, letter) for message in (slow, quick))
         assert found == expected
 
@@ -188,7 +190,7 @@ RIGHT = tuple(
 @pytest.mark.parametrize(
     "letter", list(wrong_letters()), ids=lambda letter: repr(letter).replace(repr(letter.json), "...")
 )
-def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: OutgoingMessage) -> None:
+def test_an_invalid_message_is_refused_after_valid_ones(letter: OutgoingMessage) -> None:
     with pytest.raises(InvalidInputError) as expected:
         made(letter)
     check = MessageChecker()
@@ -199,18 +201,18 @@ def test_a_wrong_letter_is_refused_whatever_was_right_before(letter: OutgoingMes
     assert str(caught.value) == str(expected.value)
 
 
-def test_kinds_are_not_remembered_without_end() -> None:
+def test_at_most_10_000_kinds_are_cached() -> None:
     check = MessageChecker()
     for number in range(25_000):
         check.check(OutgoingMessage(b"", to=f"q{number}"))
-    assert len(check._kinds) <= 10_000
+    assert len(check._templates) <= 10_000
     encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
     for number in range(25_000):
         encoder.encode(check.check(OutgoingMessage(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
     assert len(encoder._prepared) <= 10_000
 
 
-def test_every_digit_of_every_level() -> None:
+def test_every_digit_of_every_level_is_encoded_the_same() -> None:
     """Each wait of one digit, and a wait of all digits at their highest."""
     check = MessageChecker()
     for clock in CLOCKS[:2]:
@@ -235,7 +237,7 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     encoder = Encoder(clock, frame_max=FRAME_MAX, ready=ready)
     letter = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
     checked = MessageChecker().check(letter).starting(NOW)
-    message = checked if alike else replace(checked, kind=None)
+    message = checked if alike else replace(checked, template=None)
     assert message.due is not None
     digits = clock.route(message.due - NOW, message.target, message_id="m").digits
     for digit in digits:

@@ -63,14 +63,14 @@ def drawn_tree() -> dict[str, str | None]:
     return parents
 
 
-def test_the_picture_shows_the_tree() -> None:
+def test_the_documented_tree_has_every_error_class() -> None:
     bases = {
         one.__name__: next((base.__name__ for base in one.__mro__[1:] if base in CLASSES), None) for one in CLASSES
     }
     assert drawn_tree() == bases
 
 
-def test_the_order_of_the_picture_is_that_of_the_classes() -> None:
+def test_the_documented_tree_has_the_order_of_the_source() -> None:
     source = inspect.getsource(errors)
     assert list(drawn_tree()) == re.findall(r"^class (\w+)\(", source, re.MULTILINE)
 
@@ -82,12 +82,12 @@ def test_only_bad_input_is_a_value_error() -> None:
         assert issubclass(one, ValueError) == bad_input
 
 
-def test_the_root_is_at_the_top_of_the_package() -> None:
+def test_the_root_error_is_exported_by_bide() -> None:
     assert bide.BideError is BideError
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-def test_a_docstring_is_one_sentence_that_can_stand_alone(kind: type[BideError]) -> None:
+def test_a_docstring_starts_with_one_sentence_on_one_line(kind: type[BideError]) -> None:
     assert kind.__doc__, f"{kind.__name__} has no docstring of its own"
     first = kind.__doc__.partition("\n\n")[0]
     assert "\n" not in first
@@ -101,14 +101,14 @@ def test_the_docstring_is_the_default_message(kind: type[BideError]) -> None:
 
 
 @pytest.mark.parametrize("kind", OWN_MESSAGE, ids=lambda kind: kind.__name__)
-def test_without_details_there_is_no_message(kind: type[BideError]) -> None:
+def test_errors_with_their_own_message_need_details(kind: type[BideError]) -> None:
     with pytest.raises(TypeError):
         kind()
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("again", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
-def test_an_error_survives_a_copy_and_the_way_to_another_process(kind: type[BideError], again: Any) -> None:
+def test_an_error_can_be_copied_and_pickled(kind: type[BideError], again: Any) -> None:
     error = made(kind)
     twin = again(error)
     assert type(twin) is kind
@@ -116,7 +116,7 @@ def test_an_error_survives_a_copy_and_the_way_to_another_process(kind: type[Bide
     assert vars(twin) == vars(error)
 
 
-def test_every_problem_of_a_topology_is_told() -> None:
+def test_an_invalid_topology_error_lists_every_problem() -> None:
     problems = ["exchange 'a' is missing", "queue 'b' is odd"]
     error = errors.InvalidTopologyError(problems)
     assert str(error) == "exchange 'a' is missing; queue 'b' is odd"
@@ -124,7 +124,7 @@ def test_every_problem_of_a_topology_is_told() -> None:
     assert error.problems == ["exchange 'a' is missing", "queue 'b' is odd"]
 
 
-def test_errors_are_defined_nowhere_else() -> None:
+def test_every_public_error_is_defined_in_errors_py() -> None:
     """One tree: other modules may have errors for their own use at most."""
     package = Path(bide.__file__).parent
     names = {one.__name__ for one in CLASSES} | {"Exception", "BaseException", "RuntimeError", "ValueError", "OSError"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bide.recoverability.x_death import Departure
+from bide.recoverability.x_death import QueueDeaths
 
 SECOND = timedelta(seconds=1)
 T0 = datetime(2026, 11, 21, 6, 30, 16, tzinfo=UTC)
@@ -31,56 +31,56 @@ BY_A_WORKER = {
 }
 
 
-def read(*deaths: object) -> Departure | None:
-    return Departure.read({"x-death": list(deaths)}, "orders")
+def read(*deaths: object) -> QueueDeaths | None:
+    return QueueDeaths.read({"x-death": list(deaths)}, "orders")
 
 
-def test_rejected_once() -> None:
-    assert read(REJECTED) == Departure(
+def test_a_rejected_message_is_read_with_its_first_address() -> None:
+    assert read(REJECTED) == QueueDeaths(
         reason="rejected", count=1, exchange="shop", routing_key="order.created", expiration=30 * SECOND
     )
 
 
-def test_round_twice_the_newest_entry_stands_first_and_tells_of_the_first_time() -> None:
+def test_a_second_death_is_counted_with_the_first_address() -> None:
     """As RabbitMQ 3.10.8, 4.0.5 and 4.3.6 sent it, alike, after a worker rejected in the retry queue too."""
-    departure = read({**REJECTED, "count": 2}, BY_A_WORKER)
-    assert departure is not None
-    assert (departure.count, departure.exchange, departure.routing_key) == (2, "shop", "order.created")
+    found = read({**REJECTED, "count": 2}, BY_A_WORKER)
+    assert found is not None
+    assert (found.count, found.exchange, found.routing_key) == (2, "shop", "order.created")
 
 
-def test_two_reasons_count_together_and_the_last_one_stands() -> None:
+def test_deaths_of_two_reasons_are_added_up_under_the_latest() -> None:
     """First rejected, sent back by a worker, given up, sent back, rejected: the first address is the one to keep."""
     given_up = {**REJECTED, "reason": "delivery_limit", "time": T0 + SECOND, "routing-keys": ["orders"]}
     for deaths, reason in (
         ([{**REJECTED, "count": 2}, given_up], "rejected"),
         ([given_up, {**REJECTED, "count": 2}], "delivery_limit"),
     ):
-        departure = read(*deaths)
-        assert departure is not None
-        assert (departure.reason, departure.count, departure.routing_key) == (reason, 3, "order.created")
+        found = read(*deaths)
+        assert found is not None
+        assert (found.reason, found.count, found.routing_key) == (reason, 3, "order.created")
 
 
 @pytest.mark.parametrize("first", ["rejected", "delivery_limit"])
-def test_of_two_entries_of_one_second_the_first_death_is_known(first: str) -> None:
+def test_x_first_death_decides_between_deaths_of_one_second(first: str) -> None:
     deaths = [{**REJECTED, "routing-keys": ["a"]}, {**REJECTED, "reason": "delivery_limit", "routing-keys": ["b"]}]
     for order in (deaths, deaths[::-1]):
         named = {"x-death": order, "x-first-death-queue": "orders", "x-first-death-reason": first}
-        departure = Departure.read(named, "orders")
-        assert departure is not None
-        assert departure.routing_key == ("a" if first == "rejected" else "b")
+        found = QueueDeaths.read(named, "orders")
+        assert found is not None
+        assert found.routing_key == ("a" if first == "rejected" else "b")
 
 
-def test_a_first_death_elsewhere_says_nothing_about_this_queue() -> None:
+def test_x_first_death_of_another_queue_is_ignored() -> None:
     given_up = {**REJECTED, "reason": "delivery_limit", "time": T0 + SECOND, "routing-keys": ["orders"]}
     elsewhere = {"x-first-death-queue": "before", "x-first-death-reason": "delivery_limit"}
-    departure = Departure.read({"x-death": [given_up, REJECTED], **elsewhere}, "orders")
-    assert departure is not None
-    assert departure.routing_key == "order.created"
+    found = QueueDeaths.read({"x-death": [given_up, REJECTED], **elsewhere}, "orders")
+    assert found is not None
+    assert found.routing_key == "order.created"
 
 
-def test_other_queues_tell_nothing() -> None:
+def test_deaths_in_other_queues_are_ignored() -> None:
     assert read(BY_A_WORKER) is None
-    assert Departure.read({}, "orders") is None
+    assert QueueDeaths.read({}, "orders") is None
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_other_queues_tell_nothing() -> None:
         {"reason": None},
     ],
 )
-def test_anything_may_stand_there(wrong: dict[str, Any]) -> None:
-    departure = read("x", {**REJECTED, **wrong})
-    assert departure is not None
-    assert departure.count == 1
-    assert departure.exchange == ("" if "exchange" in wrong else "shop")
-    assert departure.routing_key == (None if "routing-keys" in wrong else "order.created")
-    assert departure.expiration == (None if "original-expiration" in wrong else 30 * SECOND)
+def test_malformed_death_fields_are_ignored(wrong: dict[str, Any]) -> None:
+    found = read("x", {**REJECTED, **wrong})
+    assert found is not None
+    assert found.count == 1
+    assert found.exchange == ("" if "exchange" in wrong else "shop")
+    assert found.routing_key == (None if "routing-keys" in wrong else "order.created")
+    assert found.expiration == (None if "original-expiration" in wrong else 30 * SECOND)
 
 
 @pytest.mark.parametrize("header", ["x", 5, None, {"queue": "orders"}])
-def test_no_list_at_all(header: object) -> None:
-    assert Departure.read({"x-death": header}, "orders") is None
+def test_an_x_death_that_is_not_a_list_of_deaths_is_ignored(header: object) -> None:
+    assert QueueDeaths.read({"x-death": header}, "orders") is None

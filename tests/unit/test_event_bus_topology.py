@@ -22,7 +22,7 @@ def queue(topology: bide.Topology, name: str) -> Queue:
     return next(one for one in topology.queues if one.name == name)
 
 
-def test_its_names_and_arguments() -> None:
+def test_the_topology_has_the_names_and_arguments_of_the_pattern() -> None:
     topology = event_bus("shop", "orders", delay="5s", queue_type="classic")
     validate(topology)
     assert {one.name for one in topology.exchanges} == {"shop", "shop.retry"}
@@ -40,14 +40,14 @@ def test_its_names_and_arguments() -> None:
     }
 
 
-def test_quorum_queues_lose_nothing_on_their_way() -> None:
+def test_quorum_queues_dead_letter_at_least_once() -> None:
     topology = event_bus("shop", "orders", delay="5s")
     for name in ("orders", "orders.retry", "orders.delay"):
         arguments = queue(topology, name).arguments
         assert (arguments["x-dead-letter-strategy"], arguments["x-overflow"]) == ("at-least-once", "reject-publish")
 
 
-def test_every_step_leads_where_it_should() -> None:
+def test_each_key_is_routed_to_its_queue() -> None:
     model = Model(event_bus("shop", "orders", "billing", delay="5s", keys=("order.*",)))
     assert model.route("shop", "orders").queues == {"orders"}
     assert model.route("shop", "order.created").queues == {"orders", "billing"}
@@ -58,8 +58,8 @@ def test_every_step_leads_where_it_should() -> None:
 
 
 REASON = (
-    "queue 'orders.retry': its x-message-ttl sends what 'orders' rejected back for ever, and no worker counts: "
-    "take the TTL away, and let its consumer send messages over 'orders.delay'"
+    "queue 'orders.retry': its x-message-ttl makes the broker retry messages of 'orders' forever, uncounted: "
+    "remove the TTL, and let the consumer of 'orders.retry' send messages to 'orders.delay'"
 )
 
 
@@ -91,7 +91,7 @@ def test_a_ttl_among_the_arguments_of_the_retry_queue_is_refused_too() -> None:
     assert caught.value.problems == [REASON]
 
 
-def test_the_seeds_own_topology_is_refused_with_a_ttl_on_its_retry_queue() -> None:
+def test_a_ttl_on_the_retry_queue_is_refused_under_any_names() -> None:
     """Classic queues, no arguments but those of the pattern: made by somebody else, under names of his."""
     back = {"x-dead-letter-exchange": "bus", "x-dead-letter-routing-key": "work"}
     topology = bide.Topology(
@@ -104,7 +104,7 @@ def test_the_seeds_own_topology_is_refused_with_a_ttl_on_its_retry_queue() -> No
         [Binding("bus", "work", "work"), Binding("again", "failed", "failed"), Binding("bus", "later", "later")],
     )
     (problem,) = problems(topology)
-    assert problem.startswith("queue 'failed': its x-message-ttl sends what 'work' rejected back for ever")
+    assert problem.startswith("queue 'failed': its x-message-ttl makes the broker retry messages of 'work' forever")
 
 
 def to(key: str, exchange: str = "", **more: Any) -> dict[str, Any]:
@@ -151,23 +151,23 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("topology", HARMLESS.values(), ids=HARMLESS)
-def test_other_retries_are_left_alone(topology: bide.Topology) -> None:
+def test_other_retry_topologies_have_no_problems(topology: bide.Topology) -> None:
     assert problems(topology) == []
 
 
-def test_every_delay_infrastructure_is_left_alone() -> None:
+def test_delay_infrastructures_have_no_problems() -> None:
     for layout in (bide.Clock(), bide.NServiceBus(), bide.Celery()):
         assert problems(layout.topology()) == []
 
 
-def test_a_queue_gives_up_a_message_that_kills_its_consumers_on_every_release() -> None:
+def test_quorum_queues_have_a_delivery_limit_of_20() -> None:
     quorum, classic = (event_bus("shop", "orders", delay="5s", queue_type=one) for one in ("quorum", "classic"))
     assert queue(quorum, "orders").arguments["x-delivery-limit"] == 20
     assert "x-delivery-limit" not in queue(quorum, "orders.retry").arguments
     assert "x-delivery-limit" not in queue(classic, "orders").arguments
 
 
-def test_more_arguments_of_the_retry_queue() -> None:
+def test_more_arguments_of_the_retry_queue_are_merged_or_refused() -> None:
     topology = event_bus("shop", "orders", delay="5s", retry_arguments={"x-max-length": 1000})
     assert queue(topology, "orders.retry").arguments["x-max-length"] == 1000
     assert "x-max-length" not in queue(topology, "orders.delay").arguments
@@ -183,12 +183,12 @@ def test_the_delay_is_rounded_up_to_milliseconds() -> None:
     assert queue(topology, "orders.delay").arguments["x-message-ttl"] == 2
 
 
-def test_queues_whose_names_meet() -> None:
+def test_queue_names_that_collide_are_refused() -> None:
     with pytest.raises(InvalidTopologyError, match=r"'orders\.retry' is defined twice"):
         event_bus("shop", "orders", "orders.retry", delay="5s")
 
 
-def test_the_picture_in_the_docs_is_the_picture_of_the_topology() -> None:
+def test_the_picture_in_the_docs_shows_the_topology() -> None:
     page = (Path(__file__).parents[2] / "docs" / "event-bus.md").read_text()
     assert mermaid(event_bus("shop", "orders", delay="5s", keys=("order.*",))) in page
 
@@ -211,11 +211,11 @@ def test_the_picture_in_the_docs_is_the_picture_of_the_topology() -> None:
         ({"delay": "5s", "exchange": ""}, "name"),
     ],
 )
-def test_bad_settings(options: dict[str, Any], what: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidInputError, match=what):
         EventBusQueue(**{"exchange": "shop", "queue": "orders", **options})
 
 
-def test_a_bus_without_queues() -> None:
+def test_a_bus_without_queues_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="no queue"):
         event_bus("shop", delay="5s")

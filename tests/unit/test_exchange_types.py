@@ -99,7 +99,7 @@ TOPIC_CASES = [
 
 
 @pytest.mark.parametrize(("pattern", "key", "expected"), TOPIC_CASES)
-def test_topic_patterns(pattern: str, key: str, expected: bool) -> None:
+def test_topic_patterns_match_whole_words_and_wildcards(pattern: str, key: str, expected: bool) -> None:
     assert topic_matches(pattern, key) is expected
 
 
@@ -188,11 +188,13 @@ def test_fanout_ignores_keys() -> None:
         ({"a": 1}, {"A": 1}, False),
     ],
 )
-def test_headers(wanted: dict[str, Any], headers: dict[str, Any], expected: bool) -> None:
+def test_headers_exchanges_match_all_or_any_of_the_headers(
+    wanted: dict[str, Any], headers: dict[str, Any], expected: bool
+) -> None:
     assert bool(bound("headers", ("ignored", wanted)).route("x", "key", headers).queues) is expected
 
 
-def test_bcc_is_no_header_to_a_headers_exchange() -> None:
+def test_bcc_is_not_a_header_for_a_headers_exchange() -> None:
     absent: Any = None
     model = bound("headers", ("", {"BCC": absent}), ("", {"CC": absent}))
 
@@ -203,7 +205,7 @@ def test_bcc_is_no_header_to_a_headers_exchange() -> None:
 def test_other_types_are_refused_by_name(exchange_type: str) -> None:
     model = keyed(exchange_type, "1")
 
-    with pytest.raises(UnsupportedTargetError, match=f"'x' is of type '{exchange_type}'.*use a direct"):
+    with pytest.raises(UnsupportedTargetError, match=f"'x' has the type '{exchange_type}'.*use a direct"):
         model.route("x", "k")
 
 
@@ -217,11 +219,11 @@ def test_extra_keys_must_be_a_list(name: str, value: object) -> None:
         keyed("direct", "a").route("x", "a", {name: value})
 
 
-def test_extra_keys_that_are_no_text_are_passed_over() -> None:
+def test_extra_keys_that_are_not_text_are_ignored() -> None:
     assert keyed("direct", "a", "1").route("x", "a", {"CC": [1, None, b"1"]}).queues == {"0"}
 
 
-def test_the_callers_headers_are_left_alone() -> None:
+def test_routing_does_not_change_the_headers_of_the_caller() -> None:
     headers = {"BCC": ["b"], "kept": 1}
     keyed("direct", "a").travel("x", "a", headers)
 

@@ -44,7 +44,7 @@ def seconds(number: float) -> timedelta:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-def test_the_example_of_the_manual_row_for_row(version: int, routing: str) -> None:
+def test_the_table_equals_the_example_of_the_nservicebus_manual(version: int, routing: str) -> None:
     infrastructure = NServiceBus(version=version, routing=routing, levels=4)  # type: ignore[arg-type]
     table = explain(infrastructure, TEN_SECONDS, DESTINATION)
     assert cells(table) == [line.split(" | ") for line in MANUAL.splitlines()]
@@ -65,13 +65,13 @@ def test_the_table_is_aligned() -> None:
     )
 
 
-def test_with_all_28_levels_it_starts_at_the_level_published_to() -> None:
+def test_with_28_levels_the_table_starts_at_the_entry_level() -> None:
     key = "0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.1.0.1.0.destination"
     expected = [line.replace("1.0.1.0.destination", key).split(" | ") for line in MANUAL.splitlines()]
     assert cells(explain(NServiceBus(), TEN_SECONDS, DESTINATION)) == expected
 
 
-def test_the_longest_and_the_shortest_delay() -> None:
+def test_the_longest_delay_passes_every_level_and_the_shortest_none() -> None:
     longest = cells(explain(NServiceBus(), seconds(268_435_455), DESTINATION))
     assert len(longest) == 1 + 28 + 1
     assert longest[1][3:] == ["Level 27 Queue", "134217728 seconds", "Level 26 Exchange"]
@@ -147,7 +147,9 @@ def test_rows_carry_the_names_on_the_broker() -> None:
     ],
 )
 @pytest.mark.parametrize("delay", [0, 1, 10, 93_784])
-def test_every_infrastructure_is_explained(infrastructure: DelayInfrastructure, target: Target, delay: int) -> None:
+def test_the_rows_of_every_infrastructure_add_up_to_the_delay(
+    infrastructure: DelayInfrastructure, target: Target, delay: int
+) -> None:
     data = rows(infrastructure, seconds(delay), target)
     assert sum(row["delay"] or 0 for row in data) == delay
     table = cells(explain(infrastructure, seconds(delay), target))
@@ -160,13 +162,13 @@ def test_every_infrastructure_is_explained(infrastructure: DelayInfrastructure, 
     assert chart.count("==>") == len(data) + waits
 
 
-def test_a_part_of_a_second() -> None:
+def test_fractions_of_a_second_are_shown() -> None:
     waits = [row["delay"] for row in rows(Clock(), seconds(1.25), DESTINATION) if row["delay"]]
     assert waits == [1, 0.25]
     assert "| 0.25 seconds " in explain(Clock(), seconds(1.25), DESTINATION)
 
 
-def test_the_diagram_of_the_manual() -> None:
+def test_the_diagram_equals_the_example_of_the_nservicebus_manual() -> None:
     assert mermaid(NServiceBus(levels=4), TEN_SECONDS, DESTINATION).splitlines() == [
         "graph LR",
         '    subgraph route["Delay of 10 seconds"]',
@@ -201,7 +203,7 @@ def test_the_diagram_of_the_manual() -> None:
     ]
 
 
-def test_the_diagram_counts_what_is_too_much_to_draw() -> None:
+def test_the_diagram_counts_exchanges_and_queues_that_it_omits() -> None:
     chart = mermaid(Clock(), timedelta(minutes=5), DESTINATION)
     assert '["1 more exchange, 58 more queues"]' in chart
     assert len(chart.splitlines()) < 50
@@ -221,18 +223,18 @@ def test_the_diagram_draws_every_node_once_and_only_arrows_between_nodes() -> No
     ("name", "written"),
     [('a"b', "a#quot;b"), ("a#b", "a#35;b"), ("<b>", "#lt;b#gt;"), ("a\nb", "a b"), ("a];b", "a];b")],
 )
-def test_names_cannot_break_the_diagram(name: str, written: str) -> None:
+def test_names_are_escaped_in_the_diagram(name: str, written: str) -> None:
     chart = mermaid(NServiceBus(levels=4), TEN_SECONDS, QueueTarget(name))
     assert f'        target0["{written}"]' in chart.splitlines()
 
 
-def test_a_target_named_like_an_exchange_of_the_way_is_no_exchange() -> None:
+def test_a_target_named_like_an_exchange_is_drawn_as_a_target() -> None:
     chart = mermaid(NServiceBus(routing="direct", levels=4), TEN_SECONDS, QueueTarget("nsb.v2.delay-level-03"))
     assert '        target0["nsb.v2.delay-level-03"]' in chart.splitlines()
     assert "        exchange4 ==> target0" in chart.splitlines()
 
 
-def test_what_cannot_be_routed_cannot_be_explained() -> None:
+def test_delays_that_cannot_be_routed_are_refused() -> None:
     for function in (explain, rows, mermaid):
         with pytest.raises(InvalidDelayError, match="is longer"):
             function(NServiceBus(levels=4), seconds(16), DESTINATION)

@@ -37,18 +37,18 @@ def is_safe(text: str, keep: str = "") -> bool:
 
 
 @given(st.text(st.characters()))
-def test_no_character_that_acts_gets_through(text: str) -> None:
+def test_visible_text_has_no_control_characters(text: str) -> None:
     assert is_safe(visible(text))
     assert is_safe(visible(text, keep="\n\t"), "\n\t")
 
 
-def test_what_can_be_read_stays() -> None:
+def test_readable_text_is_unchanged() -> None:
     text = "Grüße, 東京, שלום, 🎉 \\x1b"
     assert visible(text) == text
 
 
 @given(st.text(st.characters()))
-def test_json_means_the_same_and_cannot_act(text: str) -> None:
+def test_json_keeps_its_meaning_without_control_characters(text: str) -> None:
     written = visible_json({text: [text]})
     assert is_safe(written)
     assert json.loads(written) == {text: [text]}
@@ -124,7 +124,7 @@ class Socket(NamedTuple):
         ("amqps://u:hidden@h?verify=false", "127.0.0.1", "127.0.0.1", "verify=false"),
     ],
 )
-def test_a_password_that_others_can_read_is_not_sent_silently(
+def test_sending_a_password_in_the_clear_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, options: str, peer: str, own: str, says: Any
 ) -> None:
     monkeypatch.setattr(exposure, "_warned", set())
@@ -132,6 +132,26 @@ def test_a_password_that_others_can_read_is_not_sent_silently(
         exposure.warn_about_exposure(BrokerUrl.parse(options), Socket(peer, own))
     assert [says in one for one in caplog.messages] == ([True] if says else [])
     assert "hidden" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("base", "peer", "own", "warns"),
+    [
+        ("http://h:15672", "10.0.0.1", "10.0.0.2", True),
+        ("http://h:15672", "fe80::1%eth0", "fe80::2%eth0", True),
+        ("http://h:15672", "10.0.0.1", "10.0.0.1", False),
+        ("http://h:15672", "127.0.0.1", "127.0.0.1", False),
+        ("http://h:15672", "::1", "::1", False),
+        ("https://h:15671", "10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_a_password_for_a_management_api_that_others_can_read_is_not_sent_silently(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, base: str, peer: str, own: str, *, warns: bool
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    for _ in range(2):
+        exposure.warn_about_http(base, "u", Socket(peer, own))
+    assert [base in one and "without TLS" in one for one in caplog.messages] == [True] * warns
 
 
 def own_loggers(module: Path) -> list[str]:
@@ -145,7 +165,7 @@ def own_loggers(module: Path) -> list[str]:
     return found
 
 
-def test_no_module_has_a_logger_that_shows_foreign_text_as_it_is() -> None:
+def test_every_module_uses_the_logger_that_escapes_foreign_text() -> None:
     source = Path(bide.__file__).parent
     modules = [one for one in source.rglob("*.py") if one != source / "runtime" / "logs.py"]
     assert len(modules) > 100

@@ -21,7 +21,7 @@ def reasons(itinerary: Itinerary) -> dict[str, str]:
     return {one.name: one.reason for stop in itinerary.stops for one in stop.looks}
 
 
-def test_the_way_through_two_layers() -> None:
+def test_a_message_is_followed_through_two_layers_with_reasons() -> None:
     pet = {"entity.type": "pet", "change.type": "sold"}
     way = plan(find_pattern("2").sample_topology(), "travel", "extras.pet", pet)
     assert [stop.exchange for stop in way.stops] == ["travel", "changes"]
@@ -29,7 +29,7 @@ def test_the_way_through_two_layers() -> None:
     assert reasons(way) == {
         "bookings": "its pattern 'booking.#' does not match: 'extras.pet' lacks the word 'booking'",
         "changes": "its pattern '#' matches the key 'extras.pet'",
-        "pets": "it asks for all of change.type='new', entity.type='pet', but change.type is 'sold'",
+        "pets": "it requires all of change.type='new', entity.type='pet', but change.type is 'sold'",
     }
 
 
@@ -37,27 +37,27 @@ def test_alternates_say_whether_they_are_asked() -> None:
     topology = find_pattern("11").sample_topology()
     first = plan(topology, "clients", "acme")
     assert first.queues == ("acme",)
-    assert reasons(first)["clients.else1"] == "alternate exchange: not asked, because a binding matches"
+    assert reasons(first)["clients.else1"] == "alternate exchange: not used, because a binding matches"
     last = plan(topology, "clients", "hooli")
     assert last.queues == ("everybody-else",)
-    assert reasons(last)["clients.else1"] == "alternate exchange: asked, because no binding matches"
+    assert reasons(last)["clients.else1"] == "alternate exchange: used, because no binding matches"
     assert reasons(last)["acme"] == "its binding key is 'acme', which is not the key 'hooli'"
 
 
 @pytest.mark.parametrize(
     ("pattern", "key", "said"),
     [
-        ("a.*", "a.b.c", "'a.b.c' has 3 words, and 2 are wanted"),
-        ("a.*", "a", "'a' has 1 word, and 2 are wanted"),
-        ("a.b.*", "a.x.c", "'a.x.c' has 'x' as word 2, and 'b' is wanted"),
+        ("a.*", "a.b.c", "'a.b.c' has 3 words, but the pattern has 2"),
+        ("a.*", "a", "'a' has 1 word, but the pattern has 2"),
+        ("a.b.*", "a.x.c", "'a.x.c' has 'x' as word 2, but the pattern has 'b'"),
         ("#.b", "a.c", "'a.c' lacks the word 'b'"),
-        ("*.*.#", "a", "'a' has 1 word, and 2 at least are wanted"),
-        ("#.a.b", "b.a", "'b.a' has its words in other places"),
-        ("*", "", "'' has 0 words, and 1 are wanted"),
-        ("", "a", "'a' has 1 word, and 0 are wanted"),
+        ("*.*.#", "a", "'a' has 1 word, but the pattern needs at least 2"),
+        ("#.a.b", "b.a", "'b.a' has its words at other positions"),
+        ("*", "", "'' has 0 words, but the pattern has 1"),
+        ("", "a", "'a' has 1 word, but the pattern has 0"),
     ],
 )
-def test_why_a_pattern_does_not_match(pattern: str, key: str, said: str) -> None:
+def test_a_mismatch_of_a_pattern_is_explained(pattern: str, key: str, said: str) -> None:
     topology = Topology([Exchange("x", "topic")], [Queue("q")], [Binding("x", "q", pattern)])
     way = plan(topology, "x", key)
     assert way.queues == ()
@@ -67,21 +67,21 @@ def test_why_a_pattern_does_not_match(pattern: str, key: str, said: str) -> None
 @pytest.mark.parametrize(
     ("arguments", "headers", "said"),
     [
-        ({"a": 1}, {}, "it asks for all of a=1, but there is no header a"),
-        ({"a": 1}, {"a": "1"}, "it asks for all of a=1, but a is '1', a text rather than a whole number"),
-        ({"a": 1, "b": 2}, {"a": 2}, "it asks for all of a=1, b=2, but a is 2 and there is no header b"),
-        ({"a": True, "x-match": "any"}, {"a": 1.5}, "but a is 1.5, a number with decimals rather than a truth value"),
-        ({"x-match": "any"}, {"a": 1}, "it asks for no header, and x-match any finds none"),
+        ({"a": 1}, {}, "it requires all of a=1, but there is no header a"),
+        ({"a": 1}, {"a": "1"}, "it requires all of a=1, but a is '1', text rather than a whole number"),
+        ({"a": 1, "b": 2}, {"a": 2}, "it requires all of a=1, b=2, but a is 2 and there is no header b"),
+        ({"a": True, "x-match": "any"}, {"a": 1.5}, "but a is 1.5, a number with decimals rather than a boolean"),
+        ({"x-match": "any"}, {"a": 1}, "it requires no header, so x-match any never matches"),
     ],
 )
-def test_why_headers_do_not_match(arguments: dict[str, Any], headers: dict[str, Any], said: str) -> None:
+def test_a_mismatch_of_headers_is_explained(arguments: dict[str, Any], headers: dict[str, Any], said: str) -> None:
     topology = Topology([Exchange("x", "headers")], [Queue("q")], [Binding("x", "q", arguments=arguments)])
     way = plan(topology, "x", headers=headers)
     assert way.queues == ()
     assert said in reasons(way)["q"]
 
 
-def test_copies_count() -> None:
+def test_cc_and_bcc_keys_are_followed() -> None:
     topology = find_pattern("carbon-copies").sample_topology()
     way = plan(topology, "desk", "front", {"CC": ["back"], "BCC": ["cellar"]})
     assert way.queues == ("back", "front")
@@ -92,7 +92,7 @@ def test_copies_count() -> None:
     )
 
 
-def test_what_only_the_broker_knows() -> None:
+def test_queues_chosen_by_the_broker_are_possible_queues() -> None:
     topology = find_pattern("7").sample_topology()
     way = plan(topology, "clicks", "k")
     assert way.queues == ()
@@ -109,7 +109,7 @@ def test_what_only_the_broker_knows() -> None:
     assert [(stop.exchange, stop.certain) for stop in way.stops] == [("in", True), ("a", False), ("b", False)]
 
 
-def test_what_two_doubtful_ways_lead_to_is_told_once() -> None:
+def test_a_queue_reached_by_two_possible_paths_is_listed_once() -> None:
     names = ("in", "a", "b", "c")
     topology = Topology(
         [Exchange(name, "x-random" if name == "in" else "fanout") for name in names],
@@ -133,7 +133,7 @@ def test_the_plugin_routes_by_its_inner_type() -> None:
     assert reasons(way)["mail"].startswith("after the delay in x-delay: ")
 
 
-def test_what_comes_after_the_wait() -> None:
+def test_dead_lettering_after_the_wait_is_explained() -> None:
     topology = find_pattern("17").sample_topology() | Topology(
         [Exchange("bookings", "fanout")], [Queue("crm")], [Binding("bookings", "crm")]
     )
@@ -143,18 +143,18 @@ def test_what_comes_after_the_wait() -> None:
     alone = plan(find_pattern("17").sample_topology(), "publisher3", "new")
     (said,) = alone.later
     assert said == (
-        "after 0:05:00 in 'publisher3.delay': it is for the exchange 'bookings', which is not here, and the queue "
+        "after 0:05:00 in 'publisher3.delay': its exchange 'bookings' is not in the topology, and the queue "
         "'publisher3.delay' keeps it"
     )
     unbound = plan(replace(topology, bindings=topology.bindings[:1]), "publisher3", "new")
-    assert unbound.later[0].split(": ")[1].startswith("the exchange 'bookings' has no match for it, and the queue")
+    assert unbound.later[0].split(": ")[1].startswith("no binding of its exchange 'bookings' matches, and the queue")
     for queue_type, fate in (("quorum", "the queue 'wait' keeps it"), ("classic", "it is lost")):
         waiting = waiting_queue("wait", to="next", ttl="1s", queue_type=queue_type)
         (said,) = plan(replace(waiting, queues=waiting.queues[:1]), "", "wait").later
-        assert said == f"after 0:00:01 in 'wait': it is for the queue 'next', which is not here, and {fate}"
+        assert said == f"after 0:00:01 in 'wait': its queue 'next' is not in the topology, and {fate}"
 
 
-def test_the_default_exchange_goes_by_name() -> None:
+def test_the_default_exchange_routes_by_queue_name() -> None:
     topology = find_pattern("5").sample_topology()
     assert plan(topology, "", "charge-card").queues == ("charge-card",)
     wrong = plan(topology, "", "charge-cart")
@@ -162,7 +162,7 @@ def test_the_default_exchange_goes_by_name() -> None:
     assert reasons(wrong) == {"charge-cart": "no queue has the name 'charge-cart', which is the key"}
 
 
-def test_what_cannot_be_planned() -> None:
+def test_missing_or_internal_exchanges_and_invalid_topologies_are_refused() -> None:
     topology = Topology([Exchange("in", "direct", internal=True)])
     with pytest.raises(TargetNotFoundError, match="'nowhere' is not in the topology"):
         plan(topology, "nowhere")
@@ -172,7 +172,7 @@ def test_what_cannot_be_planned() -> None:
         plan(Topology(bindings=[Binding("a", "b")]), "a")
 
 
-def test_it_is_json() -> None:
+def test_a_plan_can_be_written_as_json() -> None:
     way = plan(find_pattern("11").sample_topology(), "clients", "hooli")
     assert json.loads(json.dumps(way.to_dict()))["queues"] == ["everybody-else"]
 
@@ -216,7 +216,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies(), KEYS, HEADERS, st.lists(KEYS, max_size=2))
-def test_it_comes_where_the_model_comes(
+def test_a_plan_reaches_the_queues_of_the_routing_model(
     topology: Topology, key: str, headers: dict[str, Any], copies: list[str]
 ) -> None:
     sent = {**headers, "CC": copies}

@@ -29,38 +29,38 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
-        "testing": "a RabbitMQ in memory, and its fixtures for pytest",
+        "testing": "an in-memory RabbitMQ, and its fixtures for pytest",
         "observability": "metrics for Prometheus, tracing for OpenTelemetry",
     },
     {"": "the public names"},
     {
         "endpoint": "handlers, retries, parking",
-        "error_queues": "look at failed messages, retry, edit, archive or discard them",
-        "messaging": "ready-made conversations: RPC, event bus, partitions, wire tap",
+        "error_queues": "failed messages: inspect, retry, edit, archive, discard",
+        "messaging": "messaging patterns over a client: RPC, event bus, partitions, wire tap",
     },
-    {"relay": "the process that a waiting hall needs"},
-    {"client": "connections that come and go, confirmed publishing, deliveries"},
-    {"admin": "topologies onto a broker, `verify`, policies, taps"},
+    {"relay": "the relay process of a waiting hall"},
+    {"client": "reconnecting connections, confirmed publishing, consuming"},
+    {"admin": "topologies on a broker: apply, delete, verify; policies, taps"},
     {"local_broker": "a private RabbitMQ on this machine"},
     {"management": "RabbitMQ's management HTTP API"},
     {
         "streams": "RabbitMQ's stream protocol, read only",
-        "recoverability": "retry policies, and what is written on failed messages",
-        "schedules": "records of the schedule log, the state that follows from them, recurrences",
-        "testing.rules": "RabbitMQ's rules, for the broker in memory",
+        "recoverability": "retry policies, and headers of failed messages",
+        "schedules": "records of the schedule log, their fold, recurrences",
+        "testing.rules": "RabbitMQ's rules, for the in-memory broker",
     },
     {
         "amqp": "AMQP 0-9-1: URLs, frames, channels, connections",
-        "messages": "messages to be sent, as values, and their checks",
+        "messages": "outgoing messages as values, and their checks",
     },
     {"patterns": "topologies as functions, one for each messaging pattern"},
     {"delay": "delay infrastructures: a delay and a target -> a route"},
     {"topology": "exchanges, queues and bindings as data, and where a message would go"},
-    {"runtime": "tasks, cancellation, logs"},
+    {"runtime": "tasks, cancellation, backoff, caches, loggers"},
     {"arguments": "range checks of callers' values", "durations": "delays and due times"},
     {
-        "errors": "the tree of errors",
-        "foreign_text": "text from strangers, made safe to print",
+        "errors": "the error classes",
+        "foreign_text": "text of other systems, made safe to print",
         "version": "the version of bide",
     },
 )
@@ -209,7 +209,7 @@ class TestAForbiddenImport:
             ("client.client", "", "the whole of bide"),
         ],
     )
-    def test_is_named(self, importer: str, imported: str, why: str) -> None:
+    def test_is_refused_with_the_reason(self, importer: str, imported: str, why: str) -> None:
         found = refusal(importer, imported)
         assert found is not None
         assert why in found
@@ -228,7 +228,7 @@ class TestAForbiddenImport:
         with pytest.raises(AssertionError, match="in no layer"):
             member_of("somewhere.new")
 
-    def test_a_circle_is_named(self) -> None:
+    def test_a_circle_of_imports_is_found(self) -> None:
         assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) is None
         assert circle({"a": {"b"}, "b": {"a"}}) is not None
 
@@ -239,7 +239,7 @@ def test_third_party_packages_stay_in_their_layers(module: str) -> None:
     assert others <= THIRD_PARTY.get(member_of(module), frozenset())
 
 
-def test_what_is_imported_is_what_is_installed() -> None:
+def test_imported_packages_are_the_declared_dependencies() -> None:
     """Every package that is imported is a dependency by its own right, and none is installed for nothing."""
     project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
     extras = project.get("optional-dependencies", {}).values()
@@ -263,7 +263,7 @@ def test_pure_modules_do_no_input_or_output(module: str) -> None:
     assert not called & PURE_BUILTINS_REFUSED
 
 
-def test_no_modules_need_each_other() -> None:
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Not even inside functions or for the type checker. Packages import what they offer, so they are left out."""
     graph = {
         module: {one.target for one in imports_of(module) if one.own}
@@ -274,11 +274,11 @@ def test_no_modules_need_each_other() -> None:
     assert found is None, f"a circle of imports: {found}"
 
 
-def test_the_table_names_only_what_exists() -> None:
+def test_the_layers_name_only_existing_modules() -> None:
     assert set(PLACES) <= set(MODULES)
 
 
-def test_few_modules_stand_beside_the_packages() -> None:
+def test_at_most_the_agreed_number_of_modules_is_outside_packages() -> None:
     beside = [path.name for path in PACKAGE.glob("*.py") if path.name != "__main__.py"]
     assert len(beside) <= TOP_MODULES, beside
 

@@ -23,17 +23,19 @@ SHOP = "amqp://ana:secret@shop.example/orders"
         ({"BIDE_URL": "amqp://shop.example/a/b", "BIDE_STREAM_PORT": ""}, None),
     ],
 )
-def test_where_it_is_looked_for(environment: dict[str, str], port: int | None) -> None:
+def test_the_stream_port_comes_from_the_environment_for_its_broker(
+    environment: dict[str, str], port: int | None
+) -> None:
     assert stream_port(SHOP, environment) == port
 
 
 @pytest.mark.parametrize("given", ["0", "70000", "-1", "http://shop.example:5552"])
-def test_what_is_no_port(given: str) -> None:
+def test_an_invalid_port_is_refused(given: str) -> None:
     with pytest.raises(InvalidUrlError, match="BIDE_STREAM_PORT is"):
         stream_port(SHOP, {"BIDE_STREAM_PORT": given})
 
 
-def test_a_variable_that_cannot_be_read_is_named() -> None:
+def test_an_unreadable_bide_url_is_named() -> None:
     """Nobody named that URL here: without its name one would look for it in vain."""
-    with pytest.raises(InvalidUrlError, match=r"BIDE_URL names the broker that BIDE_STREAM_PORT belongs to, .* 'a/b'"):
+    with pytest.raises(InvalidUrlError, match=r"BIDE_STREAM_PORT belongs to the broker of BIDE_URL, .* 'a/b'"):
         stream_port(SHOP, {"BIDE_URL": "amqp://ana:secret@shop.example/a/b", "BIDE_STREAM_PORT": "5999"})

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from bide.admin.locate import management_api
+from bide.amqp import exposure
 from bide.amqp.url import BrokerUrl
 
 SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
@@ -31,5 +34,31 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
         (None, {"BIDE_URL": "amqp://shop.example/a/b"}, "http://shop.example:15672"),
     ],
 )
-def test_where_it_is_looked_for(named: str | None, environment: dict[str, str], address: str) -> None:
+def test_the_address_comes_from_the_argument_then_the_environment_then_the_broker_url(
+    named: str | None, environment: dict[str, str], address: str
+) -> None:
     assert management_api(SHOP, named, environment=environment).address == address
+
+
+async def test_a_management_api_on_another_machine_does_not_get_a_password_over_http_without_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    # A unit test has no other machine.
+    monkeypatch.setattr(exposure, "_is_elsewhere", lambda _peer, _own: True)
+    warned_before_requests = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        warned_before_requests.append(len(caplog.messages))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, management_api(SHOP, f"http://127.0.0.1:{port}") as api:
+        await api.overview()
+        await api.overview()
+    assert warned_before_requests == [1, 1]
+    assert f"'ana' is sent to the management API at http://127.0.0.1:{port} without TLS" in caplog.text
+    assert "secret" not in caplog.text

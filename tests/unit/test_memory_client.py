@@ -20,6 +20,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.topology import Exchange, Queue, Topology
+from tests.broker.receiving import connection_of
 from tests.patience import PATIENCE
 
 REMINDERS = Topology(queues=[Queue.quorum("reminders")])
@@ -34,13 +35,13 @@ async def received(client: bide.Client, queue: str = "reminders") -> bide.Messag
 
 
 async def is_empty(client: bide.Client, queue: str) -> bool:
-    connection = await client._publisher.connection()
+    connection = await connection_of(client)
     async with await connection.channel() as channel:
         return await channel.get(queue) is None
 
 
 @pytest.mark.parametrize("release", RELEASES)
-async def test_three_days_pass_in_no_time(release: tuple[int, ...]) -> None:
+async def test_advancing_the_clock_delivers_a_message_delayed_by_days(release: tuple[int, ...]) -> None:
     async with bide.testing.broker(release=release) as b, b.connect() as client:
         assert (await client.release())[:2] == release
         await client.declare(REMINDERS)
@@ -57,7 +58,7 @@ async def test_three_days_pass_in_no_time(release: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "infrastructure", [bide.Clock(), bide.NServiceBus(routing="direct"), bide.Celery()], ids=lambda one: one.name
 )
-async def test_every_delay_infrastructure(infrastructure: bide.DelayInfrastructure) -> None:
+async def test_every_delay_infrastructure_delivers_at_the_due_time(infrastructure: bide.DelayInfrastructure) -> None:
     async with bide.testing.broker() as b, b.connect(infrastructure=infrastructure) as client:
         await client.declare(REMINDERS)
         await client.publish("x", to="reminders", delay="90s")
@@ -67,7 +68,7 @@ async def test_every_delay_infrastructure(infrastructure: bide.DelayInfrastructu
         assert (await received(client)).lateness == timedelta(0)
 
 
-async def test_the_clock_starts_when_it_is_told_to() -> None:
+async def test_the_clock_starts_at_the_given_time() -> None:
     start = datetime(2024, 2, 28, 12, tzinfo=UTC)
     async with bide.testing.broker(start=start) as b, b.connect() as client:
         await client.declare(REMINDERS)
@@ -89,7 +90,7 @@ async def test_errors_are_those_of_a_real_broker() -> None:
         await client.declare(Topology(queues=[full]))
         with pytest.raises(PublishRefusedError):
             await client.publish("x", to="full")
-        with pytest.raises(DeclarationMismatchError, match="x-max-length = 0, where 1"):
+        with pytest.raises(DeclarationMismatchError, match="x-max-length = 0, not with 1"):
             await client.declare(Topology(queues=[Queue("full", arguments={**full.arguments, "x-max-length": 1})]))
         await client.declare(Topology([Exchange("inside", "fanout", internal=True)]))
         with pytest.raises(AccessRefusedError, match="internal"):
@@ -108,13 +109,13 @@ async def test_errors_are_those_of_a_real_broker() -> None:
     ],
     ids=str,
 )
-async def test_what_is_not_modelled_is_named(topology: Topology, feature: str) -> None:
+async def test_declaring_an_unmodelled_feature_is_an_error_that_names_it(topology: Topology, feature: str) -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         with pytest.raises(NotModelledError, match=feature):
             await client.declare(topology)
 
 
-async def test_a_stream_may_be_there_but_not_be_used() -> None:
+async def test_a_stream_can_be_declared_but_not_used() -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})]))
         with pytest.raises(NotModelledError, match="'log'"):
@@ -123,7 +124,7 @@ async def test_a_stream_may_be_there_but_not_be_used() -> None:
             await anext(client.consume("log"))
 
 
-async def test_a_client_outlives_its_connection() -> None:
+async def test_a_client_reconnects_and_gets_unsettled_messages_again() -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(REMINDERS)
         async with client.consume("reminders") as messages:
@@ -138,7 +139,7 @@ async def test_a_client_outlives_its_connection() -> None:
             assert (await asyncio.wait_for(anext(messages), PATIENCE)).body == b"y"
 
 
-def test_a_client_that_blocks() -> None:
+def test_a_synchronous_client_receives_a_delayed_message() -> None:
     with bide.testing.broker() as b, b.connect_sync() as client:
         client.declare(REMINDERS)
         client.publish("x", to="reminders", delay="1w")
@@ -149,13 +150,13 @@ def test_a_client_that_blocks() -> None:
     assert message.body == b"x"
 
 
-async def test_virtual_hosts_know_nothing_of_each_other() -> None:
+async def test_virtual_hosts_are_separate() -> None:
     async with bide.testing.broker() as b, b.connect() as one, b.connect(vhost="other") as other:
         await one.declare(REMINDERS)
         assert not await other.exists("reminders")
 
 
-async def test_large_bodies_come_in_pieces() -> None:
+async def test_bodies_larger_than_a_frame_arrive_whole() -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(REMINDERS)
         body = bytes(range(256)) * 2000
@@ -163,7 +164,7 @@ async def test_large_bodies_come_in_pieces() -> None:
         assert (await received(client)).body == body
 
 
-async def test_many_messages() -> None:
+async def test_a_thousand_delayed_messages_arrive_in_order_of_their_due_times() -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(REMINDERS)
         await client.publish_many(
@@ -176,12 +177,12 @@ async def test_many_messages() -> None:
 
 
 @pytest.mark.parametrize("release", [(3, 13), (4,), (), "4.3", 4.3, None])
-def test_releases_that_are_not_modelled(release: Any) -> None:
+def test_unmodelled_releases_are_refused(release: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"is not modelled: give one of 3\.10, 4\.0, 4\.3, as in \(4, 3\)"):
         bide.testing.broker(release=release)
 
 
 @pytest.mark.parametrize("number", [0, -1, True, "32"])
-def test_dead_letters_that_no_queue_can_have_under_way(number: Any) -> None:
+def test_an_invalid_dead_letter_prefetch_is_refused(number: Any) -> None:
     with pytest.raises(InvalidInputError, match="the dead_letter_prefetch"):
         bide.testing.broker(dead_letter_prefetch=number)

@@ -13,12 +13,12 @@ from bide.errors import InvalidDelayError, InvalidDueTimeError
 from bide.testing.rules.clock import DEFAULT_START, VirtualClock
 
 
-def test_it_stands_still() -> None:
+def test_the_clock_stands_still_by_itself() -> None:
     clock = VirtualClock()
     assert clock.now() == clock.now() == DEFAULT_START
 
 
-def test_it_goes_by_delays_and_to_due_times() -> None:
+def test_the_clock_advances_by_delays_and_to_due_times() -> None:
     clock = VirtualClock("2024-02-28T23:00:00+01:00")
     clock.advance("1h30m")
     assert clock.now() == datetime(2024, 2, 28, 23, 30, tzinfo=UTC)
@@ -27,7 +27,7 @@ def test_it_goes_by_delays_and_to_due_times() -> None:
     assert clock.milliseconds == 1_709_164_800_000
 
 
-def test_it_ends_with_the_calendar() -> None:
+def test_the_clock_does_not_pass_the_year_9999() -> None:
     clock = VirtualClock()
     with pytest.raises(InvalidDelayError, match="beyond the year 9999"):
         clock.advance("3000000d")
@@ -36,7 +36,7 @@ def test_it_ends_with_the_calendar() -> None:
     assert clock.now().year == 9999
 
 
-def test_it_does_not_go_back() -> None:
+def test_the_clock_does_not_go_back() -> None:
     clock = VirtualClock()
     with pytest.raises(InvalidDelayError):
         clock.advance(timedelta(seconds=-1))
@@ -47,7 +47,7 @@ def test_it_does_not_go_back() -> None:
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 100))
-def test_what_is_due_happens_in_order_and_at_its_time(delays: list[int], until: int) -> None:
+def test_callbacks_run_in_order_at_their_due_times(delays: list[int], until: int) -> None:
     clock = VirtualClock()
     start = clock.microseconds
     happened: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def test_what_is_due_happens_in_order_and_at_its_time(delays: list[int], until: 
     assert (None if due is None else due - DEFAULT_START) == (timedelta(microseconds=min(left)) if left else None)
 
 
-def test_what_happens_may_plan_more() -> None:
+def test_callbacks_can_schedule_more_callbacks() -> None:
     clock = VirtualClock()
     times: list[datetime] = []
 
@@ -77,7 +77,7 @@ def test_what_happens_may_plan_more() -> None:
     assert times == [DEFAULT_START + timedelta(seconds=number) for number in range(4)]
 
 
-def test_what_is_called_off_does_not_happen() -> None:
+def test_cancelled_timers_do_not_run() -> None:
     clock = VirtualClock()
     timer = clock.call_at(clock.microseconds + 1, lambda: pytest.fail("it happened"))
     timer.cancel()

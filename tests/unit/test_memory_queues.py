@@ -9,7 +9,7 @@ import pytest
 from bide.errors import BrokerError
 from bide.testing.rules.channel import BrokerChannel, BrokerDelivery
 from bide.testing.rules.clock import VirtualClock
-from bide.testing.rules.dead_letter_worker import PATIENCE
+from bide.testing.rules.dead_letter_worker import RETRY_INTERVAL
 from bide.testing.rules.virtual_host import REPLY_TO, VirtualHost
 from bide.topology import Binding, Exchange, Queue
 
@@ -91,7 +91,7 @@ def test_only_the_head_expires(kind: str) -> None:
     assert lab.bodies() == "a"
 
 
-def test_what_expires_behind_a_message_is_counted_once_more_by_quorum_queues() -> None:
+def test_quorum_queues_still_count_an_expired_message_behind_another() -> None:
     for kind, left in (("classic", 0), ("quorum", 1)):
         lab = Lab()
         lab.queue("q", queue_type=kind)
@@ -104,7 +104,7 @@ def test_what_expires_behind_a_message_is_counted_once_more_by_quorum_queues() -
         assert lab.get() is None
 
 
-def test_with_priorities_an_expired_message_may_stay_unnoticed_at_the_head_of_a_classic_queue() -> None:
+def test_a_classic_priority_queue_does_not_expire_a_message_behind_another_priority() -> None:
     lab = Lab()
     lab.queue("q", max_priority=5)
     lab.send("a")
@@ -113,7 +113,7 @@ def test_with_priorities_an_expired_message_may_stay_unnoticed_at_the_head_of_a_
     assert lab.bodies() == "ba"
 
 
-def test_from_4_3_on_each_priority_of_a_quorum_queue_has_a_head_that_expires() -> None:
+def test_from_4_3_on_each_priority_of_a_quorum_queue_expires_its_own_head() -> None:
     for release, left in ((V43, "a"), (V40, "ab")):
         lab = Lab(release)
         lab.queue("q", queue_type="quorum")
@@ -123,7 +123,7 @@ def test_from_4_3_on_each_priority_of_a_quorum_queue_has_a_head_that_expires() -
         assert lab.host.queue("q").message_count == len(left)
 
 
-def test_priorities_of_quorum_queues() -> None:
+def test_quorum_queues_order_messages_by_priority_from_4_0_on() -> None:
     for release, order in ((V3, "abcdef"), (V40, "bdafce"), (V43, "fdbcea")):
         lab = Lab(release)
         lab.queue("q", queue_type="quorum")
@@ -136,7 +136,7 @@ def test_priorities_of_quorum_queues() -> None:
     ("overflow", "left", "dead"),
     [("drop-head", "bc", "a"), ("reject-publish", "ab", ""), ("reject-publish-dlx", "ab", "c")],
 )
-def test_limits_of_classic_queues(overflow: str, left: str, dead: str) -> None:
+def test_classic_queues_apply_each_overflow_behaviour(overflow: str, left: str, dead: str) -> None:
     lab = Lab()
     lab.queue("q", max_length=2, overflow=overflow, dead_letter_exchange="", dead_letter_routing_key="d")
     lab.queue("d")
@@ -144,14 +144,14 @@ def test_limits_of_classic_queues(overflow: str, left: str, dead: str) -> None:
     assert (lab.bodies(), lab.bodies("d")) == (left, dead)
 
 
-def test_limits_by_bytes() -> None:
+def test_a_limit_in_bytes_drops_the_oldest_messages() -> None:
     lab = Lab()
     lab.queue("q", max_length_bytes=5)
     lab.send("aaa", "bb", "c")
     assert lab.bodies() == "bbc"
 
 
-def test_a_quorum_queue_that_refuses_goes_on_refusing_until_a_fifth_is_free() -> None:
+def test_a_full_quorum_queue_accepts_messages_again_at_80_percent() -> None:
     lab = Lab()
     lab.queue("q", queue_type="quorum", max_length=5, overflow="reject-publish")
     assert lab.send(*"abcdefg") == [True] * 6 + [False]
@@ -161,7 +161,7 @@ def test_a_quorum_queue_that_refuses_goes_on_refusing_until_a_fifth_is_free() ->
     assert lab.send("i") == [True]
 
 
-def test_what_a_limit_drops_at_once_is_turned_round_below_4_3() -> None:
+def test_messages_dropped_together_are_dead_lettered_in_reverse_below_4_3() -> None:
     for release, dead in ((V3, "ba"), (V40, "ba"), (V43, "ab")):
         lab = Lab(release)
         lab.queue("q", queue_type="quorum", max_length=1, dead_letter_exchange="", dead_letter_routing_key="d")
@@ -173,7 +173,7 @@ def test_what_a_limit_drops_at_once_is_turned_round_below_4_3() -> None:
 
 
 @pytest.mark.parametrize("release", [V3, V40, V43])
-def test_deaths(release: tuple[int, ...]) -> None:
+def test_x_death_lists_the_latest_death_first(release: tuple[int, ...]) -> None:
     lab = Lab(release)
     lab.queue("q", message_ttl=1000, dead_letter_exchange="", dead_letter_routing_key="d")
     lab.queue("d", dead_letter_exchange="", dead_letter_routing_key="e")
@@ -192,7 +192,7 @@ def test_deaths(release: tuple[int, ...]) -> None:
     assert ("CC" in found) == (release >= V40)
 
 
-def test_the_order_of_deaths_below_4_0() -> None:
+def test_x_death_is_not_ordered_by_time_below_4_0() -> None:
     for release, order in ((V3, ["d2", "d0", "d1"]), (V43, ["d2", "d1", "d0"])):
         lab = Lab(release)
         for number in range(3):
@@ -202,7 +202,7 @@ def test_the_order_of_deaths_below_4_0() -> None:
         assert [one["queue"] for one in headers(lab.get("d3"))["x-death"]] == order
 
 
-def test_a_message_that_comes_back_by_itself_is_dropped() -> None:
+def test_a_dead_letter_cycle_without_rejection_drops_the_message() -> None:
     for release in (V3, V43):
         lab = Lab(release)
         lab.queue("q", message_ttl=1000, dead_letter_exchange="", dead_letter_routing_key="w")
@@ -214,7 +214,7 @@ def test_a_message_that_comes_back_by_itself_is_dropped() -> None:
         assert lab.host.queue("q").message_count == 0
 
 
-def test_a_message_that_somebody_rejected_goes_round_for_ever_and_is_counted() -> None:
+def test_a_dead_letter_cycle_with_rejection_is_counted_and_not_dropped() -> None:
     lab = Lab()
     lab.queue("q", dead_letter_exchange="", dead_letter_routing_key="w")
     lab.queue("w", message_ttl=1000, dead_letter_exchange="", dead_letter_routing_key="q")
@@ -225,7 +225,7 @@ def test_a_message_that_somebody_rejected_goes_round_for_ever_and_is_counted() -
     assert [(one["queue"], one["count"]) for one in headers(lab.get())["x-death"]] == [("w", 3), ("q", 3)]
 
 
-def test_what_a_client_writes_into_x_death_counts_below_4_0_only() -> None:
+def test_a_published_x_death_counts_for_cycles_below_4_0_only() -> None:
     forged = {"x-death": [{"queue": "d", "reason": "expired", "count": 1}]}
     for release, arrives in ((V3, False), (V43, True)):
         lab = Lab(release)
@@ -235,7 +235,7 @@ def test_what_a_client_writes_into_x_death_counts_below_4_0_only() -> None:
         assert (lab.get("d") is not None) == arrives
 
 
-def test_at_least_once_keeps_what_nobody_takes_and_tries_again() -> None:
+def test_at_least_once_dead_lettering_retries_after_three_minutes() -> None:
     lab = Lab(dead_letter_prefetch=2)
     at_least_once = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
     lab.queue("q", queue_type="quorum", message_ttl=1000, dead_letter_exchange="x", max_length=9, **at_least_once)
@@ -247,11 +247,11 @@ def test_at_least_once_keeps_what_nobody_takes_and_tries_again() -> None:
     lab.host.bind(Binding("x", "d"), owner=lab.connection)
     lab.clock.advance("179s")
     assert lab.bodies("d") == ""
-    lab.clock.advance(f"{PATIENCE // 1000 - 179_000}ms")
+    lab.clock.advance(f"{RETRY_INTERVAL // 1000 - 179_000}ms")
     assert lab.bodies("d") == "abc"
 
 
-def test_a_queue_that_dead_letters_to_itself_keeps_a_copy_below_4_0() -> None:
+def test_dead_lettering_to_the_same_queue_keeps_a_copy_below_4_0() -> None:
     for release, fits in ((V3, False), (V43, True)):
         lab = Lab(release)
         at_least_once = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
@@ -262,7 +262,7 @@ def test_a_queue_that_dead_letters_to_itself_keeps_a_copy_below_4_0() -> None:
         assert other.publish("", "q", {}, b"c").stored == fits
 
 
-def test_delivery_limits() -> None:
+def test_a_message_is_dead_lettered_when_it_exceeds_the_delivery_limit() -> None:
     for release, how_often in ((V3, 3), (V40, 3), (V43, 3)):
         lab = Lab(release)
         lab.queue("q", queue_type="quorum", delivery_limit=2, dead_letter_exchange="", dead_letter_routing_key="d")
@@ -274,7 +274,7 @@ def test_delivery_limits() -> None:
 
 
 @pytest.mark.parametrize("release", [V3, V40, V43])
-def test_on_3_10_a_consumer_that_gives_back_once_too_often_has_room_for_one_more(release: tuple[int, ...]) -> None:
+def test_on_3_10_exceeding_the_delivery_limit_adds_one_to_the_prefetch(release: tuple[int, ...]) -> None:
     lab = Lab(release)
     lab.queue("q", queue_type="quorum", delivery_limit=0)
     lab.send(*"abcde")
@@ -286,7 +286,7 @@ def test_on_3_10_a_consumer_that_gives_back_once_too_often_has_room_for_one_more
     assert "".join(one.body.decode() for one in lab.received) == ("abcd" if release == V3 else "abc")
 
 
-def test_a_nack_counts_no_attempt_from_4_3_on() -> None:
+def test_a_nack_does_not_count_as_a_delivery_from_4_3_on() -> None:
     for release, count in ((V3, 3), (V40, 3), (V43, None)):
         lab = Lab(release)
         lab.queue("q", queue_type="quorum", delivery_limit=9)
@@ -298,7 +298,7 @@ def test_a_nack_counts_no_attempt_from_4_3_on() -> None:
         assert found.get("x-acquired-count") == (3 if release >= V43 else None)
 
 
-def test_below_4_3_and_without_a_limit_what_is_given_back_goes_to_the_end() -> None:
+def test_without_a_delivery_limit_a_requeued_message_goes_to_the_end_below_4_3() -> None:
     for release, limit, order in ((V3, 9, "ab"), (V40, -1, "ba"), (V43, 9, "ab"), (V43, -1, "ab")):
         lab = Lab(release)
         lab.queue("q", queue_type="quorum", delivery_limit=limit)
@@ -308,7 +308,7 @@ def test_below_4_3_and_without_a_limit_what_is_given_back_goes_to_the_end() -> N
 
 
 @pytest.mark.parametrize("strategy", ["at-least-once", "at-most-once"])
-def test_what_a_dead_letter_takes_along_from_4_0_to_4_2(strategy: str) -> None:
+def test_delivery_counts_survive_dead_lettering_from_4_0_to_4_2(strategy: str) -> None:
     for steps, taken, again in (("j", 1, 2), ("rj", 1, 2), ("rrj", 1, 2), ("lj", 2, 3), ("rx", None, 1), ("lx", 1, 2)):
         lab = Lab(V40)
         dead_letters = {"dead_letter_exchange": "", "dead_letter_strategy": strategy, "overflow": "reject-publish"}
@@ -340,7 +340,7 @@ def test_what_a_dead_letter_takes_along_from_4_0_to_4_2(strategy: str) -> None:
         assert headers(lab.get("e"))["x-delivery-count"] == again
 
 
-def test_from_4_3_on_attempts_are_counted_across_dead_letters() -> None:
+def test_from_4_3_on_delivery_counts_survive_dead_lettering() -> None:
     for release, count in ((V40, None), (V43, 1)):
         lab = Lab(release)
         lab.queue("q", message_ttl=1000, dead_letter_exchange="", dead_letter_routing_key="d")
@@ -353,7 +353,7 @@ def test_from_4_3_on_attempts_are_counted_across_dead_letters() -> None:
         assert (headers(delivery).get("x-delivery-count"), delivery.redelivered) == (count, count is not None)
 
 
-def test_a_purge_throws_dead_letters_that_wait_away_from_4_3_on() -> None:
+def test_a_purge_removes_pending_dead_letters_from_4_3_on() -> None:
     for release, number in ((V3, 0), (V40, 0), (V43, 1)):
         lab = Lab(release)
         at_least_once = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
@@ -363,7 +363,7 @@ def test_a_purge_throws_dead_letters_that_wait_away_from_4_3_on() -> None:
         assert lab.host.queue("q").purge() == number
 
 
-def test_the_delayed_retry_of_4_3() -> None:
+def test_the_delayed_retry_of_4_3_grows_up_to_its_maximum() -> None:
     lab = Lab()
     rests = {"delayed_retry_type": "failed", "delayed_retry_min": 1000, "delayed_retry_max": 2500}
     lab.queue("q", queue_type="quorum", **rests)
@@ -378,7 +378,7 @@ def test_the_delayed_retry_of_4_3() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_a_single_active_consumer_hands_over_when_it_is_gone(kind: str) -> None:
+def test_the_next_single_active_consumer_takes_over_when_the_first_ends(kind: str) -> None:
     lab = Lab()
     lab.queue("q", queue_type=kind, single_active_consumer=True)
     first = lab.listen(tag="one", prefetch=2)
@@ -394,7 +394,7 @@ def test_a_single_active_consumer_hands_over_when_it_is_gone(kind: str) -> None:
     ("release", "kind", "order"),
     [(V3, "quorum", "012"), (V40, "quorum", "021"), (V43, "quorum", "021"), (V43, "classic", "012")],
 )
-def test_from_4_0_on_the_next_active_consumer_of_a_quorum_queue_is_the_one_with_most_room(
+def test_from_4_0_on_the_consumer_with_the_largest_free_prefetch_becomes_active(
     release: tuple[int, ...], kind: str, order: str
 ) -> None:
     lab = Lab(release)
@@ -408,7 +408,7 @@ def test_from_4_0_on_the_next_active_consumer_of_a_quorum_queue_is_the_one_with_
         channels[int(number)].close()
 
 
-def test_without_a_prefetch_a_quorum_queue_sends_two_thousand() -> None:
+def test_without_a_prefetch_a_quorum_queue_delivers_2000_messages() -> None:
     for kind, number in (("quorum", 2000), ("classic", 2001)):
         lab = Lab()
         lab.queue("q", queue_type=kind)
@@ -417,7 +417,7 @@ def test_without_a_prefetch_a_quorum_queue_sends_two_thousand() -> None:
         assert len(lab.received) == number
 
 
-def test_consumers_take_turns_and_priorities_come_first() -> None:
+def test_deliveries_alternate_between_consumers_of_the_highest_priority() -> None:
     lab = Lab()
     lab.queue("q")
     for tag in ("one", "two"):
@@ -429,7 +429,7 @@ def test_consumers_take_turns_and_priorities_come_first() -> None:
     assert [one.consumer_tag for one in lab.received] == ["urgent", "one", "two", "one", "two"]
 
 
-def test_a_consumer_that_is_full_keeps_its_turn_while_a_classic_queue_is_empty() -> None:
+def test_a_full_consumer_of_an_empty_classic_queue_keeps_its_turn() -> None:
     for kind, turn in (("classic", "one"), ("quorum", "two")):
         lab = Lab()
         lab.queue("q", queue_type=kind)
@@ -441,7 +441,7 @@ def test_a_consumer_that_is_full_keeps_its_turn_while_a_classic_queue_is_empty()
         assert [one.consumer_tag for one in lab.received] == ["one", turn]
 
 
-def test_queues_that_end_by_themselves() -> None:
+def test_unused_exclusive_and_auto_delete_queues_are_deleted() -> None:
     lab = Lab()
     lab.queue("idle", expires=1000)
     lab.queue("used", expires=1000)
@@ -461,7 +461,7 @@ def test_queues_that_end_by_themselves() -> None:
     assert not lab.host.queues
 
 
-def test_a_queue_that_is_deleted_ends_its_consumers() -> None:
+def test_deleting_a_queue_cancels_its_consumers() -> None:
     lab = Lab()
     lab.queue("q")
     lab.listen(tag="c")
@@ -470,14 +470,14 @@ def test_a_queue_that_is_deleted_ends_its_consumers() -> None:
     assert lab.ended == ["c"]
 
 
-def test_an_exclusive_queue_is_its_connections_own() -> None:
+def test_an_exclusive_queue_is_locked_for_other_connections() -> None:
     lab = Lab()
     lab.host.declare_queue(Queue("own", exclusive=True), owner=lab.connection)
     with pytest.raises(BrokerError, match="RESOURCE_LOCKED"):
         lab.host.queue("own", owner=object())
 
 
-def test_an_exchange_that_is_deleted_with_its_last_binding() -> None:
+def test_an_auto_delete_exchange_is_deleted_with_its_last_binding() -> None:
     lab = Lab()
     lab.queue("q")
     lab.host.declare_exchange(Exchange("x", "fanout", auto_delete=True))
@@ -487,7 +487,7 @@ def test_an_exchange_that_is_deleted_with_its_last_binding() -> None:
         lab.send("a", exchange="x")
 
 
-def test_of_two_bindings_to_one_queue_either_takes_its_buckets_away() -> None:
+def test_removing_one_of_two_hash_bindings_removes_all_buckets_of_the_queue() -> None:
     lab = Lab()
     lab.queue("q")
     lab.host.declare_exchange(Exchange("x", "x-consistent-hash"))
@@ -509,19 +509,19 @@ def test_of_two_bindings_to_one_queue_either_takes_its_buckets_away() -> None:
         (Queue("q", arguments={"x-queue-type": "other"}), "x-queue-type"),
     ],
 )
-def test_queues_that_cannot_be(queue: Queue, reason: str) -> None:
+def test_invalid_queues_are_refused(queue: Queue, reason: str) -> None:
     lab = Lab()
     with pytest.raises(BrokerError, match=reason):
         lab.host.declare_queue(queue, owner=lab.connection)
 
 
-def test_settling_what_is_not_in_hand() -> None:
+def test_acknowledging_an_unknown_delivery_tag_is_refused() -> None:
     lab = Lab()
     with pytest.raises(BrokerError, match="unknown delivery tag 7"):
         lab.channel.ack(7, multiple=False)
 
 
-def test_direct_reply_to() -> None:
+def test_direct_reply_to_delivers_the_reply_to_the_requester() -> None:
     lab = Lab()
     lab.queue("requests")
     requester, responder = lab.open(), lab.open()

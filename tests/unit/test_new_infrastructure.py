@@ -23,6 +23,7 @@ from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.plan.levels import PlanLevels
 from bide.topology import Binding, Exchange, Queue, Topology
+from tests.broker.receiving import connection_of
 from tests.patience import PATIENCE
 from tests.unit.test_layers import MODULES
 
@@ -147,14 +148,14 @@ BOTH = (Ticks(), CompiledTicks())
 
 
 @pytest.mark.parametrize("infrastructure", BOTH, ids=lambda one: type(one).__name__)
-async def test_the_client_delays_by_it(infrastructure: Ticks) -> None:
+async def test_a_client_delays_messages_with_a_new_infrastructure(infrastructure: Ticks) -> None:
     async with bide.testing.broker() as b, b.connect(infrastructure=infrastructure) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.publish_many([OutgoingMessage(b"x", to="orders", delay="41s")])
         receipt = await client.publish("y", to="orders", delay="41s", headers={"mine": 1})
         assert receipt.hops == 1
         b.clock.advance("49s")
-        connection = await client._publisher.connection()
+        connection = await connection_of(client)
         async with await connection.channel() as channel:
             assert await channel.get("orders") is None
         b.clock.advance("1s")
@@ -171,7 +172,7 @@ async def test_the_client_delays_by_it(infrastructure: Ticks) -> None:
 @pytest.mark.parametrize("infrastructure", BOTH, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("delay", [None, "0s", "1s", "10s", "90s"])
 @pytest.mark.parametrize("headers", [None, {"mine": 1}, {"ticks": 5}, {"mine": 1, "clock": "digital"}])
-def test_the_bytes_are_those_of_its_routes(
+def test_encoded_bytes_equal_those_of_its_routes(
     infrastructure: Ticks, delay: str | None, headers: dict[str, Any] | None
 ) -> None:
     message = OutgoingMessage(b"x", to="orders", delay=delay, headers=headers, message_id="m", priority=3)
@@ -194,8 +195,8 @@ def test_the_bytes_are_those_of_its_routes(
 
 def test_it_can_be_planned_for() -> None:
     levels = PlanLevels.of(Ticks())
-    (stay,) = levels.stays(0, 41_000)
-    assert (levels.name, levels.rungs[0].queue_of(stay.digit), stay.leave) == ("ticks", "ticks.5", 50_000)
+    (interval,) = levels.intervals(0, 41_000)
+    assert (levels.name, levels.levels[0].queue_of(interval.digit), interval.leave) == ("ticks", "ticks.5", 50_000)
 
 
 def test_it_has_taps() -> None:
@@ -204,7 +205,7 @@ def test_it_has_taps() -> None:
     assert taps.sources == ("ticks.in",)
 
 
-def test_what_it_does_not_define_has_a_default() -> None:
+def test_undefined_members_have_a_default() -> None:
     ticks = Ticks()
     assert (ticks.growing(), ticks.compile(QueueTarget("q"), codec)) == (None, None)
     assert ticks.for_release((4, 3)) is ticks is ticks.beside_nservicebus((3, 10))
@@ -244,7 +245,7 @@ def named(node: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [one for one in MODULES if not one.startswith(MADE_FOR_ONE)])
-def test_no_concrete_infrastructure_is_asked_for(module: str) -> None:
+def test_no_module_checks_for_a_concrete_infrastructure(module: str) -> None:
     assert not list(asked_for(ast.parse(MODULES[module].read_text())))
 
 
@@ -258,5 +259,5 @@ def test_no_concrete_infrastructure_is_asked_for(module: str) -> None:
         "match x:\n    case Clock():\n        pass",
     ],
 )
-def test_such_a_question_is_found(code: str) -> None:
+def test_a_check_for_a_concrete_infrastructure_is_found(code: str) -> None:
     assert list(asked_for(ast.parse(code)))

@@ -63,7 +63,7 @@ def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
-def test_satisfies_the_protocol() -> None:
+def test_it_satisfies_the_protocol() -> None:
     infrastructure: DelayInfrastructure = NServiceBus()
     assert infrastructure.name == "nservicebus"
     assert NServiceBus(version=1).name == "nservicebus-v1"
@@ -73,7 +73,7 @@ def test_satisfies_the_protocol() -> None:
         infrastructure.version = 1  # type: ignore[attr-defined]
 
 
-def test_version_2_declares_what_net_declares() -> None:
+def test_version_2_declares_the_same_topology_as_dotnet() -> None:
     topology = NServiceBus().topology()
 
     assert set(topology.exchanges) == {
@@ -104,7 +104,7 @@ def test_version_2_declares_what_net_declares() -> None:
     assert len(topology.bindings) == len(set(topology.bindings)) == 56
 
 
-def test_bindings_of_the_highest_the_next_and_the_lowest_levels() -> None:
+def test_bindings_of_selected_levels_equal_those_of_dotnet() -> None:
     bindings = NServiceBus().topology().bindings
     level = "nsb.v2.delay-level-"
     for source, queue_key, exchange_key, below in (
@@ -130,7 +130,7 @@ def test_bindings_of_the_highest_the_next_and_the_lowest_levels() -> None:
         }
 
 
-def test_every_level_looks_at_its_own_word() -> None:
+def test_every_level_matches_its_own_word_of_the_key() -> None:
     for one in NServiceBus().topology().bindings:
         level = int(one.source[-2:])
         assert one.routing_key == "*." * (27 - level) + ("1.#" if one.destination_type == "queue" else "0.#")
@@ -177,7 +177,9 @@ def test_version_1_has_lazy_classic_queues_and_the_same_keys() -> None:
     ],
 )
 @pytest.mark.parametrize(("version", "family"), [(1, "nsb"), (2, "nsb.v2")])
-def test_key_and_entry(delay: timedelta, entry: str, digits: str, hops: int, version: Any, family: str) -> None:
+def test_a_route_starts_at_its_highest_level_with_digits_and_address(
+    delay: timedelta, entry: str, digits: str, hops: int, version: Any, family: str
+) -> None:
     route = NServiceBus(version=version).route(delay, QueueTarget("destination"))
 
     assert route.exchange == f"{family}.delay-level-{entry}"
@@ -187,7 +189,7 @@ def test_key_and_entry(delay: timedelta, entry: str, digits: str, hops: int, ver
     assert split_key(route.routing_key) == (route.delay.total_seconds(), "destination")
 
 
-def test_headers_of_a_delayed_send() -> None:
+def test_a_delayed_send_has_the_delay_in_whole_seconds() -> None:
     headers = NServiceBus().route(seconds(9.1), QueueTarget("billing.orders")).headers
 
     assert headers == {DELAY_HEADER: 10, "bide-to": "q:billing.orders"}
@@ -203,7 +205,7 @@ def test_headers_of_a_delayed_send() -> None:
         (timedelta(microseconds=-1), r"negative"),
     ],
 )
-def test_delays_that_cannot_be(delay: timedelta, message: str) -> None:
+def test_delays_out_of_range_are_refused(delay: timedelta, message: str) -> None:
     with pytest.raises(InvalidDelayError, match=message):
         NServiceBus().route(delay, QueueTarget("orders"))
     with pytest.raises(InvalidDelayError, match=message):
@@ -227,7 +229,7 @@ def test_delays_that_cannot_be(delay: timedelta, message: str) -> None:
     ],
 )
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-def test_addresses_that_can_be(address: str, routing: Any) -> None:
+def test_valid_addresses_fit_into_the_routing_key(address: str, routing: Any) -> None:
     infrastructure = NServiceBus(routing=routing)
     route = infrastructure.route(seconds(268_435_455), QueueTarget(address))
 
@@ -245,15 +247,15 @@ def test_addresses_that_can_be(address: str, routing: Any) -> None:
         ("a" * 200, r"takes 200 bytes, the limit is 199: use a shorter one"),
         ("é" * 100, r"takes 200 bytes, the limit is 199"),
         ("a\udcff", r"UTF-8 cannot carry"),
-        ("*", r"'\*' for a word.*rename it"),
-        ("#", r"'#' for a word"),
-        ("billing.*", r"the queue 'billing\.\*' has '\*' for a word"),
-        ("#.orders", r"'#' for a word"),
-        ("a.#.b", r"'#' for a word"),
+        ("*", r"'\*' as a word.*rename it"),
+        ("#", r"'#' as a word"),
+        ("billing.*", r"the queue 'billing\.\*' has '\*' as a word"),
+        ("#.orders", r"'#' as a word"),
+        ("a.#.b", r"'#' as a word"),
     ],
 )
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-def test_addresses_that_cannot_be(address: str, message: str, routing: Any) -> None:
+def test_invalid_addresses_are_refused(address: str, message: str, routing: Any) -> None:
     infrastructure = NServiceBus(routing=routing)
     with pytest.raises(InvalidNameError, match=message):
         infrastructure.route(seconds(1), QueueTarget(address))
@@ -282,7 +284,7 @@ def test_fewer_levels_leave_more_room_for_the_address() -> None:
         ({"levels": 29}, "29 levels: give 1 to 28"),
     ],
 )
-def test_settings_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         NServiceBus(**arguments)
 
@@ -319,12 +321,12 @@ def test_exchanges_and_isolated_queues_have_a_release_queue(
         (ExchangeTarget("tasks", "", type="topic"), r"'tasks' is empty.*at least one word"),
     ],
 )
-def test_targets_that_cannot_be(target: Target, message: str) -> None:
+def test_the_default_exchange_and_empty_topic_keys_are_refused(target: Target, message: str) -> None:
     with pytest.raises(UnsupportedTargetError, match=message):
         NServiceBus().route(seconds(1), target)
 
 
-def test_the_topology_of_an_endpoint() -> None:
+def test_an_endpoint_is_bound_to_the_delivery_exchange() -> None:
     assert NServiceBus().endpoint_topology("orders") == Topology(
         [Exchange("orders", "fanout")],
         bindings=[
@@ -337,7 +339,7 @@ def test_the_topology_of_an_endpoint() -> None:
     )
 
 
-def test_probes_exist_only_where_everything_was_applied() -> None:
+def test_probes_are_the_delivery_exchange_and_the_outermost_levels() -> None:
     infrastructure = NServiceBus()
     probes, whole = infrastructure.probes(), infrastructure.topology()
     assert [one.name for one in probes.exchanges] == ["nsb.v2.delay-delivery"]
@@ -357,12 +359,12 @@ def test_probes_exist_only_where_everything_was_applied() -> None:
         (NServiceBus(), "orders", None),
     ],
 )
-def test_knows_its_own_names(infrastructure: NServiceBus, name: str, label: str | None) -> None:
+def test_it_owns_and_labels_its_own_names_only(infrastructure: NServiceBus, name: str, label: str | None) -> None:
     assert infrastructure.label(name) == label
     assert infrastructure.owns(name) is (label is not None)
 
 
-def test_the_guard_of_each_version_is_its_own() -> None:
+def test_each_version_has_its_own_guard() -> None:
     second, first = NServiceBus().guard_policy(), NServiceBus(version=1).guard_policy()
     assert (second.name, first.name) == ("bide.guard.nsb.v2", "bide.guard.nsb")
     assert second.definition == {"alternate-exchange": "bide.undeliverable.nsb.v2"}
@@ -375,7 +377,7 @@ def test_the_guard_of_each_version_is_its_own() -> None:
     assert NServiceBus().owns("bide.undeliverable.nsb.v2")
 
 
-def test_headers_for_a_net_receiver() -> None:
+def test_headers_for_a_dotnet_receiver_are_those_that_nservicebus_expects() -> None:
     now = datetime(2026, 11, 21, 2, 5, 6, 78, tzinfo=timezone(timedelta(hours=1)))
     assert nservicebus_headers("m-1", now) == {
         "NServiceBus.MessageId": "m-1",
@@ -408,7 +410,7 @@ def test_headers_for_a_net_receiver() -> None:
     }
 
 
-def test_headers_that_cannot_be() -> None:
+def test_blank_message_ids_and_times_without_a_zone_are_refused() -> None:
     now = datetime(2026, 11, 21, tzinfo=UTC)
     for blank in ("", "  "):
         with pytest.raises(InvalidInputError, match="message id is blank"):
@@ -419,11 +421,11 @@ def test_headers_that_cannot_be() -> None:
         nservicebus_headers("m", now, deliver_at=now.replace(tzinfo=None))
 
 
-def test_a_timestamp_is_padded() -> None:
+def test_a_timestamp_is_padded_to_microseconds() -> None:
     assert format_timestamp(datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)) == "2026-01-02 03:04:05:000000 Z"
 
 
-def test_a_message_due_by_the_migration_tool_is_due_by_us() -> None:
+def test_time_sent_plus_the_delay_header_is_never_before_the_due_time() -> None:
     """``delays migrate`` adds the delay header to ``TimeSent``: that must never come before the due time."""
     now = datetime(2026, 11, 21, 1, 0, 0, 999_999, tzinfo=UTC)
     delay = seconds(9.25)

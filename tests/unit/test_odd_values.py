@@ -68,7 +68,7 @@ LONG = (timedelta.max, timedelta(days=999_999_999, microseconds=1), "999999999d1
 
 
 @pytest.mark.parametrize("delay", LONG, ids=str)
-def test_a_delay_that_cannot_be_rounded_up_is_refused_where_it_is_read(delay: timedelta | str) -> None:
+def test_a_delay_that_cannot_be_rounded_up_is_refused_when_parsed(delay: timedelta | str) -> None:
     for use in (
         parse_delay,
         lambda value: milliseconds("wait", value),
@@ -107,7 +107,7 @@ def test_the_longest_delay_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("name", [[], None, 5, b"q", "", "\ud800", "q" * 256])
-async def test_a_queue_name_that_is_not_one_is_refused(name: Any) -> None:
+async def test_an_invalid_queue_name_is_refused(name: Any) -> None:
     async with MemoryBroker() as broker, broker.connect() as client:
         with pytest.raises(InvalidNameError):
             await client.exists(name)
@@ -130,7 +130,7 @@ def test_definitions_whose_parts_are_not_lists_are_refused(document: Any) -> Non
         from_definitions(document)
 
 
-def test_a_digit_that_is_not_decimal_is_not_read_as_a_number() -> None:
+def test_a_digit_that_is_not_ascii_is_not_parsed_as_a_number() -> None:
     assert release_of({"version": "4.²"}) == (4,)
     assert release_of({"version": "٣.1"}) == ()
     with pytest.raises(InvalidUrlError, match="give a port"):
@@ -140,7 +140,7 @@ def test_a_digit_that_is_not_decimal_is_not_read_as_a_number() -> None:
             bide.Clock(max_delay=parse_delay(text))
 
 
-def test_a_client_does_not_work_in_a_second_event_loop() -> None:
+def test_a_client_is_refused_in_a_second_event_loop() -> None:
     with MemoryBroker() as broker:
 
         async def opened() -> bide.Client:
@@ -166,7 +166,7 @@ def test_a_client_does_not_work_in_a_second_event_loop() -> None:
             first.close()
 
 
-def test_a_sync_client_does_not_block_its_own_thread_for_ever() -> None:
+def test_a_sync_client_refuses_calls_that_would_block_its_own_thread() -> None:
     with MemoryBroker() as broker, broker.connect_sync() as client:
 
         async def used() -> None:

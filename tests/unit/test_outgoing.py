@@ -43,7 +43,7 @@ def wire(message: PreparedMessage, infrastructure: DelayInfrastructure | None = 
 # -- on the wire
 
 
-def test_a_delayed_message() -> None:
+def test_a_delayed_message_carries_keys_due_time_and_target_in_its_headers() -> None:
     message = check_message(
         OutgoingMessage(b"x", to="orders", delay="90s", headers={"mine": 1}, message_id="m", priority=3)
     )
@@ -61,14 +61,14 @@ def test_a_delayed_message() -> None:
     }
 
 
-def test_an_undelayed_message_is_left_alone() -> None:
+def test_an_undelayed_message_has_no_route() -> None:
     message = check_message(OutgoingMessage("text", to="q", message_id="m"))
     assert message.starting(NOW) is message
     assert message.route(Clock(), NOW) is None
     assert wire(message) == {"message_id": "m", "delivery_mode": 2, "headers": {"bide-sent": NOW_STAMP}}
 
 
-def test_every_property() -> None:
+def test_every_property_is_sent() -> None:
     stamped = datetime(2026, 1, 1, tzinfo=UTC)
     options: dict[str, Any] = {
         "message_id": "m",
@@ -102,7 +102,7 @@ def test_every_property() -> None:
     }
 
 
-def test_properties_that_are_none_are_absent() -> None:
+def test_properties_that_are_none_are_left_out() -> None:
     nothing: dict[str, Any] = dict.fromkeys(
         ("correlation_id", "reply_to", "type", "user_id", "app_id", "timestamp", "priority")
     )
@@ -111,7 +111,7 @@ def test_properties_that_are_none_are_absent() -> None:
 
 
 @pytest.mark.parametrize("infrastructure", [Clock(), Celery(), NServiceBus()], ids=lambda one: one.name)
-def test_expiration_and_priority_do_not_act_on_the_delay_queues_and_come_back(
+def test_expiration_and_priority_are_held_in_headers_during_the_delay(
     infrastructure: DelayInfrastructure,
 ) -> None:
     values = wire(check_message(OutgoingMessage(b"", to="q", delay="1s", expiration="5s", priority=9)), infrastructure)
@@ -122,7 +122,7 @@ def test_expiration_and_priority_do_not_act_on_the_delay_queues_and_come_back(
     assert not {name for name in arrival.values["headers"] if name.startswith("bide-")}
 
 
-def test_without_a_wait_expiration_and_priority_stay_what_they_are() -> None:
+def test_without_a_delay_expiration_and_priority_are_sent_as_properties() -> None:
     waits: list[dict[str, Any]] = [{}, {"delay": timedelta(0)}, {"deliver_at": NOW - timedelta(hours=1)}]
     for options in waits:
         values = wire(check_message(OutgoingMessage(b"", to="q", expiration="1500", priority=9, **options)))
@@ -146,13 +146,13 @@ def test_the_expiration_is_milliseconds_rounded_up(expiration: Any, text: str) -
     assert wire(check_message(OutgoingMessage(b"", to="q", expiration=expiration)))["expiration"] == text
 
 
-def test_what_receivers_expect_is_added_and_the_callers_own_wins() -> None:
+def test_sender_headers_are_added_and_headers_of_the_caller_take_precedence() -> None:
     message = check_message(OutgoingMessage(b"", to="q", headers={"mine": 1, "both": "mine"}))
     values = message.wire_values(None, NOW, {"both": "theirs", "theirs": 2})
     assert values["headers"] == {"mine": 1, "both": "mine", "theirs": 2, "bide-sent": NOW_STAMP}
 
 
-def test_what_the_broker_wrote_is_not_sent_on() -> None:
+def test_headers_written_by_the_broker_are_not_sent_again() -> None:
     """A received message sent again with all its headers. A copied x-death stops it on its second hop below 4.0.1."""
     copied = {
         "x-death": [{"queue": "orders"}],
@@ -169,7 +169,7 @@ def test_what_the_broker_wrote_is_not_sent_on() -> None:
 # -- when
 
 
-def test_a_delay_counts_from_the_first_sending() -> None:
+def test_a_delay_counts_from_the_first_attempt() -> None:
     message = check_message(OutgoingMessage(b"", to="q", delay="1h"))
     assert (message.delay, message.due) == (timedelta(hours=1), None)
     started = message.starting(NOW, 1_000.0)
@@ -184,7 +184,7 @@ def test_a_delay_counts_from_the_first_sending() -> None:
 
 
 @pytest.mark.parametrize("step", [timedelta(hours=3), timedelta(hours=-3)])
-def test_a_delay_does_not_follow_a_clock_that_is_set(step: timedelta) -> None:
+def test_a_step_of_the_clock_does_not_change_a_delay(step: timedelta) -> None:
     later = NOW + timedelta(minutes=20) + step
     repeated = (
         check_message(OutgoingMessage(b"", to="q", delay="1h"))
@@ -197,7 +197,7 @@ def test_a_delay_does_not_follow_a_clock_that_is_set(step: timedelta) -> None:
     assert route.delay == timedelta(minutes=40)
 
 
-def test_a_delay_that_is_over_when_the_message_is_repeated_is_none() -> None:
+def test_a_message_repeated_after_its_delay_is_sent_without_delay() -> None:
     later = NOW + timedelta(hours=2)
     repeated = check_message(OutgoingMessage(b"", to="q", delay="1h")).starting(NOW, 0.0).starting(later, 2 * 3600.0)
     assert repeated.due == NOW + timedelta(hours=1)
@@ -215,7 +215,7 @@ def test_a_due_time_is_stamped_as_it_was_given() -> None:
     assert message.wire_values(route, NOW)["headers"]["bide-due"] == NOW_STAMP + 3_600_001
 
 
-def test_a_due_time_as_text_with_an_offset() -> None:
+def test_a_due_time_can_be_text_with_an_offset() -> None:
     message = check_message(OutgoingMessage(b"", to="q", deliver_at="2026-11-21T14:00:00+01:00"))
     assert message.due == NOW + timedelta(hours=1)
 
@@ -228,13 +228,13 @@ def test_a_due_time_in_the_past_is_delivered_at_once() -> None:
     assert message.wire_values(route, NOW)["headers"] == {"bide-due": NOW_STAMP - 86_400_000, "bide-sent": NOW_STAMP}
 
 
-def test_a_delay_that_leaves_the_calendar() -> None:
+def test_a_delay_beyond_the_year_9999_is_refused() -> None:
     message = check_message(OutgoingMessage(b"", to="q", delay=timedelta(days=999_999_999)))
     with pytest.raises(InvalidDueTimeError, match="ends after the year 9999: give a shorter one"):
         message.starting(NOW)
 
 
-def test_a_delay_that_the_infrastructure_cannot_hold() -> None:
+def test_a_delay_longer_than_the_infrastructure_allows_is_refused() -> None:
     message = check_message(OutgoingMessage(b"", to="q", delay="4000d")).starting(NOW)
     with pytest.raises(InvalidDelayError, match=r"4000 d 0:00:00 is longer .* \(3199 d 23:59:59.99\)"):
         message.route(Clock(), NOW)
@@ -243,7 +243,7 @@ def test_a_delay_that_the_infrastructure_cannot_hold() -> None:
 # -- where
 
 
-def test_targets() -> None:
+def test_the_target_is_a_queue_or_an_exchange() -> None:
     assert check_message(OutgoingMessage(b"", to="q")).target == QueueTarget("q")
     assert check_message(OutgoingMessage(b"", to="q", isolated=True)).target == QueueTarget("q", isolated=True)
     assert check_message(OutgoingMessage(b"", exchange="x")).target == ExchangeTarget("x", "")
@@ -264,7 +264,7 @@ def test_targets() -> None:
         (memoryview(b"xyz")[1:], b"yz"),
     ],
 )
-def test_bodies(body: Any, expected: bytes) -> None:
+def test_bodies_are_sent_as_bytes(body: Any, expected: bytes) -> None:
     message = check_message(OutgoingMessage(body, to="q"))
     assert (message.body, type(message.body)) == (expected, bytes)
     assert "content_type" not in message.values
@@ -281,7 +281,7 @@ def test_bodies(body: Any, expected: bytes) -> None:
         (1.5, "1.5"),
     ],
 )
-def test_json(value: Any, body: str) -> None:
+def test_json_is_serialised_with_its_content_type(value: Any, body: str) -> None:
     message = check_message(OutgoingMessage(None, json=value, to="q"))
     assert message.body == body.encode()
     assert message.values["content_type"] == "application/json"
@@ -306,7 +306,7 @@ LOOP.append(LOOP)
         ("\ud800", "json=str cannot be serialised"),
     ],
 )
-def test_what_json_cannot_say(value: Any, message: str) -> None:
+def test_values_that_json_cannot_express_are_refused(value: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         check_message(OutgoingMessage(None, json=value, to="q"))
 
@@ -335,7 +335,11 @@ def test_what_json_cannot_say(value: Any, message: str) -> None:
         ({"to": "q", "delay": 5}, InvalidDelayError, "the delay 5 has no unit"),
         ({"to": "q", "delay": float("nan")}, InvalidDelayError, "the delay nan has no unit"),
         ({"to": "q", "deliver_at": NOW.replace(tzinfo=None)}, InvalidDueTimeError, "2026-11-21T12:00:00 has no time"),
-        ({"to": "q", "headers": {"bide-due": 1}}, ReservedHeaderError, "'bide-due' starts with 'bide-', which is bide"),
+        (
+            {"to": "q", "headers": {"bide-due": 1}},
+            ReservedHeaderError,
+            "'bide-due' starts with 'bide-', reserved for bide",
+        ),
         ({"to": "q", "headers": {"bide-": 1}}, ReservedHeaderError, "rename it"),
         ({"to": "q", "headers": {"CC": ["a"]}, "delay": "1s"}, ReservedHeaderError, "'CC' carries the delay"),
         ({"to": "q", "headers": {"BCC": ["a"]}, "deliver_at": NOW}, ReservedHeaderError, "'BCC' carries the delay"),
@@ -352,15 +356,15 @@ def test_what_json_cannot_say(value: Any, message: str) -> None:
         ({"to": "q", "message_id": 5}, InvalidInputError, "the message_id 5 is not text"),
         ({"to": "q", "app_id": "\ud800"}, InvalidNameError, "the app id '\\ud800' holds characters that UTF-8"),
         ({"to": "q", "timestamp": NOW.replace(tzinfo=None)}, InvalidInputError, "2026-11-21 12:00:00 has no time zone"),
-        ({"to": "q", "timestamp": "now"}, InvalidInputError, "the timestamp 'now' is no datetime"),
+        ({"to": "q", "timestamp": "now"}, InvalidInputError, "the timestamp 'now' is not a datetime"),
         ({"to": "q", "expiration": "-1s"}, InvalidDelayError, "is negative"),
         ({"to": "q", "expiration": 5}, InvalidDelayError, "has no unit"),
         (
             {"to": "q", "expiration": "3651d"},
             InvalidDelayError,
-            "the expiration 3651d is longer than the broker takes (3650 d 0:00:00): give a shorter one, or none",
+            "the expiration 3651d is longer than the broker accepts (3650 d 0:00:00): give a shorter one, or none",
         ),
-        ({"to": "q", "expiration": "315360000001"}, InvalidDelayError, "longer than the broker takes"),
+        ({"to": "q", "expiration": "315360000001"}, InvalidDelayError, "longer than the broker accepts"),
         ({"to": "q", "body": 5}, InvalidInputError, "the body is of type int: give bytes, text, or json="),
         ({"to": "q", "body": ["x"]}, InvalidInputError, "the body is of type list"),
         ({"to": "q", "body": "\ud800"}, InvalidInputError, "the body has characters that UTF-8 cannot carry"),
@@ -368,7 +372,7 @@ def test_what_json_cannot_say(value: Any, message: str) -> None:
         ({"to": "q", "body": b"", "json": 1}, InvalidInputError, "both a body and json were given: give one"),
     ],
 )
-def test_what_cannot_be_sent(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_messages_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     options = {"body": None, **options}
     with pytest.raises(error, match=re.escape(message)) as caught:
         check_message(OutgoingMessage(options.pop("body"), **options))
@@ -376,7 +380,7 @@ def test_what_cannot_be_sent(options: dict[str, Any], error: type[Exception], me
     assert not isinstance(caught.value, MessageTooLargeError)
 
 
-def test_the_callers_own_cc_is_kept_on_an_undelayed_message() -> None:
+def test_cc_of_the_caller_is_kept_on_an_undelayed_message() -> None:
     for name in ("CC", "BCC"):
         values = wire(check_message(OutgoingMessage(b"", exchange="x", routing_key="a", headers={name: ["b"]})))
         assert values["headers"] == {name: ["b"], "bide-sent": NOW_STAMP}
@@ -386,7 +390,7 @@ def test_the_callers_own_cc_is_kept_on_an_undelayed_message() -> None:
 # -- whose data it is
 
 
-def test_what_the_caller_passed_in_is_neither_changed_nor_shared() -> None:
+def test_arguments_of_the_caller_are_neither_changed_nor_shared() -> None:
     """The message may wait for a connection while the caller goes on with his own objects."""
     headers: dict[str, Any] = {
         "x-death": [{"queue": "a"}],
@@ -417,7 +421,7 @@ def test_what_the_caller_passed_in_is_neither_changed_nor_shared() -> None:
     }
 
 
-def test_a_message_is_the_same_each_time_it_is_sent() -> None:
+def test_sending_a_message_does_not_change_it() -> None:
     message = check_message(OutgoingMessage(b"", to="q", headers={"a": 1}, delay="1s", priority=3))
     first = wire(message)
     first["headers"].clear()
@@ -430,7 +434,7 @@ def test_a_message_is_the_same_each_time_it_is_sent() -> None:
 # -- message ids
 
 
-def test_every_message_has_an_id_of_its_own() -> None:
+def test_every_message_has_its_own_id() -> None:
     assert len({new_message_id() for _ in range(1000)}) == 1000
     message = check_message(OutgoingMessage(b"", to="q"))
     assert message.message_id == message.values["message_id"]
@@ -451,7 +455,7 @@ else:
 """
 
 
-def test_a_forked_process_makes_other_ids() -> None:
+def test_a_forked_process_generates_other_ids() -> None:
     output = subprocess.run(
         [sys.executable, "-c", FORK], check=True, capture_output=True, text=True, timeout=PATIENCE
     ).stdout
@@ -496,7 +500,7 @@ targets: st.SearchStrategy[dict[str, Any]] = st.one_of(
     delay=st.none() | st.timedeltas(timedelta(0), timedelta(days=3000)),
     carrier=st.sampled_from(["CC", "BCC"]),
 )
-def test_a_message_comes_back_as_it_was_sent(
+def test_a_message_is_restored_after_encoding_and_decoding(
     given_options: dict[str, Any], target: dict[str, Any], delay: timedelta | None, carrier: Literal["CC", "BCC"]
 ) -> None:
     """Through the encoding, the headers that a broker takes away, the decoding, and the restoring."""

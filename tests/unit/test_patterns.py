@@ -27,13 +27,13 @@ def named(pattern: Pattern) -> str:
 # -- all of them
 
 
-def test_there_are_eighteen() -> None:
+def test_the_catalogue_has_the_18_numbered_patterns() -> None:
     assert [one.number for one in PATTERNS if one.number is not None] == list(range(1, 19))
     assert len({one.name for one in PATTERNS}) == len(PATTERNS)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=named)
-def test_every_sample_is_a_topology_that_a_broker_takes(pattern: Pattern) -> None:
+def test_every_sample_is_a_valid_topology(pattern: Pattern) -> None:
     topology = pattern.sample_topology()
     assert not problems(topology, external=references(topology))
     assert mermaid(topology).startswith("flowchart LR\n")
@@ -43,7 +43,7 @@ def test_every_sample_is_a_topology_that_a_broker_takes(pattern: Pattern) -> Non
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=named)
-def test_every_pattern_explains_itself(pattern: Pattern) -> None:
+def test_every_pattern_and_option_has_help(pattern: Pattern) -> None:
     assert pattern.summary.endswith(".")
     assert all(one.help for one in pattern.options)
     assert not any("`" in one for one in (pattern.summary, pattern.caveat, *(one.help for one in pattern.options)))
@@ -71,7 +71,7 @@ def as_texts(value: object) -> list[str]:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=named)
-def test_what_is_missing_is_named(pattern: Pattern) -> None:
+def test_missing_options_are_named(pattern: Pattern) -> None:
     needed = [one for one in pattern.options if one.required]
     with pytest.raises(InvalidInputError) as caught:
         pattern.topology({})
@@ -98,7 +98,7 @@ def test_a_pattern_is_found_by_name_and_by_number() -> None:
         ("email-routing", {"exchange": ["a"], "rule": ["q=from"]}, "not of the form QUEUE=HEADER=VALUE"),
     ],
 )
-def test_options_that_cannot_be_read(name: str, texts: Mapping[str, Sequence[str]], said: str) -> None:
+def test_invalid_options_are_refused(name: str, texts: Mapping[str, Sequence[str]], said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
         find_pattern(name).topology(texts)
 
@@ -122,7 +122,7 @@ def test_a_header_value_has_a_type(text: str, value: object) -> None:
     assert type(header_value(text)) is type(value)
 
 
-def test_a_docstring_without_its_indentation_is_read_alike() -> None:
+def test_a_docstring_without_indentation_gives_the_same_options() -> None:
     """As Python 3.13 keeps it."""
 
     def build(exchange: str, *, queues: Sequence[str]) -> Topology:
@@ -141,7 +141,7 @@ def queues_of(topology: Topology, exchange: str, key: str = "", headers: Mapping
     return set(route(topology, exchange, key, headers).queues)
 
 
-def test_layers() -> None:
+def test_layered_exchanges_route_by_key_then_by_headers() -> None:
     topology = find_pattern("2").sample_topology()
     assert queues_of(topology, "travel", "booking.new") == {"billing", "crm"}
     pet = {"entity.type": "pet", "change.type": "new"}
@@ -149,7 +149,7 @@ def test_layers() -> None:
     assert queues_of(topology, "travel", "extras.pet", pet) == {"pets"}
 
 
-def test_mails_go_to_those_who_asked() -> None:
+def test_mail_is_routed_by_its_headers() -> None:
     topology = find_pattern("3").sample_topology()
     mail = EmailMessage()
     mail["From"] = "Reports <Reports@ABC.example>"
@@ -173,14 +173,14 @@ def test_mails_go_to_those_who_asked() -> None:
     assert queues_of(topology, "mailbox", headers=headers) == {"other-mail"}
 
 
-def test_private_exchanges_choose() -> None:
+def test_private_exchanges_filter_for_their_queue() -> None:
     topology = find_pattern("4").sample_topology()
     assert queues_of(topology, "booking.new", "mytravel.com") == {"app1", "app3"}
     assert queues_of(topology, "booking.new", "web", {"client.id": 1001}) == {"app1", "app2"}
     assert queues_of(topology, "booking.modified", "mytravel.com", {"client.id": 1001}) == {"app3"}
 
 
-def test_hierarchy() -> None:
+def test_a_hierarchy_routes_to_every_level_above() -> None:
     topology = find_pattern("8").sample_topology()
     assert queues_of(topology, "finance.fraud.alert") == {"ledger", "investigators"}
     assert queues_of(topology, "finance.invoicing.invoice-requested") == {"ledger"}
@@ -188,7 +188,7 @@ def test_hierarchy() -> None:
     assert queues_of(later, "finance.fraud.pattern.found") == {"ledger", "investigators"}
 
 
-def test_if_else_if_else() -> None:
+def test_if_else_routes_to_the_first_matching_branch() -> None:
     topology = find_pattern("11").sample_topology()
     assert queues_of(topology, "clients", "acme") == {"acme"}
     assert queues_of(topology, "clients", "initech") == {"partners"}
@@ -198,20 +198,20 @@ def test_if_else_if_else() -> None:
     assert queues_of(first_wins, "x", "shop.fr") == {"b"}
 
 
-def test_not() -> None:
+def test_not_routing_diverts_unwanted_keys() -> None:
     topology = alternates.not_routing("in", queue="q", unwanted=["spam", "ad.#"], source_type="topic")
     assert queues_of(topology, "in", "news") == {"q"}
     assert queues_of(topology, "in", "spam") == {"q.waste"}
     assert queues_of(topology, "in", "ad.shoes.red") == {"q.waste"}
 
 
-def test_classes_of_service() -> None:
+def test_each_class_of_service_has_its_queue() -> None:
     topology = find_pattern("10").sample_topology()
     assert queues_of(topology, "orders", "eu.new.high") == {"orders.high"}
     assert queues_of(topology, "orders", "eu.new") == {"orders.low"}
 
 
-def test_an_ephemeral_queue_brings_the_message_back() -> None:
+def test_an_ephemeral_queue_delivers_after_its_delay() -> None:
     topology = delays.ephemeral_delay("one", delay="1.5s", to="orders")
     (arrival,) = travel(
         topology | primitives.central_dead_letters("d", queues=["orders"], dead_letter_queue="m"), "one"
@@ -219,7 +219,7 @@ def test_an_ephemeral_queue_brings_the_message_back() -> None:
     assert (arrival.queue, arrival.at.total_seconds(), arrival.hops) == ("orders", 1.5, ("one",))
 
 
-def test_ephemeral_queues_expire_where_they_may() -> None:
+def test_only_classic_ephemeral_queues_expire() -> None:
     classic = delays.ephemeral_delay("one", delay="5s", to="q", queue_type="classic", grace="10s")
     assert classic.queues[0].arguments["x-expires"] == 15_000
     quorum = delays.ephemeral_delay("one", delay="5s", to="q")
@@ -229,7 +229,7 @@ def test_ephemeral_queues_expire_where_they_may() -> None:
     assert quorum.exchanges[0].auto_delete
 
 
-def test_the_publishers_own_exchange_keeps_the_routing_key() -> None:
+def test_a_private_publisher_exchange_keeps_the_routing_key() -> None:
     topology = delays.private_publisher_delay("mine", to="all", delay="5m") | service_classes.classes_of_service(
         "all", queue="q", levels=["high"]
     )
@@ -237,7 +237,7 @@ def test_the_publishers_own_exchange_keeps_the_routing_key() -> None:
     assert (arrival.queue, arrival.routing_key, arrival.at.total_seconds()) == ("q.high", "new.high", 300)
 
 
-def test_a_cascade_holds_five_of_seven() -> None:
+def test_a_three_level_cascade_delays_by_five_seconds() -> None:
     topology = find_pattern("13").sample_topology()
     (arrival,) = travel(topology, "nsb.v2.delay-level-02", "1.0.1.consumer-app-1")
     assert (arrival.queue, arrival.at.total_seconds()) == ("consumer-app-1", 5)
@@ -261,7 +261,7 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: broadcast.fanout_broadcast("x", queues="abc"), "a single text"),
         (lambda: broadcast.fanout_broadcast("x", queues=["q", "q"]), "'q' is named 2 times"),
         (lambda: broadcast.fanout_broadcast("", queues=["q"]), "default exchange"),
-        (lambda: broadcast.fanout_broadcast("amq.topic", queues=["q"]), "from the start"),
+        (lambda: broadcast.fanout_broadcast("amq.topic", queues=["q"]), "the broker declares it as"),
         (lambda: broadcast.fanout_broadcast("x" * 300, queues=["q"]), "255"),
         (lambda: broadcast.fanout_broadcast("x", queues=["q"], queue_type="lazy"), "queue_type='lazy'"),
         (lambda: broadcast.layered_exchanges("x", layers={"x": "#"}, queues={"q": "x"}), "both the entry exchange"),
@@ -270,15 +270,15 @@ def test_direct_replies_need_no_queue() -> None:
             lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "y"}, rules={"r": {"a": 1}}),
             "'r', which is not one of the queues",
         ),
-        (lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "y"}, entry="fanout"), "no use"),
+        (lambda: broadcast.layered_exchanges("x", layers={"y": "#"}, queues={"q": "y"}, entry="fanout"), "ignores"),
         (lambda: broadcast.layered_exchanges("x", layers={"y": ""}, queues={"q": "y"}, entry="headers"), "entry="),
-        (lambda: broadcast.email_routing("x", rules={"q": {"x-match": "any"}}), "names no header"),
+        (lambda: broadcast.email_routing("x", rules={"q": {"x-match": "any"}}), "has no header"),
         (lambda: broadcast.email_routing("x", rules={"q": {"a": 1, "x-match": "some"}}), "x-match is 'some'"),
         (lambda: broadcast.email_routing("x", rules={"q": {"a": 1}}, others="q"), "a queue with a rule"),
         (lambda: broadcast.email_routing("x", rules={"q": {"a": 1}}, others="x"), "different properties"),
         (
             lambda: conventions.private_consumer_exchanges(messages=["m"], consumers={"q": ["n"]}),
-            "'n', which is not a message",
+            "'n', which is not one of the messages",
         ),
         (
             lambda: conventions.private_consumer_exchanges(
@@ -295,7 +295,7 @@ def test_direct_replies_need_no_queue() -> None:
             "'r', which is not a consumer",
         ),
         (lambda: conventions.hierarchical_routing(messages=["a..b"], queues={"q": ["a"]}), "empty word"),
-        (lambda: conventions.hierarchical_routing(messages=["a.b"], queues={"q": ["b"]}), "nor the start of one"),
+        (lambda: conventions.hierarchical_routing(messages=["a.b"], queues={"q": ["b"]}), "nor the first words of one"),
         (lambda: partitions.ordered_partitions("x", queue="q", partitions=0), "from 1 to 1000"),
         (
             lambda: partitions.ordered_partitions("x", queue="q", partitions=2, header="a", property="message_id"),
@@ -304,7 +304,7 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: partitions.ordered_partitions("x", queue="q", partitions=2, property="type"), "property='type'"),
         (lambda: service_classes.priority_queue("q", priorities=200), "from 1 to 10"),
         (lambda: service_classes.priority_queue("q", priorities=3, queue_type="quorum"), "for classic queues"),
-        (lambda: service_classes.priority_queue("q", overflow="drop-head"), "no max_length"),
+        (lambda: service_classes.priority_queue("q", overflow="drop-head"), "without max_length"),
         (lambda: service_classes.classes_of_service("x", queue="q", levels=["a", "a"]), "named 2 times"),
         (lambda: service_classes.classes_of_service("x", queue="q", levels=["#"]), "wildcards"),
         (lambda: service_classes.classes_of_service("x", queue="q", levels=["a.b"]), "one word"),
@@ -315,18 +315,18 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: alternates.if_else("x", branches={"q": ["a"]}, otherwise="r", type="fanout"), "type='fanout'"),
         (
             lambda: alternates.if_else("x", branches={"q": ["a", "b"], "r": ["b"]}, otherwise="s"),
-            "the branch 'r' gets nothing, because 'q' before it takes the key 'b'",
+            "the branch 'r' gets nothing, because 'q' before it has the key 'b'",
         ),
         (
             lambda: alternates.if_else("x", branches={"q": ["#"], "r": ["b"]}, otherwise="s", type="topic"),
             "put 'q' last",
         ),
         (lambda: alternates.not_routing("x", queue="q", unwanted=[]), "unwanted is empty"),
-        (lambda: alternates.not_routing("x", queue="q", unwanted=["a", "#"]), "the queue 'q' would get nothing"),
+        (lambda: alternates.not_routing("x", queue="q", unwanted=["a", "#"]), "or 'q' gets nothing"),
         (lambda: alternates.not_routing("q.filter", queue="q", unwanted=["a"]), "both the exchange and"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], levels=29), "give 1 to 28"),
-        (lambda: delays.delayed_retry_cascade(queues=["q"], layout="clock", levels=3), "for the layout nservicebus"),
-        (lambda: delays.delayed_retry_cascade(queues=["q"], resolution="1s"), "for the layout clock"),
+        (lambda: delays.delayed_retry_cascade(queues=["q"], layout="clock", levels=3), "of the layout nservicebus"),
+        (lambda: delays.delayed_retry_cascade(queues=["q"], resolution="1s"), "of the layout clock"),
         (lambda: delays.delayed_delivery_cascade(queues=["q"], resolution="7s"), "must be a multiple of a unit"),
         (lambda: delays.delayed_retry_cascade(queues=["q"], layout="sundial"), "layout='sundial'"),
         (lambda: delays.ephemeral_delay("x", delay="1s"), "either to="),
@@ -340,12 +340,12 @@ def test_direct_replies_need_no_queue() -> None:
             "the grace is zero",
         ),
         (lambda: delays.delayed_message_exchange("x", bindings={"q": ["a"]}, type="x-random"), "type='x-random'"),
-        (lambda: delays.private_publisher_delay("x", to="x", delay="1s"), "the one that all use"),
+        (lambda: delays.private_publisher_delay("x", to="x", delay="1s"), "also the shared one"),
         (lambda: delays.private_publisher_delay("x", to="y", delay="4000d"), "between 1 ms"),
         (lambda: rpc.rpc("q", reply_queue="r"), "direct replies have no queue"),
-        (lambda: rpc.rpc("q", replies="fixed", instances=["a"]), "instances are given"),
-        (lambda: rpc.rpc("q", replies="fixed", expires="1m"), "expires is given"),
-        (lambda: rpc.rpc("q", replies="fixed", reply_queue="q"), "the servers' queue"),
+        (lambda: rpc.rpc("q", replies="fixed", instances=["a"]), "no queues for instances"),
+        (lambda: rpc.rpc("q", replies="fixed", expires="1m"), "no queue that expires"),
+        (lambda: rpc.rpc("q", replies="fixed", reply_queue="q"), "also the request queue"),
         (lambda: rpc.rpc("q", replies="instance"), "instances is empty"),
         (lambda: rpc.rpc("q", replies="pigeon"), "replies='pigeon'"),
         (lambda: primitives.bounded_queue("q", dead_letter_queue="d"), "no limit is given"),
@@ -355,7 +355,7 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: primitives.catch_all("x", queues=["q"], unmatched="x"), "both the exchange and"),
     ],
 )
-def test_what_contradicts_itself_is_refused(build: Callable[[], Topology], said: str) -> None:
+def test_invalid_or_contradictory_arguments_are_refused(build: Callable[[], Topology], said: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         build()
     assert said in str(caught.value)

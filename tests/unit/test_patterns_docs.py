@@ -29,12 +29,12 @@ def as_text(text: str) -> str:
 
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)
-def test_the_diagram_is_that_of_the_sample(pattern: Pattern) -> None:
+def test_each_diagram_shows_the_sample(pattern: Pattern) -> None:
     assert re.findall(r"```mermaid\n(.*?)```", section(pattern), re.DOTALL) == [mermaid(pattern.sample_topology())]
 
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)
-def test_the_command_makes_the_sample(pattern: Pattern) -> None:
+def test_each_command_makes_the_sample(pattern: Pattern) -> None:
     (command,) = re.findall(r"```sh\n(.*?)```", section(pattern), re.DOTALL)
     bide, topology, show, name, *options = shlex.split(command.replace("\\\n", " "))
     assert (bide, topology, show, name) == ("bide", "topology", "show", pattern.name)
@@ -45,12 +45,12 @@ def test_the_command_makes_the_sample(pattern: Pattern) -> None:
 
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)
-def test_the_caveat_is_there(pattern: Pattern) -> None:
+def test_each_section_has_the_caveat(pattern: Pattern) -> None:
     warned = as_text(pattern.caveat)
     assert warned[1:] in as_text(section(pattern))
 
 
-def test_the_table_has_a_row_for_each() -> None:
+def test_the_table_has_a_row_for_each_pattern() -> None:
     rows = [line.split(" | ") for line in PAGE.splitlines() if re.match(r"\| \d+ \|", line)]
     assert [int(row[0].strip("| ")) for row in rows] == [one.number for one in EIGHTEEN]
     for row, pattern in zip(rows, EIGHTEEN, strict=True):
@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each() -> None:
         assert re.search(r"\d+\.\d+\.\d+", row[5])
 
 
-def test_every_link_within_the_page_leads_somewhere() -> None:
+def test_every_link_within_the_page_has_a_target() -> None:
     anchors = {
         re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
         for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)

@@ -17,7 +17,7 @@ CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME"
 
 
 @pytest.mark.parametrize("name", ["none.csv", "file.csv/below.csv", "none"])
-def test_what_is_not_there(name: str, tmp_path: Path) -> None:
+def test_missing_local_sources_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file.csv").touch()
     refuse_missing(str(tmp_path / "file.csv"), None, reads_here=True)
     refuse_missing(str(tmp_path), "parquet", reads_here=True)
@@ -28,7 +28,7 @@ def test_what_is_not_there(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["file:/none/r.csv", "file:///none/r.csv", "hdfs:/none/r.csv", "s3a://none/r.csv", "/none/r*.csv"]
 )
-def test_what_only_spark_knows(source: str) -> None:
+def test_sources_that_only_spark_can_resolve_are_accepted(source: str) -> None:
     """A scheme is one with a single slash too, as Hadoop prints it."""
     refuse_missing(source, None, reads_here=True)
     refuse_missing("/none/r.csv", None, reads_here=False)
@@ -70,7 +70,7 @@ def test_a_file_in_a_folder_without_permission_is_left_to_spark(monkeypatch: pyt
         (None, {}, {"PYSPARK_GATEWAY_PORT": "1"}, False),
     ],
 )
-def test_whose_files_a_path_names(
+def test_local_paths_are_checked_only_when_spark_reads_this_machine(
     master: str | None,
     configuration: dict[str, str],
     environment: dict[str, str],
@@ -95,17 +95,17 @@ def test_whose_files_a_path_names(
     ],
     ids=lambda command: command[0],
 )
-def test_without_the_packages_each_command_says_what_to_install(
+def test_without_spark_each_command_says_what_to_install(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run(["pipeline", *command]) == BAD_USAGE
-    assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and a Java 17 or later\n"
+    assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and Java 17 or later\n"
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_as_spark_finds_it() -> None:
+def test_local_folders_become_file_uris_for_spark() -> None:
     assert for_spark("/data/audit/", "messages") == "file:///data/audit/messages"
     assert for_spark("audit") == f"file://{Path.cwd()}/audit"
     assert for_spark("s3a://shop/audit/", "_checkpoint", "taps") == "s3a://shop/audit/_checkpoint/taps"

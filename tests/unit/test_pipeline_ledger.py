@@ -13,7 +13,7 @@ from bide.pipelines.ledger import Head, Ledger, Part
 HEAD = Head(plan="p", broker="b", rows=3, checksum=-5, parts=2)
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_ledger_reads_the_parts_it_wrote(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "deep" / "ledger"))
     assert (ledger.head(), ledger.numbers(), ledger.get(0)) == (None, set(), None)
     ledger.begin(HEAD)
@@ -25,7 +25,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert same.parts() == parts
 
 
-def test_what_a_kill_leaves_is_no_part(tmp_path: Path) -> None:
+def test_an_unfinished_file_is_not_a_part(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path))
     ledger.add(Part(part=1, sent=2, rejected=0))
     (tmp_path / "_part-00002.json.0a1b2c3d.tmp").write_text('{"part": 2, "se')
@@ -33,19 +33,19 @@ def test_what_a_kill_leaves_is_no_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 2}', '{"version": 1, "rows": 5}'])
-def test_another_file_of_that_name_is_no_ledger(tmp_path: Path, text: str) -> None:
+def test_a_foreign_ledger_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "ledger.json").write_text(text)
     with pytest.raises(InvalidInputError, match=r"name another|name another ledger"):
         Ledger(str(tmp_path)).head()
 
 
-def test_a_place_that_arrow_does_not_know() -> None:
-    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is no folder"):
+def test_an_unknown_url_scheme_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="the ledger 'ftp://x/y' is not a usable folder"):
         Ledger("ftp://x/y")
 
 
 @pytest.mark.parametrize("place", ["file", "file/ledger"])
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, place: str) -> None:
+def test_an_unusable_folder_is_named(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     ledger = Ledger(str(tmp_path / place))
     with (

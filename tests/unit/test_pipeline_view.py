@@ -24,13 +24,13 @@ START = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=3199)))
-def test_the_spans_of_a_histogram_are_few(length: timedelta) -> None:
+def test_a_histogram_has_at_most_32_spans(length: timedelta) -> None:
     span = span_for(START, START + length)
     assert length / span <= 32
     assert span_for(None, None) > timedelta(0)
 
 
-def test_lines_for_what_is_due_and_what_is_not() -> None:
+def test_a_histogram_abbreviates_empty_spans() -> None:
     hour = timedelta(hours=1)
     times = [(START, 10), (START + 2 * hour, 40), (START + 6 * hour, 1)]
     assert histogram(times, hour) == [
@@ -43,7 +43,7 @@ def test_lines_for_what_is_due_and_what_is_not() -> None:
     assert histogram([], hour) == []
 
 
-def test_a_last_line_after_which_there_is_no_time() -> None:
+def test_a_histogram_can_end_in_the_year_9999() -> None:
     year = timedelta(days=365)
     spans = (datetime.max.replace(tzinfo=UTC) - START) // year
     lines = histogram([(START, 1), (START + spans * year, 2)], year)
@@ -62,7 +62,7 @@ def test_a_last_line_after_which_there_is_no_time() -> None:
         (timedelta(days=7), "2026-11-21"),
     ],
 )
-def test_times_are_as_fine_as_the_spans(every: timedelta, text: str) -> None:
+def test_times_have_the_precision_of_the_spans(every: timedelta, text: str) -> None:
     (line,) = histogram([(START, 1)], every)
     assert line.split("  ")[0] == text
 
@@ -102,7 +102,7 @@ def at_terminal() -> Iterator[Terminal]:
     os.close(near)
 
 
-def test_a_bar_that_goes_on_after_what_it_asks_has_failed() -> None:
+def test_a_progress_bar_continues_after_a_failed_count() -> None:
     """A ledger in a store may not be readable for a moment."""
     numbers = chain([2, None, 5], repeat(6))
 
@@ -120,7 +120,7 @@ def test_a_bar_that_goes_on_after_what_it_asks_has_failed() -> None:
         assert "busy" not in terminal.read()
 
 
-def test_what_is_of_unknown_length() -> None:
+def test_progress_of_unknown_length_shows_the_count() -> None:
     with at_terminal() as terminal:
         with progress("looking through the rows"):
             assert terminal.shows("looking through the rows"), terminal.read()[-200:]
@@ -128,7 +128,7 @@ def test_what_is_of_unknown_length() -> None:
             assert terminal.shows("3/?"), terminal.read()[-200:]
 
 
-def test_what_goes_wrong_meanwhile_is_told_by_its_own_error() -> None:
+def test_an_error_during_progress_is_raised_unchanged() -> None:
     with at_terminal() as terminal:
         with pytest.raises(ValueError, match="no such part"), progress("scheduling", total=7, done=lambda: 1):
             raise ValueError("no such part")
@@ -136,7 +136,7 @@ def test_what_goes_wrong_meanwhile_is_told_by_its_own_error() -> None:
             assert terminal.shows("1/8"), "and the terminal is free for another"
 
 
-def test_nothing_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("scheduling", total=7, done=lambda: 1):
         pass
     with progress("looking through the rows"):

@@ -34,7 +34,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         "It is no queue.",
     ],
 )
-def test_each_of_these_phrases_is_a_violation(text: str) -> None:
+def test_a_phrase_to_avoid_is_a_violation(text: str) -> None:
     (found,) = prose.words("docs/page.md", f"fine\n{text}\n")
     assert (found.file, found.line, found.rule) == ("docs/page.md", 2, "word")
 
@@ -50,7 +50,7 @@ def test_each_of_these_phrases_is_a_violation(text: str) -> None:
         "on the other hand",
     ],
 )
-def test_none_of_these_phrases_is_a_violation(text: str) -> None:
+def test_a_similar_phrase_is_not_a_violation(text: str) -> None:
     assert list(prose.words("docs/page.md", text)) == []
 
 
@@ -127,7 +127,7 @@ def test_the_baseline_can_follow_a_moved_file_but_not_rise() -> None:
     assert len(prose.raised({("src/b.py", "docstring"): 1}, before)) == 1
 
 
-def test_a_written_baseline_is_read_as_it_was(tmp_path: Path) -> None:
+def test_a_written_baseline_can_be_read(tmp_path: Path) -> None:
     counts = {("src/a.py", "word"): 2, ("docs/page.md", "word"): 1, ("src/a.py", "class"): 3}
     prose.write_baseline(tmp_path / "baseline.txt", counts)
     assert prose.read_baseline(tmp_path / "baseline.txt") == counts

@@ -56,12 +56,12 @@ def test_integers_have_the_width_that_peers_expect() -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 63, object(), datetime(2026, 1, 1), Decimal("NaN"), {"n" * 256: 1}])  # noqa: DTZ001
-def test_values_that_amqp_cannot_carry(value: Any) -> None:
+def test_values_that_amqp_cannot_carry_are_refused(value: Any) -> None:
     with pytest.raises(InvalidInputError):
         codec.table({"header": value})
 
 
-def test_a_publish_is_what_pamqp_writes() -> None:
+def test_publish_frames_equal_those_of_pamqp() -> None:
     frames = codec.publish(
         3,
         exchange="shop",
@@ -77,7 +77,7 @@ def test_a_publish_is_what_pamqp_writes() -> None:
     assert [len(frame) for frame in frames[2:]] == [58, 58, 33]
 
 
-def test_names_that_pamqp_refuses() -> None:
+def test_names_refused_by_pamqp_are_encoded() -> None:
     frames = codec.publish(
         1, exchange="ü~" * 60, routing_key="", mandatory=False, encoded_properties=b"\0\0", body=b"", frame_max=4096
     )
@@ -96,7 +96,7 @@ def test_names_that_pamqp_refuses() -> None:
         ("amqps://h/?verify=false&auth=external", {"verify": False, "external": True}),
     ],
 )
-def test_urls(text: str, expected: dict[str, Any]) -> None:
+def test_urls_are_parsed(text: str, expected: dict[str, Any]) -> None:
     url = BrokerUrl.parse(text)
     assert {name: getattr(url, name) for name in expected} == expected
 
@@ -109,14 +109,14 @@ def test_urls(text: str, expected: dict[str, Any]) -> None:
         *["amqp://user:top-secret@/", "amqp://user:top-secret@[/"],
     ],
 )
-def test_urls_that_cannot_be_read(text: str) -> None:
+def test_invalid_urls_are_refused_without_showing_the_password(text: str) -> None:
     with pytest.raises(InvalidUrlError) as caught:
         BrokerUrl.parse(text)
     assert "top-secret" not in str(caught.value)
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_a_url_or_a_clear_error(text: str) -> None:
+def test_any_text_is_parsed_or_refused_as_an_invalid_url(text: str) -> None:
     for candidate in (text, f"amqp://{text}"):
         with suppress(InvalidUrlError):
             assert BrokerUrl.parse(candidate).hosts
@@ -128,7 +128,7 @@ def test_a_password_is_never_shown() -> None:
     assert str(url) == "amqp://user@h:5672/"
 
 
-def test_the_brokers_replies() -> None:
+def test_replies_of_the_broker_become_their_exceptions() -> None:
     text = (
         "PRECONDITION_FAILED - inequivalent arg 'x-message-ttl' for queue 'q' in vhost '/': "
         "received the value '5' of type 'signedint' but current is the value '6' of type 'signedint'"
@@ -157,5 +157,5 @@ def test_the_brokers_replies() -> None:
     ("text", "release"),
     [("3.10.8", (3, 10, 8)), ("4.3.0-rc.1", (4, 3, 0)), ("4.1.0+12", (4, 1, 0)), ("", ()), ("x", ())],
 )
-def test_releases(text: str, release: tuple[int, ...]) -> None:
+def test_releases_are_parsed_to_numbers(text: str, release: tuple[int, ...]) -> None:
     assert release_of({"version": text}) == release

@@ -46,7 +46,7 @@ def _signature(value: type) -> str:
         return ""
 
 
-def test_the_public_api_is_what_was_agreed_on() -> None:
+def test_the_public_api_equals_its_snapshot() -> None:
     current = public_api()
     if "BIDE_WRITE_SNAPSHOT" in os.environ:
         SNAPSHOT.write_text(current)
@@ -80,5 +80,5 @@ def test_the_list_of_public_names_is_sorted_and_complete() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_stay_readable(path: Path) -> None:
+def test_files_have_at_most_450_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 450

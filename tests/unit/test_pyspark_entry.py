@@ -8,7 +8,7 @@ import sys
 from tests.patience import PATIENCE
 
 
-def test_what_is_missing_is_told_to_whoever_wants_to_know() -> None:
+def test_a_missing_pyspark_is_logged_for_debugging() -> None:
     script = (
         "import logging, sys\n"
         "logging.basicConfig(level=logging.DEBUG)\n"

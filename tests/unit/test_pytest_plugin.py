@@ -24,6 +24,6 @@ async def test_each_test_has_a_broker_and_its_clock(bide_broker: MemoryBroker, b
         assert await client.release() == (4, 3, 0)
 
 
-def test_the_next_test_has_another(bide_broker: MemoryBroker) -> None:
+def test_each_test_has_a_new_broker(bide_broker: MemoryBroker) -> None:
     with bide_broker.connect_sync() as client:
         assert not client.wait_for(client.client.exists("reminders"))

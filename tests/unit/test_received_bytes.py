@@ -45,7 +45,7 @@ def test_frames_are_the_same_wherever_the_bytes_are_cut(frames: list[bytes], dat
 
 
 @given(frames=FRAMES, kept=st.binary(max_size=30))
-def test_what_is_not_whole_waits_for_the_rest(frames: list[bytes], kept: bytes) -> None:
+def test_an_incomplete_frame_waits_for_its_remaining_bytes(frames: list[bytes], kept: bytes) -> None:
     last = codec.frame(codec.BODY, 1, kept)
 
     async def received() -> list[int]:
@@ -59,11 +59,11 @@ def test_what_is_not_whole_waits_for_the_rest(frames: list[bytes], kept: bytes) 
 
 
 @given(short=st.binary(max_size=11))
-def test_a_header_that_is_too_short_ends_the_connection_and_says_why(short: bytes) -> None:
+def test_a_truncated_content_header_closes_the_connection_with_the_reason(short: bytes) -> None:
     async def said() -> str:
         connection = Connection(BrokerUrl.parse("amqp://localhost"), "localhost")
         connection._channels[1] = Channel(connection, 1)
         connection.data_received(codec.frame(codec.HEADER, 1, short))
         return str(connection.lost.result() if connection.lost.done() else "")
 
-    assert "cannot be read" in asyncio.run(said())
+    assert "cannot be decoded" in asyncio.run(said())

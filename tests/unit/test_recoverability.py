@@ -20,7 +20,7 @@ from bide.endpoint.dedup import REMEMBERED, FailedAttempts, HandledMessages
 from bide.endpoint.limiter import Limiter
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
 from bide.recoverability import copies, redrive
-from bide.recoverability.exception_text import ExceptionText, cut
+from bide.recoverability.exception_text import ExceptionText, truncate
 from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
 from bide.recoverability.policy import poison_limit
@@ -66,7 +66,7 @@ def path(policy: bide.Retry, error: BaseException, *, message_id: str = "m") -> 
     raise AssertionError("it never ends")
 
 
-def test_the_default_is_that_of_nservicebus() -> None:
+def test_the_default_policy_equals_that_of_nservicebus() -> None:
     decisions = path(bide.Retry(), ValueError())
     assert len(decisions) == bide.Retry().attempts == 24
     assert [one.delay.total_seconds() for one in decisions if isinstance(one, bide.RetryLater)] == [10, 20, 30]
@@ -80,7 +80,7 @@ def test_the_default_is_that_of_nservicebus() -> None:
     jitter=st.floats(0, 1),
     message_id=st.text(),
 )
-def test_no_message_is_tried_more_often_than_the_policy_says(
+def test_a_message_is_attempted_as_often_as_the_policy_allows(
     immediate: int, delays: list[int], jitter: float, message_id: str
 ) -> None:
     policy = bide.Retry(immediate=immediate, delays=[timedelta(milliseconds=one) for one in delays], jitter=jitter)
@@ -94,7 +94,7 @@ def test_no_message_is_tried_more_often_than_the_policy_says(
     assert decisions == path(policy, ValueError(), message_id=message_id)
 
 
-def test_jitter_spreads() -> None:
+def test_jitter_spreads_delays_by_message_id() -> None:
     policy = bide.Retry(immediate=0, delays=["100s"], jitter=0.5)
     found = [policy(failure(message_id=f"{number}")) for number in range(200)]
     seconds = [one.delay.total_seconds() for one in found if isinstance(one, bide.RetryLater)]
@@ -117,12 +117,12 @@ def test_jitter_spreads_messages_without_an_id() -> None:
     ("delays", "jitter", "longest"),
     [([], 1.0, 0), (["1s", "40s", "20s"], 0.0, 40), (["40s"], 0.5, 60)],
 )
-def test_the_longest_delay(delays: list[str], jitter: float, longest: int) -> None:
+def test_the_longest_delay_includes_jitter(delays: list[str], jitter: float, longest: int) -> None:
     assert bide.Retry(delays=delays, jitter=jitter).longest_delay == timedelta(seconds=longest)
     assert bide.Retry(delays=[LONGEST], jitter=1.0).longest_delay == LONGEST
 
 
-def test_giving_up_in_time() -> None:
+def test_a_message_is_parked_when_the_next_retry_would_exceed_the_limit() -> None:
     never = bide.Retry(immediate=0, delays=[LONGEST], give_up_after="1h")
     assert never(failure()) == bide.Park()
     policy = bide.Retry(immediate=0, delays=["1h", "1h", "1h"], give_up_after="90m")
@@ -131,7 +131,7 @@ def test_giving_up_in_time() -> None:
     assert bide.Retry(give_up_after="90m")(late) == bide.Park()
 
 
-def test_rules_of_exceptions() -> None:
+def test_exception_rules_choose_the_decision() -> None:
     policy = bide.Retry(
         immediate=1,
         delays=["1s"],
@@ -162,17 +162,17 @@ def test_rules_of_exceptions() -> None:
         ({"delays": ["1s"] * 1001}, "1000"),
         ({"jitter": 1.5}, "jitter"),
         ({"never": ValueError}, "tuple"),
-        ({"never": ("ValueError",)}, "no exception class"),
+        ({"never": ("ValueError",)}, "not an exception class"),
         ({"never": (ValueError,), "later": (ValueError,)}, "both never and later"),
         ({"give_up_after": "-1s"}, "negative"),
     ],
 )
-def test_bad_policies(options: dict[str, Any], what: str) -> None:
+def test_invalid_policies_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidInputError, match=what):
         bide.Retry(**options)
 
 
-def test_schedules() -> None:
+def test_linear_and_exponential_schedules_grow() -> None:
     def seconds(delays: tuple[timedelta, ...]) -> list[float]:
         return [one.total_seconds() for one in delays]
 
@@ -188,7 +188,7 @@ def test_schedules() -> None:
         bide.linear(timedelta(days=999_999_999), times=3)
 
 
-def test_the_brokers_own_retry() -> None:
+def test_a_broker_retry_sets_queue_arguments_and_parks_after_its_attempts() -> None:
     policy = bide.BrokerRetry(first="10s", longest="1m", times=3, never=(TypeError,), discard=(KeyError,))
     assert dict(policy.queue_arguments) == {
         "x-delayed-retry-type": "failed",
@@ -198,11 +198,11 @@ def test_the_brokers_own_retry() -> None:
     assert [policy(failure(attempt=number)) for number in (1, 3, 4)] == [bide.RetryNow(), bide.RetryNow(), bide.Park()]
     assert policy(failure(TypeError())) == bide.Park()
     assert isinstance(policy(failure(KeyError())), bide.Discard)
-    with pytest.raises(InvalidInputError, match="no longer than"):
+    with pytest.raises(InvalidInputError, match="not longer than"):
         bide.BrokerRetry(first="2m", longest="1m", times=3)
 
 
-def test_deliveries_after_which_a_message_is_poison() -> None:
+def test_the_poison_limit_exceeds_the_immediate_retries() -> None:
     assert poison_limit(bide.Retry()) == 10
     assert poison_limit(bide.Retry(immediate=50)) == 55
     assert poison_limit(lambda _: bide.Park()) == 10
@@ -231,7 +231,7 @@ KNOWN = st.sampled_from(
 
 
 @given(headers=st.dictionaries(KNOWN | st.text(max_size=10), HEADER_VALUES, max_size=8), body=st.binary(max_size=10))
-def test_whatever_strangers_write_can_be_read(headers: dict[str, Any], body: bytes) -> None:
+def test_any_foreign_headers_can_be_read(headers: dict[str, Any], body: bytes) -> None:
     History.read(headers)
     values = {"headers": headers, "message_id": "m"}
     message = FailedMessage.read("e", "k", values, body)
@@ -256,19 +256,19 @@ def size_of(headers: dict[str, Any]) -> int:
     return len(codec.table_items(headers))
 
 
-@given(attempts=st.lists(st.integers(1, 3), min_size=2, max_size=40), places=st.integers(1, 100))
-def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], places: int) -> None:
+@given(attempts=st.lists(st.integers(1, 3), min_size=2, max_size=40), max_times=st.integers(1, 100))
+def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], max_times: int) -> None:
     arrival, sizes = sent(), set()
     history = History()
     for number, count in enumerate(attempts):
         times = tuple(NOW + timedelta(seconds=number, milliseconds=one) for one in range(count))
         history = history.with_failures(times, attempts=count, expires_at=NOW)
-        copy = copies.later(
+        copy = copies.delayed_retry(
             arrival,
             b"",
             queue="orders",
             history=history,
-            places=places,
+            max_times=max_times,
             delay=timedelta(seconds=1),
             now=NOW,
             nservicebus=False,
@@ -285,7 +285,7 @@ def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], places: in
         assert arrival.values["headers"] == {"tenant": 7}
         history = History.read(headers)
         assert (history.retries, history.attempts) == (number + 1, sum(attempts[: number + 1]))
-        assert len(history.times) == min(sum(attempts[: number + 1]), places)
+        assert len(history.times) == min(sum(attempts[: number + 1]), max_times)
     assert len(sizes) == 1
 
 
@@ -313,7 +313,7 @@ def parked(error: Exception, *, nservicebus: bool = False, **changes: Any) -> Fa
 
 
 @pytest.mark.parametrize("nservicebus", [False, True])
-def test_what_is_written_is_read(nservicebus: bool) -> None:
+def test_a_parked_message_is_read_with_all_its_facts(nservicebus: bool) -> None:
     message = parked(raised(ValueError("no ü")), nservicebus=nservicebus)
     assert (message.queue, message.endpoint, message.exception, message.text) == (
         "orders",
@@ -334,7 +334,7 @@ def test_what_is_written_is_read(nservicebus: bool) -> None:
     assert ("bide-failed-queue" in names) != nservicebus
 
 
-def test_nservicebus_writes_it_like_this() -> None:
+def test_a_message_failed_by_nservicebus_is_read() -> None:
     headers = {
         "NServiceBus.FailedQ": "Sales@MACHINE",
         "NServiceBus.TimeOfFailure": "2026-11-21 03:00:00:123000 Z",
@@ -355,7 +355,7 @@ def test_nservicebus_writes_it_like_this() -> None:
     assert not [name for name in message.headers if name.startswith("NServiceBus.ExceptionInfo")]
 
 
-def test_a_message_has_one_id_however_often_it_is_looked_at() -> None:
+def test_the_id_of_a_failed_message_does_not_depend_on_its_deliveries() -> None:
     values: dict[str, Any] = {"headers": {"a": 1}, "type": "Order"}
     first = FailedMessage.read("e", "k", values, b"body")
     again = FailedMessage.read("e", "k", {**values, "headers": {"a": 1, "x-delivery-count": 3}}, b"body")
@@ -367,7 +367,7 @@ def test_a_message_has_one_id_however_often_it_is_looked_at() -> None:
     assert FailedMessage.read("", "e", with_id, b"").id != FailedMessage.read("", "e", other_queue, b"").id
 
 
-def test_an_operators_copies() -> None:
+def test_copies_made_by_operators_carry_their_history() -> None:
     message = parked(ValueError("no"))
     back = redrive.back(message)
     headers = back.values["headers"]
@@ -425,14 +425,14 @@ NET_DUE = {"NServiceBus.DeliverAt": nservicebus_time(NOW + timedelta(days=1))}
         (NET_SENT | NET_DUE | NET_DELAY | {"bide-due": to_milliseconds(NOW)}, NOW),
     ],
 )
-def test_every_copy_tells_when_its_sender_wanted_it(headers: dict[str, Any], due: datetime | None) -> None:
+def test_every_copy_keeps_the_due_time_of_the_sender(headers: dict[str, Any], due: datetime | None) -> None:
     """Whoever delayed it, and whether an endpoint or an operator sent the copy, now or later."""
     first = {"message_id": "m", "headers": headers}
     assert due_of(first) == due
     message = received(first)
-    own: dict[str, Any] = {"queue": "orders", "history": message.history, "places": 3, "sent_by": None}
+    own: dict[str, Any] = {"queue": "orders", "history": message.history, "max_times": 3, "sent_by": None}
     later: dict[str, Any] = {"delay": timedelta(days=2), "now": NOW, "nservicebus": True}
-    made = [copies.counted(message.as_sent(), b"", **own), copies.later(message.as_sent(), b"", **own, **later)]
+    made = [copies.counted(message.as_sent(), b"", **own), copies.delayed_retry(message.as_sent(), b"", **own, **later)]
     for values in (first, *(one.values for one in made)):
         dead = {**values, "headers": {**values["headers"], "bide-to": "q:orders"}}
         back = redrive.back(FailedMessage.read("", "error", dead, b""))
@@ -443,7 +443,7 @@ def test_every_copy_tells_when_its_sender_wanted_it(headers: dict[str, Any], due
         assert due_of({**copy.values, "headers": copy.values["headers"] | another}) == due, "its own is the copy's"
 
 
-def test_what_nservicebus_retries_later_tells_no_other_due_time() -> None:
+def test_a_delayed_retry_of_nservicebus_does_not_change_the_due_time() -> None:
     again = {"NServiceBus.Retries": "1", **NET_SENT, **NET_DELAY}
     assert due_of({"headers": again}) is None, "that is the delay of the retry"
     assert due_of({"headers": again | NET_DUE}) == NOW + timedelta(days=1)
@@ -454,13 +454,13 @@ def test_what_nservicebus_retries_later_tells_no_other_due_time() -> None:
 
 @given(text=st.text(max_size=200), size=st.integers(0, 100), keep_end=st.booleans())
 def test_text_is_cut_to_bytes(text: str, size: int, keep_end: bool) -> None:
-    found = cut(text, size, keep_end=keep_end)
+    found = truncate(text, size, keep_end=keep_end)
     assert len(found.encode()) <= size + len(" [...]")
     if len(text.encode(errors="backslashreplace")) <= size:
         assert "[...]" not in found or "[...]" in text
 
 
-def test_an_exception_in_words() -> None:
+def test_exception_text_is_limited_and_never_fails() -> None:
     class BrokenError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
@@ -483,16 +483,16 @@ def test_an_exception_in_words() -> None:
         ("E: no\n   at A.B.C(String s) in f.cs:line 3\n   at D.E()", "A.B.C"),
     ],
 )
-def test_the_frame_that_raised(stack: str | None, frame: str | None) -> None:
+def test_the_last_frame_of_a_stack_is_found(stack: str | None, frame: str | None) -> None:
     assert first_frame(stack) == frame
 
 
-def test_groups_survive_new_lines_of_code() -> None:
+def test_groups_do_not_depend_on_line_numbers() -> None:
     assert group_of("E", "a.py:12 in f") == group_of("E", "a.py:99 in f") == "E at a.py in f"
     assert group_of("E", None) == "E"
 
 
-def test_times_of_nservicebus() -> None:
+def test_times_of_nservicebus_are_formatted_and_parsed() -> None:
     assert nservicebus_time(NOW) == "2026-11-21 03:00:00:123000 Z"
     assert read_nservicebus_time("2026-11-21 03:00:00:123000 Z") == NOW
     assert read_nservicebus_time("2026-11-21T03:00:00Z") is None
@@ -502,32 +502,32 @@ def test_times_of_nservicebus() -> None:
 # -- the parts of an endpoint
 
 
-async def test_the_gate_lets_in_so_many_and_slows_down() -> None:
-    gate = Limiter("g", 2, slow_down_after=2, pause=0)
+async def test_the_limiter_bounds_concurrency_and_slows_down_after_failures() -> None:
+    limiter = Limiter("g", 2, slow_down_after=2, pause=0)
 
     def slow() -> bool:
-        return gate.slow
+        return limiter.slow
 
-    await gate.enter()
-    await gate.enter()
+    await limiter.enter()
+    await limiter.enter()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gate.enter(), 0.05)
-    await gate.failed()
+        await asyncio.wait_for(limiter.enter(), 0.05)
+    await limiter.failed()
     assert not slow()
-    await gate.failed()
+    await limiter.failed()
     assert slow()
-    await gate.leave()
+    await limiter.leave()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(gate.enter(), 0.05)
-    await gate.leave()
-    await gate.enter()
-    gate.succeeded()
-    assert gate.inside == 1
-    await asyncio.wait_for(gate.enter(), PATIENCE)
-    assert gate.inside == 2
+        await asyncio.wait_for(limiter.enter(), 0.05)
+    await limiter.leave()
+    await limiter.enter()
+    limiter.succeeded()
+    assert limiter.inside == 1
+    await asyncio.wait_for(limiter.enter(), PATIENCE)
+    assert limiter.inside == 2
 
 
-async def test_what_was_handled_is_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_handled_messages_are_remembered_for_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     time, passed = loop.time, 0.0
     monkeypatch.setattr(loop, "time", lambda: time() + passed)
@@ -559,7 +559,7 @@ def test_old_failures_are_forgotten() -> None:
     assert attempts.of(5) == ()
 
 
-def test_bad_durations_are_told() -> None:
+def test_invalid_durations_are_refused() -> None:
     with pytest.raises(InvalidDelayError):
         bide.EventStream(keep="1ms")
 
@@ -571,12 +571,12 @@ def test_bad_durations_are_told() -> None:
     ("pattern", "held"),
     [("orders.eu", True), ("orders.*", True), ("*", True), ("orders", False), ("Orders.*", False), ("salaries", False)],
 )
-def test_messages_of_other_queues_are_not_meant(pattern: str, held: bool) -> None:
+def test_a_selection_holds_messages_of_matching_queues_only(pattern: str, held: bool) -> None:
     message = FailedMessage.read("", "error", {"headers": {"bide-failed-queue": "orders.eu"}}, b"")
     assert Selection(queue=pattern).holds(message, NOW) is held
 
 
-def test_a_queue_whose_name_is_a_pattern_is_meant_by_its_name() -> None:
+def test_a_queue_name_with_wildcards_matches_itself() -> None:
     message = FailedMessage.read("", "error", {"headers": {"bide-failed-queue": "orders[1]"}}, b"")
     assert Selection(queue="orders[1]").holds(message, NOW)
 
@@ -585,12 +585,12 @@ def test_a_queue_whose_name_is_a_pattern_is_meant_by_its_name() -> None:
     ("part", "held"),
     [("Gr\u00fc\u00dfe", True), ("\udcff", True), ("gr\u00fc\u00dfe", False), ("an", True), ("or", False)],
 )
-def test_a_part_of_the_body_is_looked_for_to_the_letter(part: str, held: bool) -> None:
+def test_the_body_is_searched_case_sensitively(part: str, held: bool) -> None:
     message = FailedMessage.read("", "orders", {"message_id": "1"}, "Gr\u00fc\u00dfe an alle".encode() + b"\xff")
     assert Selection(body_text=part).holds(message, NOW) is held
 
 
-def test_a_part_that_every_text_has_is_refused() -> None:
+def test_an_empty_search_text_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="empty"):
         Selection(text="")
     with pytest.raises(InvalidInputError, match="empty"):

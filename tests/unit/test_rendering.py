@@ -45,7 +45,7 @@ def levels(count: int) -> Topology:
     )
 
 
-def test_mermaid() -> None:
+def test_mermaid_draws_exchanges_queues_and_bindings() -> None:
     assert (
         mermaid(SMALL)
         == """\
@@ -68,7 +68,7 @@ flowchart LR
     )
 
 
-def test_graphviz() -> None:
+def test_graphviz_draws_exchanges_queues_and_bindings() -> None:
     assert (
         graphviz(SMALL)
         == """\
@@ -98,7 +98,7 @@ def test_an_empty_topology_is_drawn_empty() -> None:
     assert graphviz(Topology()).count("\n") == 5
 
 
-def test_what_is_only_referred_to_is_drawn_apart() -> None:
+def test_undeclared_exchanges_and_queues_are_drawn_as_unknown() -> None:
     topology = Topology(
         queues=[Queue("q", arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "away"})],
         bindings=[Binding("amq.topic", "target", "a.*", arguments={"x": 1})],
@@ -135,7 +135,7 @@ def test_parallel_queues_are_drawn_as_one() -> None:
     assert len(mermaid(levels(59)).splitlines()) < 12
 
 
-def test_parallel_queues_are_drawn_one_by_one_when_asked_or_few() -> None:
+def test_few_parallel_queues_are_drawn_one_by_one() -> None:
     assert len(picture(levels(59), collapse=False).nodes) == 2 + 60
     assert len(picture(levels(COLLAPSE_FROM - 1)).nodes) == 2 + COLLAPSE_FROM
     assert len(picture(levels(COLLAPSE_FROM)).nodes) == 2 + 2
@@ -211,26 +211,26 @@ def check_graphviz(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_with_signs_that_mean_something(name: str) -> None:
+def test_names_with_special_characters_are_escaped(name: str) -> None:
     check_mermaid(name)
     check_graphviz(name)
 
 
 @given(awkward)
-def test_every_name_is_drawn_as_it_is(name: str) -> None:
+def test_any_name_is_escaped(name: str) -> None:
     check_mermaid(name)
     check_graphviz(name)
 
 
 @pytest.mark.parametrize("start", ["- ", "+ ", "1. "])
-def test_a_name_is_no_list_to_mermaid(start: str) -> None:
+def test_a_name_is_not_a_list_to_mermaid(start: str) -> None:
     assert not mermaid(drawn_with(start + "x")).splitlines()[1].startswith(f'    e1(["{start}')
 
 
 # --- definitions
 
 
-def test_definitions_for_one_virtual_host() -> None:
+def test_definitions_hold_exchanges_queues_and_bindings() -> None:
     assert definitions(
         Topology(
             [
@@ -285,7 +285,7 @@ def test_definitions_for_a_whole_broker_name_the_virtual_host_everywhere() -> No
     ("queue", "words"),
     [(Queue("q", exclusive=True), "queue 'q' is exclusive"), (Queue(""), "queue '' is named by the broker")],
 )
-def test_definitions_hold_no_queues_of_a_connection(queue: Queue, words: str) -> None:
+def test_exclusive_and_unnamed_queues_are_refused_in_definitions(queue: Queue, words: str) -> None:
     with pytest.raises(InvalidTopologyError, match=words):
         definitions(Topology(queues=[queue]))
 
@@ -321,14 +321,14 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies(), st.sampled_from([None, "/", "v"]))
-def test_definitions_read_back(topology: Topology, vhost: str | None) -> None:
+def test_definitions_are_read_as_the_same_topology(topology: Topology, vhost: str | None) -> None:
     document = json.loads(json.dumps(definitions(topology, vhost)))
 
     assert from_definitions(document) == topology
     assert from_definitions(document, "v") == (Topology() if vhost == "/" else topology)
 
 
-def test_definitions_of_several_virtual_hosts() -> None:
+def test_definitions_are_read_for_one_virtual_host() -> None:
     one, other = Topology(queues=[Queue("q")]), Topology(queues=[Queue.quorum("q")])
     both = {"queues": [*definitions(one, "a")["queues"], *definitions(other, "b")["queues"]]}
 
@@ -338,7 +338,7 @@ def test_definitions_of_several_virtual_hosts() -> None:
         from_definitions(both)
 
 
-def test_an_export_of_the_broker_holds_more_than_a_topology() -> None:
+def test_an_export_of_the_broker_is_read_as_a_topology() -> None:
     assert from_definitions(
         {
             "rabbit_version": "3.10.8",
@@ -367,15 +367,15 @@ BAD_ENTRIES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("kind", "entry"), BAD_ENTRIES)
 @pytest.mark.parametrize("vhost", [None, "/"])
-def test_entries_that_are_no_definitions_are_counted_out(kind: str, entry: Any, vhost: str | None) -> None:
+def test_invalid_entries_of_definitions_are_refused_by_position(kind: str, entry: Any, vhost: str | None) -> None:
     with pytest.raises(
-        InvalidTopologyError, match=rf"^{kind}\[0\] is not a definition of RabbitMQ .*: export the file anew$"
+        InvalidTopologyError, match=rf"^{kind}\[0\] is not a definition of RabbitMQ .*: export the file again$"
     ):
         from_definitions({kind: [entry]}, vhost)
 
 
 @given(st.integers(-(10**20), 10**20))
-def test_any_ttl_is_drawn_or_passed_over(ttl: int) -> None:
+def test_any_ttl_can_be_drawn(ttl: int) -> None:
     wait: dict[str, Argument] = {"x-message-ttl": ttl}
 
     assert picture(Topology(queues=[Queue("q", arguments=wait)])).nodes[0].lines[:2] == ("q", "classic")

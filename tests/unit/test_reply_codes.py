@@ -71,24 +71,24 @@ def mismatch(what: str, received: str, current: str) -> DeclarationMismatchError
         ),
     ],
 )
-def test_what_is_declared_differently(
+def test_a_mismatch_names_argument_and_both_values(
     what: str, received: str, current: str, kind: str, name: str, argument: str, wanted: str, found: str
 ) -> None:
     error = mismatch(what, received, current)
     assert (error.kind, error.name, error.argument, error.wanted, error.found) == (kind, name, argument, wanted, found)
     assert str(error) == (
-        f"the {kind} {name!r} exists with {argument} = {found}, where {wanted} is wanted: delete the {kind}, or "
+        f"the {kind} {name!r} exists with {argument} = {found}, not with {wanted} as declared: delete the {kind}, or "
         "declare it as it is"
     )
 
 
 @pytest.mark.parametrize(("kind", "argument"), [("queue", "x-message-ttl"), ("exchange", "type")])
-def test_a_mismatch_that_the_broker_told_in_too_many_bytes(kind: str, argument: str) -> None:
+def test_a_truncated_mismatch_names_the_argument(kind: str, argument: str) -> None:
     text = f"PRECONDITION_FAILED - inequivalent arg '{argument}' for {kind} '{'n' * 250}' in vhost 't': received none"
     error = reply_codes.channel_error(406, text[:252] + "...")
     assert isinstance(error, DeclarationMismatchError)
     assert (error.kind, error.argument) == (kind, argument)
-    assert f"exists with another {argument} than is wanted: delete the {kind}, or declare it as it is" in str(error)
+    assert f"exists with another {argument} than declared: delete the {kind}, or declare it as it is" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_mismatch_that_the_broker_told_in_too_many_bytes(kind: str, argument: 
             405,
             "RESOURCE_LOCKED - cannot obtain exclusive access to locked queue 'q' in vhost 't'",
             AccessRefusedError,
-            "another connection has it for itself",
+            "it is exclusive to another connection",
         ),
         (
             406,
@@ -138,14 +138,14 @@ def test_a_mismatch_that_the_broker_told_in_too_many_bytes(kind: str, argument: 
         (404, "odd words", TargetNotFoundError, "odd words: declare it first"),
     ],
 )
-def test_why_a_channel_was_closed(code: int, text: str, kind: type[BrokerError], message: str) -> None:
+def test_a_closed_channel_becomes_its_exception(code: int, text: str, kind: type[BrokerError], message: str) -> None:
     error = reply_codes.channel_error(code, text)
     assert type(error) is kind
     assert message in str(error)
     assert error.reply_code == code
 
 
-def test_what_is_not_empty_is_named() -> None:
+def test_a_not_empty_queue_is_named() -> None:
     error = reply_codes.channel_error(406, "PRECONDITION_FAILED - queue 'a b' in vhost '/' not empty")
     assert isinstance(error, NotEmptyError)
     assert list(error.counts) == ["a b"]
@@ -171,7 +171,7 @@ def test_what_is_not_empty_is_named() -> None:
         (541, "INTERNAL_ERROR", ConnectionLostError, "INTERNAL_ERROR (541)"),
     ],
 )
-def test_why_a_connection_was_closed(code: int, text: str, kind: type[BrokerError], message: str) -> None:
+def test_a_closed_connection_becomes_its_exception(code: int, text: str, kind: type[BrokerError], message: str) -> None:
     error = reply_codes.connection_error(code, text)
     assert type(error) is kind
     assert message in str(error)
@@ -215,12 +215,14 @@ def test_why_a_connection_was_closed(code: int, text: str, kind: type[BrokerErro
             530,
             "NOT_ALLOWED - connection refused: node connection limit (10) is reached",
             BrokerError,
-            "takes no more connections",
+            "accepts no more connections",
         ),
         (541, "INTERNAL_ERROR - vhost 'v' is down", ConnectionLostError, "h:5672 closed the connection: vhost 'v' is"),
     ],
 )
-def test_why_a_connection_was_not_opened(code: int, text: str, kind: type[BrokerError], message: str) -> None:
+def test_a_refused_connection_becomes_its_exception(
+    code: int, text: str, kind: type[BrokerError], message: str
+) -> None:
     error = reply_codes.handshake_error(code, text, user="u", vhost="v", address="h:5672")
     assert type(error) is kind
     assert message in str(error)
@@ -245,17 +247,19 @@ REFUSED = AuthenticationError("e refuses u", reply_code=403)
         ([DOWN, TlsError("g is not trusted")], TlsError, "g is not trusted; a is down"),
     ],
 )
-def test_what_is_said_of_several_hosts(failures: list[BrokerError], kind: type[BrokerError], message: str) -> None:
+def test_failures_of_several_hosts_are_summarised_under_the_most_specific_one(
+    failures: list[BrokerError], kind: type[BrokerError], message: str
+) -> None:
     error = reply_codes.of_hosts(failures)
     assert (type(error), str(error)) == (kind, message)
     assert error.reply_code == next(one.reply_code for one in failures if type(one) is kind)
 
 
-def test_of_one_host_its_own_error_is_raised() -> None:
+def test_the_error_of_a_single_host_is_raised_unchanged() -> None:
     assert reply_codes.of_hosts([CLOSED]) is CLOSED
 
 
-def test_a_certificate_that_is_not_trusted_counts_if_it_is_so_of_all_hosts() -> None:
+def test_an_untrusted_certificate_is_the_cause_only_if_every_host_has_one() -> None:
     untrusted = [TlsError(name) for name in ("a", "b")]
     for one in untrusted:
         one.__cause__ = ssl.SSLCertVerificationError()
@@ -278,7 +282,7 @@ def test_a_certificate_that_is_not_trusted_counts_if_it_is_so_of_all_hosts() -> 
         ("PRECONDITION_FAILED - user_id property set to 'a' but authenticated user was 'b'", None),
     ],
 )
-def test_the_exchange_that_takes_nothing_is_named(text: str, exchange: str | None) -> None:
+def test_the_exchange_of_a_refusal_is_found(text: str, exchange: str | None) -> None:
     assert reply_codes.subject(text) == exchange
 
 

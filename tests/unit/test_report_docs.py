@@ -15,25 +15,25 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "pipeline-report.md").read_text(encoding="utf-8")
 
 
-def test_every_option_is_there() -> None:
+def test_every_option_is_documented() -> None:
     for option in report.params:
         name = option.opts[0]
         assert f"`{'DIR' if name == 'folder' else name}" in PAGE
 
 
-def test_every_part_and_every_table_is_there() -> None:
+def test_every_section_and_table_is_documented() -> None:
     for section in sections(figures()):
         assert f"\n| {section.title} |" in PAGE
     for name in COLUMNS:
         assert f"`{name}`" in PAGE
 
 
-def test_every_field_of_the_summary_is_there() -> None:
+def test_every_field_of_the_summary_is_documented() -> None:
     for name in (*headline(figures()), "report", "svg", "seconds"):
         assert f"`{name}`" in PAGE
 
 
-def test_the_pictures_are_there_and_light() -> None:
+def test_the_page_has_two_pictures_under_300_kb() -> None:
     names = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGE)
     assert len(names) == 2
     for name in names:

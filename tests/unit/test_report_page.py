@@ -15,7 +15,7 @@ from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark,
 from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
 from bide.pipelines.charts.svg import document
 from bide.pipelines.report import content, picture, plots
-from bide.pipelines.report.figures import Building, Failures, Figures, FlowFigures, ReportStep, Skyline
+from bide.pipelines.report.figures import Failures, Figures, FlowFigures, PendingFigures, PendingTarget, ReportStep
 from bide.pipelines.report.page import NARROW, WIDE, page
 from tests.reports import MINUTE, NOON, figures, headline
 
@@ -71,7 +71,7 @@ def drawings(found: Figures) -> list[Drawing]:
     return [section.draw(width) for section in content.sections(found) if section.draw for width in (WIDE, NARROW)]
 
 
-def test_the_page_is_sound_and_names_no_host() -> None:
+def test_the_page_is_valid_and_loads_nothing() -> None:
     html = page(figures())
     reader = read(html)
     assert reader.names <= ALLOWED
@@ -95,7 +95,7 @@ def test_every_drawing_has_a_title_and_a_table() -> None:
         assert section.count("<table>") == 1
 
 
-def test_the_headline_is_told_in_figures_and_in_words() -> None:
+def test_the_headline_has_figures_and_a_sentence() -> None:
     found = figures()
     assert [(card.name, card.value, card.bad) for card in content.cards(found)] == [
         ("scheduled", "1,000,000", False),
@@ -113,7 +113,7 @@ def test_the_headline_is_told_in_figures_and_in_words() -> None:
     )
 
 
-def test_texts_of_messages_stay_texts() -> None:
+def test_texts_of_messages_are_escaped() -> None:
     html = page(figures(queue=f"q:{NASTY}", text=NASTY, exception=NASTY), title=NASTY)
     reader = read(html)
     assert reader.names <= ALLOWED
@@ -132,7 +132,7 @@ def test_drawings_stay_within_their_edges() -> None:
                 assert -0.5 <= y <= drawing.height + 0.5, mark
 
 
-def test_heights_are_in_proportion() -> None:
+def test_heights_of_bars_are_proportional_to_counts() -> None:
     drawing = plots.lateness(
         [ReportStep(low=1, high=2, count=50), ReportStep(low=2, high=4, count=100)], headline(), width=900
     )
@@ -142,26 +142,26 @@ def test_heights_are_in_proportion() -> None:
     assert low.tip == "1 ms to 2 ms: 50 messages"
 
 
-def test_the_smallest_number_is_still_to_be_seen() -> None:
-    found = figures().skyline
+def test_the_smallest_count_is_at_least_a_pixel_high() -> None:
+    found = figures().pending
     assert found is not None
-    buildings = [replace(one, counts=[1, 1_000_000, *[0] * 22], overdue=[0] * 24) for one in found.buildings]
-    drawing = plots.skyline(replace(found, buildings=buildings), now=None, width=900)
+    targets = [replace(one, counts=[1, 1_000_000, *[0] * 22], overdue=[0] * 24) for one in found.targets]
+    drawing = plots.pending(replace(found, targets=targets), now=None, width=900)
     assert all(mark.height >= 1 and mark.width >= 1 for mark in drawing.marks if isinstance(mark, Bar))
 
 
 @pytest.mark.parametrize(("overdue", "colours"), [(0, ["in"]), (4, ["in", "bad"]), (10, ["bad"])])
-def test_overdue_messages_are_a_part_of_their_bar(overdue: int, colours: list[str]) -> None:
-    found = figures().skyline
+def test_overdue_messages_are_a_segment_of_their_bar(overdue: int, colours: list[str]) -> None:
+    found = figures().pending
     assert found is not None
-    one = Building(name="q:a", counts=[10], overdue=[overdue], pending=10, pending_overdue=overdue)
-    drawing = plots.skyline(replace(found, spans=1, buildings=[one]), now=None, width=900)
+    one = PendingTarget(name="q:a", counts=[10], overdue=[overdue], pending=10, pending_overdue=overdue)
+    drawing = plots.pending(replace(found, spans=1, targets=[one]), now=None, width=900)
     bars = [mark for mark in drawing.marks if isinstance(mark, Bar) and mark.tip]
     assert [str(bar.role) for bar in bars] == colours
     assert sum(bar.height for bar in bars) == pytest.approx(72)
 
 
-def test_one_message_makes_a_report() -> None:
+def test_a_report_can_have_a_single_message() -> None:
     one = replace(headline(), scheduled=1, delivered=1, pending=0, overdue=0, lost=0, until=NOON, p50=0.0, p95=0.0)
     one = replace(one, p99=0.0, max=0.0)
     flow = FlowFigures(first=NOON, width=MINUTE / 60, scheduled=[1], delivered=[1], p50=[0.0], p99=[0.0])
@@ -170,7 +170,7 @@ def test_one_message_makes_a_report() -> None:
     assert content.summary(found) == ("1 of 1 message was delivered, 0 ms late. Nothing is pending.")
 
 
-def test_empty_tables_say_so() -> None:
+def test_empty_tables_are_reported_as_empty() -> None:
     nothing = replace(headline(), scheduled=0, delivered=0, pending=0, overdue=0, lost=0, since=None, until=None)
     nothing = replace(nothing, p50=None, p95=None, p99=None, max=None)
     found = Figures(
@@ -179,7 +179,7 @@ def test_empty_tables_say_so() -> None:
         headline=nothing,
         flow=FlowFigures(first=NOON, width=MINUTE, scheduled=[], delivered=[], p50=[], p99=[]),
         lateness=[],
-        skyline=replace(_skyline(), buildings=[], spans=0),
+        pending=replace(_pending(), targets=[], spans=0),
         failures=replace(_failures(), groups=[], total=0),
     )
     html = page(found)
@@ -193,14 +193,14 @@ def test_missing_tables_are_named() -> None:
     html = page(Figures(folder="x", missing=["messages", "pending", "failures", "failed"]))
     read(html)
     for name in ("messages", "pending", "failures"):
-        assert f"There is no table &#x27;{name}&#x27; in this folder." in html
+        assert f"This folder has no table &#x27;{name}&#x27;." in html
 
 
 @pytest.mark.parametrize(
     ("recent", "before", "text"),
     [(0, 0, "over"), (5, 5, "steady, 5/h"), (9, 1200, "falling, 1,200/h to 9/h"), (2, 1, "rising, 1/h to 2/h")],
 )
-def test_a_trend_is_told_in_words(recent: int, before: int, text: str) -> None:
+def test_a_trend_is_described_in_words(recent: int, before: int, text: str) -> None:
     group = _failures().groups[0]
     assert plots.trend(replace(group, recent=recent, before=before)) == text
 
@@ -218,7 +218,7 @@ def test_the_picture_has_all_drawings() -> None:
         assert 0 <= y <= drawn.height
 
 
-def test_the_picture_is_a_file_by_itself() -> None:
+def test_the_picture_is_a_standalone_svg_file() -> None:
     file = document(picture.picture(figures(queue=f"q:{NASTY}", exception="Zeitüberschreitung")), name="report")
     root = ElementTree.fromstring(file)
     texts = [one.text or "" for one in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -230,7 +230,7 @@ def test_the_picture_is_a_file_by_itself() -> None:
     assert "var(" not in file, "not all programs that show SVG know variables"
 
 
-def test_colours_are_told_apart_from_the_paper() -> None:
+def test_colours_have_enough_contrast() -> None:
     """At least 3 to 1, as the accessibility guidelines of the web ask for, and 4.5 to 1 for texts."""
     for paper, palette in ((PAPER, DAY), (NIGHT_PAPER, NIGHT)):
         for role, colour in palette.items():
@@ -259,8 +259,8 @@ def _luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def _skyline() -> Skyline:
-    found = figures().skyline
+def _pending() -> PendingFigures:
+    found = figures().pending
     assert found is not None
     return found
 

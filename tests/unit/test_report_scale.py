@@ -30,14 +30,14 @@ def test_ticks_are_round_numbers(high: float, about: int, ticks: list[float]) ->
 
 
 @given(st.floats(1, 1e12), st.integers(2, 8))
-def test_ticks_are_on_the_axis_and_about_as_many_as_wanted(high: float, about: int) -> None:
+def test_ticks_are_on_the_axis_and_close_to_the_wanted_number(high: float, about: int) -> None:
     axis = Linear(0, high, 200, 20)
     ticks = axis.ticks(about)
     assert 2 <= len(ticks) <= 1.6 * about + 1
     assert all(19.9 <= axis.place(one) <= 200.1 for one in ticks)
 
 
-def test_durations_are_those_that_people_count_in() -> None:
+def test_logarithmic_ticks_are_usual_durations() -> None:
     axis = Logarithmic(1, 1e8, 0, 1000)
     shown = [texts.milliseconds(one) for one in axis.ticks(20)]
     assert shown == ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min", "1 h", "10 h", "1 d"]
@@ -47,14 +47,14 @@ def test_durations_are_those_that_people_count_in() -> None:
 
 
 @given(st.floats(1e-3, 1e3), st.floats(1.1, 1e9), st.floats(1, 300))
-def test_durations_are_as_far_apart_as_they_must(low: float, ratio: float, apart: float) -> None:
+def test_logarithmic_ticks_keep_their_distance(low: float, ratio: float, apart: float) -> None:
     axis = Logarithmic(low, low * ratio, 50, 900)
     places = [axis.place(one) for one in axis.ticks(apart)]
     assert all(later - earlier >= apart for earlier, later in pairwise(places))
     assert all(49 <= one <= 901 for one in places)
 
 
-def test_a_date_is_written_where_it_is_a_new_one() -> None:
+def test_a_date_is_written_only_where_it_changes() -> None:
     times = Times(NOON, NOON + timedelta(days=1), 0, 700)
     assert [(upper, lower) for _, upper, lower in times.ticks(5)] == [
         ("12:00", "Nov 21"),
@@ -66,7 +66,7 @@ def test_a_date_is_written_where_it_is_a_new_one() -> None:
 
 
 @given(st.timedeltas(timedelta(milliseconds=10), timedelta(days=3650)), st.integers(2, 12))
-def test_moments_are_on_the_axis(whole: timedelta, about: int) -> None:
+def test_ticks_of_times_are_on_the_axis_in_order(whole: timedelta, about: int) -> None:
     times = Times(NOON, NOON + whole, 10, 800)
     places = [times.place(moment) for moment, _, _ in times.ticks(about)]
     assert len(places) <= about + 1
@@ -75,14 +75,14 @@ def test_moments_are_on_the_axis(whole: timedelta, about: int) -> None:
 
 
 @given(st.timedeltas(timedelta(0), timedelta(days=4000)), st.integers(1, 200))
-def test_a_whole_has_no_more_spans_than_wanted(whole: timedelta, parts: int) -> None:
+def test_the_chosen_span_is_the_shortest_that_gives_few_enough_parts(whole: timedelta, parts: int) -> None:
     span = span_for(whole, parts)
     assert whole / span <= parts or span == SPANS[-1]
     assert span == SPANS[0] or whole / SPANS[SPANS.index(span) - 1] > parts
 
 
 @given(st.timedeltas(timedelta(days=-20_000), timedelta(days=20_000)), st.sampled_from(SPANS))
-def test_spans_begin_before_what_lies_in_them(from_noon: timedelta, span: timedelta) -> None:
+def test_a_moment_lies_within_its_span(from_noon: timedelta, span: timedelta) -> None:
     moment = NOON + from_noon
     assert timedelta(0) <= moment - floored(moment, span) < span
 
@@ -102,14 +102,14 @@ def test_spans_begin_before_what_lies_in_them(from_noon: timedelta, span: timede
         (86_400_000.0 * 3199, "3,199 d"),
     ],
 )
-def test_durations_are_short_texts(value: float | None, text: str) -> None:
+def test_durations_are_formatted_briefly(value: float | None, text: str) -> None:
     assert texts.milliseconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0"), (0.5, "0.5"), (999, "999"), (1000, "1k"), (2_500_000, "2.5M"), (3e9, "3G")]
 )
-def test_numbers_on_an_axis_are_brief(number: float, text: str) -> None:
+def test_numbers_on_an_axis_are_abbreviated(number: float, text: str) -> None:
     assert texts.brief(number) == text
 
 
@@ -123,5 +123,5 @@ def test_numbers_on_an_axis_are_brief(number: float, text: str) -> None:
         (timedelta(days=7), "7 days"),
     ],
 )
-def test_spans_are_said_in_words(span: timedelta, text: str) -> None:
+def test_spans_are_formatted_in_words(span: timedelta, text: str) -> None:
     assert texts.span(span) == text

@@ -33,7 +33,7 @@ def waiting(name: str, milliseconds: int, to: str, **more: Argument) -> Queue:
 # --- CC and BCC
 
 
-def test_all_keys_count_at_every_exchange() -> None:
+def test_cc_and_bcc_keys_match_at_every_exchange() -> None:
     topology = Topology(
         [Exchange("first"), Exchange("second", "topic")],
         [Queue("a"), Queue("b"), Queue("c")],
@@ -54,7 +54,7 @@ def test_a_queue_gets_a_message_once_for_all_its_keys_and_bindings() -> None:
     assert [one.queue for one in model.travel("x", "a", {"CC": ["b", "a"]})] == ["q"]
 
 
-def test_the_default_exchange_knows_queues_by_name_and_takes_all_keys() -> None:
+def test_the_default_exchange_routes_every_key_to_the_queue_of_that_name() -> None:
     model = Model(Topology(queues=[Queue("a"), Queue("b"), Queue("c")]))
 
     assert model.route("", "a", {"CC": ["b", "nowhere"]}).queues == {"a", "b"}
@@ -64,7 +64,7 @@ def test_the_default_exchange_knows_queues_by_name_and_takes_all_keys() -> None:
 # --- exchanges bound to exchanges, alternate exchanges
 
 
-def test_exchange_cycles_end() -> None:
+def test_a_cycle_of_exchanges_is_visited_once() -> None:
     topology = Topology(
         [Exchange("a", "fanout"), Exchange("b", "fanout"), Exchange("c", "fanout")],
         [Queue("q")],
@@ -84,7 +84,7 @@ def with_alternates(*pairs: tuple[str, str | None]) -> list[Exchange]:
     return [Exchange(name, arguments={} if other is None else {"alternate-exchange": other}) for name, other in pairs]
 
 
-def test_the_alternate_is_asked_only_without_a_match() -> None:
+def test_the_alternate_exchange_is_used_only_without_a_match() -> None:
     topology = Topology(
         with_alternates(("x", "other"), ("other", None)),
         [Queue("q"), Queue("lost")],
@@ -96,13 +96,13 @@ def test_the_alternate_is_asked_only_without_a_match() -> None:
     assert route(topology, "x", "strange") == Routed(queues=frozenset(), unmatched=("other",))
 
 
-def test_alternates_are_chained() -> None:
+def test_alternate_exchanges_can_be_chained() -> None:
     topology = Topology(with_alternates(("a", "b"), ("b", "c"), ("c", None)), [Queue("q")], [Binding("c", "q", "k")])
 
     assert route(topology, "a", "k").queues == {"q"}
 
 
-def test_a_match_that_leads_nowhere_is_a_match() -> None:
+def test_a_match_without_a_queue_is_still_a_match() -> None:
     topology = Topology(
         [*with_alternates(("x", "other"), ("empty", None)), Exchange("other", "fanout")],
         [Queue("q")],
@@ -112,7 +112,7 @@ def test_a_match_that_leads_nowhere_is_a_match() -> None:
     assert route(topology, "x", "k") == Routed(queues=frozenset(), unmatched=("empty",))
 
 
-def test_each_exchange_asks_its_own_alternate() -> None:
+def test_each_exchange_uses_its_own_alternate() -> None:
     """Half of a message's way may fail: the alternate of the half gets it, and the other half is not disturbed."""
     topology = Topology(
         [*with_alternates(("deaf", "other")), Exchange("x", "fanout"), Exchange("other", "fanout")],
@@ -124,17 +124,17 @@ def test_each_exchange_asks_its_own_alternate() -> None:
 
 
 @pytest.mark.parametrize("alternate", ["missing", "", "x"])
-def test_alternates_that_cannot_help(alternate: str) -> None:
+def test_invalid_alternates_route_nothing(alternate: str) -> None:
     topology = Topology(with_alternates(("x", alternate)), [Queue("q")])
 
     assert not route(topology, "x", "q").queues
 
 
-def test_alternates_in_a_circle_end() -> None:
+def test_a_cycle_of_alternates_is_visited_once() -> None:
     assert not route(Topology(with_alternates(("a", "b"), ("b", "a"))), "a").queues
 
 
-def test_predeclared_exchanges_are_there() -> None:
+def test_predeclared_exchanges_exist() -> None:
     topology = Topology(
         queues=[Queue("q")],
         bindings=[Binding("amq.topic", "q", "a.#"), Binding("amq.match", "q", arguments={"a": 1})],
@@ -193,7 +193,7 @@ def test_a_message_without_waits_arrives_at_once() -> None:
     ]
 
 
-def test_waits_add_up_and_the_keys_stay() -> None:
+def test_waits_add_up_and_keys_are_kept() -> None:
     topology = Topology(
         [Exchange("in"), Exchange("half"), Exchange("out", "topic")],
         [waiting("first", 1_500, "half"), waiting("second", 250, "out"), Queue("target")],
@@ -235,7 +235,7 @@ def test_a_dead_letter_routing_key_replaces_all_keys() -> None:
     assert [(one.queue, one.routing_key) for one in arrivals] == [("any", "new"), ("new", "new")]
 
 
-def test_dead_lettering_by_the_default_exchange() -> None:
+def test_dead_letters_can_be_routed_by_the_default_exchange() -> None:
     topology = Topology(
         queues=[
             waiting("wait", 5, "", dead_letter_routing_key="target"),
@@ -249,7 +249,7 @@ def test_dead_lettering_by_the_default_exchange() -> None:
         travel(topology, "", "echo")
 
 
-def test_copies_travel_apart_and_are_sorted_by_time() -> None:
+def test_copies_are_followed_separately_and_sorted_by_time() -> None:
     topology = Topology(
         [Exchange("in", "fanout"), Exchange("out", "fanout")],
         [waiting("long", 100, "out"), waiting("short", 1, "out"), Queue("now"), Queue("later")],
@@ -274,13 +274,13 @@ def test_copies_travel_apart_and_are_sorted_by_time() -> None:
     "arguments",
     [{}, {"x-message-ttl": 10}, {"x-dead-letter-exchange": "x"}],
 )
-def test_a_queue_without_ttl_or_dead_letter_exchange_is_an_end(arguments: dict[str, Argument]) -> None:
+def test_a_queue_without_ttl_or_dead_letter_exchange_keeps_messages(arguments: dict[str, Argument]) -> None:
     topology = Topology([Exchange("x", "fanout")], [Queue("q", arguments=arguments)], [Binding("x", "q")])
 
     assert [one.fate for one in travel(topology, "x")] == ["arrived"]
 
 
-def test_unroutable_when_published() -> None:
+def test_an_unroutable_message_is_reported_at_the_exchange() -> None:
     assert travel(Topology([Exchange("x")]), "x", "k") == [
         Arrival(queue="", at=timedelta(0), routing_key="k", headers={}, exchange="x", fate="unroutable")
     ]
@@ -296,7 +296,9 @@ def test_unroutable_when_published() -> None:
     ],
 )
 @pytest.mark.parametrize("dead_letter_exchange", ["out", "missing"])
-def test_unroutable_after_a_wait(change: dict[str, Argument], fate: str, dead_letter_exchange: str) -> None:
+def test_an_unroutable_dead_letter_is_stuck_or_lost_by_its_strategy(
+    change: dict[str, Argument], fate: str, dead_letter_exchange: str
+) -> None:
     queue = waiting("wait", 20, dead_letter_exchange)
     topology = Topology(
         [Exchange("in", "fanout"), Exchange("out")],
@@ -312,7 +314,7 @@ def test_unroutable_after_a_wait(change: dict[str, Argument], fate: str, dead_le
     assert failed.hops == ("wait",)
 
 
-def test_cycles_are_named() -> None:
+def test_dead_letter_cycles_are_refused_with_their_path() -> None:
     topology = Topology(
         [Exchange("a", "fanout"), Exchange("b", "fanout")],
         [waiting("one", 1, "b"), waiting("two", 1, "a")],
@@ -323,7 +325,7 @@ def test_cycles_are_named() -> None:
         travel(topology, "a")
 
 
-def test_the_same_queue_may_be_passed_by_two_copies() -> None:
+def test_two_copies_may_pass_the_same_queue() -> None:
     """Only a copy that comes back is a cycle."""
     topology = Topology(
         [Exchange("in", "fanout"), Exchange("join", "fanout"), Exchange("out", "fanout")],
@@ -339,7 +341,7 @@ def test_the_same_queue_may_be_passed_by_two_copies() -> None:
     assert [one.hops for one in travel(topology, "in")] == [("left", "both"), ("right", "both")]
 
 
-def test_arrivals_may_be_kept_in_sets() -> None:
+def test_arrivals_are_hashable() -> None:
     topology = Topology([Exchange("x")], [Queue("q")], [Binding("x", "q", "k")])
 
     assert len({*travel(topology, "x", "k"), *travel(topology, "x", "k")}) == 1
@@ -407,14 +409,14 @@ def by_fixed_point(topology: Topology, start: str, keys: list[str]) -> set[str]:
 
 
 @given(networks, st.sampled_from(NAMES), st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
-def test_networks_of_exchanges(topology: Topology, start: str, keys: list[str]) -> None:
+def test_routing_equals_a_fixed_point_computation(topology: Topology, start: str, keys: list[str]) -> None:
     routed = route(topology, start, keys[0], {"CC": keys[1:]})
 
     assert routed.queues == by_fixed_point(topology, start, keys)
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=6), st.sets(st.integers(0, 5)))
-def test_the_clock_runs_by_the_waits_that_are_taken(waits: list[int], taken: set[int]) -> None:
+def test_arrival_time_is_the_sum_of_the_waits_taken(waits: list[int], taken: set[int]) -> None:
     """A chain of levels, each with a wait and a way round it, as the delay infrastructures have."""
     last = len(waits)
     topology = Topology(

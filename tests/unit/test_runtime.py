@@ -14,7 +14,7 @@ def test_pauses_grow_to_the_longest_and_differ() -> None:
         assert len(set(pauses)) > 100
 
 
-def test_a_success_starts_again_with_the_first_pause() -> None:
+def test_a_reset_starts_again_with_the_first_pause() -> None:
     backoff = Backoff(0.1, 1.0)
     for _ in range(5):
         backoff.next()
@@ -30,7 +30,7 @@ def test_the_next_pause_can_be_limited() -> None:
     assert backoff.next() <= 0.25
 
 
-def test_a_full_cache_forgets_the_oldest_entry_alone() -> None:
+def test_a_full_cache_evicts_only_the_oldest_entry() -> None:
     cache = BoundedCache[str, int](3)
     for number, key in enumerate("abcd"):
         cache[key] = number

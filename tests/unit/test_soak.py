@@ -102,12 +102,12 @@ def ended(*files: str, error: str = "KeyError: 'x'") -> str:
         pytest.param("Job 7 cancelled as part of cancellation of all jobs", False, id="a job that was cancelled"),
     ],
 )
-def test_no_kill_explains_what_bide_raises(text: str, blamed: bool) -> None:
+def test_an_error_raised_by_bide_is_never_blamed_on_a_kill(text: str, blamed: bool) -> None:
     assert is_allowed(text, since_hit=1.0, since_kill=1.0) is not blamed
     assert not is_allowed(text, since_hit=61.0, since_kill=61.0), "without a hit, no end is allowed"
 
 
-def test_a_worker_that_is_gone_may_have_been_killed_for_the_other_query() -> None:
+def test_a_lost_worker_is_allowed_after_a_kill_for_the_other_query() -> None:
     assert is_allowed("SparkException: Python worker exited unexpectedly (crashed)", since_hit=61.0, since_kill=1.0)
     assert not is_allowed("Job 7 cancelled", since_hit=61.0, since_kill=1.0)
     assert not is_allowed(ended(SPARK, f"{OWN}spark/source.py"), since_hit=61.0, since_kill=1.0)
@@ -138,7 +138,7 @@ def test_accounts_add_up_over_runs(tmp_path: Path) -> None:
     assert "kills: 4 in 2 rounds that were checked, 2 of them in the middle of a micro-batch" in summary(totals)
 
 
-def test_a_run_that_is_killed_while_it_writes_loses_its_last_line_alone(tmp_path: Path) -> None:
+def test_a_run_killed_while_writing_loses_only_its_last_line(tmp_path: Path) -> None:
     path = tmp_path / "account"
     kill(Account(path), 1, "jvm")
     kill(Account(path), 1, "stop")
@@ -158,7 +158,7 @@ def test_kills_of_a_round_that_failed_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_a_process_that_has_just_ended_is_passed_over() -> None:
+def test_a_process_that_has_just_ended_is_ignored() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert not processes.is_daemon(process.pid)

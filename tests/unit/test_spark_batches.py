@@ -19,7 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bide.errors import UndecodableMessageError
 from bide.spark import batches
-from bide.spark.batches import Batches, text_of, unpack
+from bide.spark.batches import Batches, decompress, text_of
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
 from bide.streams.amqp10 import Symbol, identity, lookup
 from bide.streams.chunk import HEADER, Chunk
@@ -47,7 +47,7 @@ def message(headers: dict[str, Any] | None = None, body: bytes = b"body") -> byt
 
 
 @pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
-def test_a_message_that_rabbitmq_stored(stored: bytes) -> None:
+def test_a_message_stored_by_rabbitmq_becomes_a_row(stored: bytes) -> None:
     (row,) = read(stored)
     headers = dict(row.pop("headers"))
     assert row == {
@@ -77,30 +77,30 @@ def test_a_message_that_rabbitmq_stored(stored: bytes) -> None:
 
 
 @pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
-def test_types_without_headers(stored: bytes) -> None:
+def test_the_type_is_read_without_the_headers_column(stored: bytes) -> None:
     schema = StructType([StructField("type", StringType())])
     made = Batches(arrow_schema(schema, STREAM_COLUMNS), "s", raw=False)
     assert list(made.add(chunk([stored, message({"bide-due": 1})]), 0, 2)) == []
     assert made.take().to_pylist() == [{"type": "T"}, {"type": None}]
 
 
-def test_times_without_headers() -> None:
+def test_times_are_read_without_the_headers_column() -> None:
     (row,) = read(message({"bide-due": 1000, "x": {"y": [1]}, "bide-sent": 2000}), headers=False)
     assert (row["due"], row["scheduled"]) == (datetime.fromtimestamp(1, UTC), datetime.fromtimestamp(2, UTC))
 
 
 @pytest.mark.parametrize("value", ["1000", True, 1.5, -1, 2**62, None])
-def test_a_header_of_a_time_that_is_none(value: Any) -> None:
+def test_an_invalid_time_header_is_null(value: Any) -> None:
     assert read(message({"bide-due": value}))[0]["due"] is None
     assert read(message({"bide-due": value}), headers=False)[0]["due"] is None
 
 
-def test_headers_within_headers_are_json() -> None:
+def test_nested_headers_become_json() -> None:
     (row,) = read(message({"x-death": [{"queue": "q", "count": 1}], "b": False}))
     assert dict(row["headers"]) == {"x-death": '[{"queue":"q","count":1}]', "b": "false"}
 
 
-def test_bodies_that_are_values() -> None:
+def test_value_bodies_become_bytes_or_json() -> None:
     rows = read(
         section(0x77, encode("text")),
         section(0x77, encode(b"bytes")),
@@ -111,7 +111,7 @@ def test_bodies_that_are_values() -> None:
     assert [row["value"] for row in rows] == [b"text", b"bytes", b'{"a":[1,null]}', b"", b"[1,2,3]"]
 
 
-def test_what_is_no_message_is_named_or_taken_as_it_is() -> None:
+def test_an_undecodable_message_is_an_error_or_a_raw_row() -> None:
     with pytest.raises(UndecodableMessageError, match=r"at offset 101 of stream 's' .* undecodable=raw"):
         read(message(), b"raw bytes")
     rows = read(message(), b"raw bytes", message(), raw=True)
@@ -120,22 +120,22 @@ def test_what_is_no_message_is_named_or_taken_as_it_is() -> None:
     assert rows[1]["headers"] is None
 
 
-def test_maps_that_are_none_are_undecodable() -> None:
+def test_sections_of_another_type_are_undecodable() -> None:
     body = section(0x75, encode(b""))
     for code in (0x72, 0x74):
         with pytest.raises(UndecodableMessageError):
             read(section(code, encode([])) + body)
-    with pytest.raises(UndecodableMessageError, match="no list"):
+    with pytest.raises(UndecodableMessageError, match="not a list"):
         read(section(0x73, encode({})) + body)
-    with pytest.raises(UndecodableMessageError, match="no map"):
+    with pytest.raises(UndecodableMessageError, match="not a map"):
         read(section(0x74, encode(["bide-due"])) + body, headers=False)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=10), st.integers(1, 30), st.integers(1, 500))
-def test_batches_have_their_bounds_and_lose_nothing(sizes: list[int], rows: int, most_bytes: int) -> None:
+def test_batches_are_bounded_and_complete(sizes: list[int], rows: int, most_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batches, "MOST_ROWS", rows)
-        patch.setattr(batches, "MOST_BYTES", most_bytes)
+        patch.setattr(batches, "MAX_ROWS", rows)
+        patch.setattr(batches, "MAX_BYTES", most_bytes)
         made = Batches(
             arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
         )
@@ -152,7 +152,7 @@ def test_batches_have_their_bounds_and_lose_nothing(sizes: list[int], rows: int,
     assert [row["offset"] for row in taken] == list(range(first))
 
 
-def test_a_part_of_a_chunk() -> None:
+def test_a_part_of_a_chunk_can_be_read() -> None:
     made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
     assert list(made.add(chunk([message(body=b"%d" % number) for number in range(9)]), 3, 5)) == []
     assert [(row["offset"], row["value"]) for row in made.take().to_pylist()] == [(103, b"3"), (104, b"4")]
@@ -177,33 +177,33 @@ def test_a_part_of_a_chunk() -> None:
         ([datetime(2026, 1, 1, tzinfo=UTC), 1], '["2026-01-01T00:00:00Z",1]'),
     ],
 )
-def test_values_as_text(value: Any, text: str | None) -> None:
+def test_header_values_become_text(value: Any, text: str | None) -> None:
     assert text_of(value) == text
     assert type(text_of(value)) in (str, type(None))
 
 
 @pytest.mark.parametrize(("number", "codec"), [(0, None), (1, "gzip"), (3, "lz4"), (4, "zstd")])
-def test_packed_batches(number: int, codec: str | None) -> None:
+def test_compressed_batches_are_decompressed(number: int, codec: str | None) -> None:
     raw = b"some text " * 20
     packed = raw if codec is None else pa.compress(raw, codec=codec, asbytes=True)
-    assert unpack(number, packed, len(raw)) == raw
+    assert decompress(number, packed, len(raw)) == raw
     if codec is not None:
-        with pytest.raises(UndecodableMessageError, match="cannot be unpacked"):
-            unpack(number, b"something else", 14)
-    with pytest.raises(UndecodableMessageError, match="snappy, which is not read"):
-        unpack(2, b"", 0)
+        with pytest.raises(UndecodableMessageError, match="cannot be decompressed"):
+            decompress(number, b"something else", 14)
+    with pytest.raises(UndecodableMessageError, match="snappy, which is not supported"):
+        decompress(2, b"", 0)
 
 
 properties = st.lists(st.none() | st.text(max_size=20) | st.binary(max_size=5) | st.integers(0, 2**40), max_size=13)
 
 
 @given(properties)
-def test_identity_is_what_the_whole_list_says(values: list[Any]) -> None:
+def test_identity_equals_that_of_the_decoded_list(values: list[Any]) -> None:
     padded = [*values, *[None] * 13]
     assert identity(encode(values)) == (padded[0], padded[5], padded[6])
 
 
-def test_identity_of_a_list_that_ends_too_early() -> None:
+def test_a_truncated_property_list_is_undecodable() -> None:
     assert identity(b"\x45") == (None, None, None)
     for data in (b"\xc0\x05\x01\xa1\x03a", b"\xc0\x02\x02\x40", b"\xd0\0\0"):
         with pytest.raises(UndecodableMessageError, match="end too early"):
@@ -215,19 +215,19 @@ def short(text: str) -> bytes:
 
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "bide-due", "c"]), st.integers(0, 100) | st.text(max_size=9)))
-def test_a_look_up_finds_what_the_whole_map_has(headers: dict[str, Any]) -> None:
+def test_a_lookup_finds_the_values_of_the_decoded_map(headers: dict[str, Any]) -> None:
     content = b"".join(short(name) + encode(value) for name, value in headers.items())
     data = b"\xd1" + struct.pack(">II", len(content) + 4, 2 * len(headers)) + content
     assert lookup(data, b"bide-due", b"c") == [headers.get("bide-due"), headers.get("c")]
 
 
-def test_a_look_up_in_a_map_that_is_wrong() -> None:
+def test_a_lookup_in_a_malformed_map_is_undecodable() -> None:
     for data in (b"\xc1\x05\x02\xa1\x01a", b"\xc1\x02\x02\x40", b"\xc1\x03\x02\x40\x40\x40", b"\xd1\0"):
         with pytest.raises(UndecodableMessageError):
             lookup(data, b"a")
 
 
-def test_a_batch_that_is_not_unpacked_is_named_or_one_row() -> None:
+def test_an_unsupported_compression_is_an_error_or_one_raw_row() -> None:
     schema = arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False, undecodable=True), STREAM_COLUMNS)
     two = batch([message(), message()], compression=2)
     packed = Chunk.read(chunk_of([entry(message()), two, entry(message(body=b"after"))], count=4), 0)
@@ -244,7 +244,7 @@ def test_a_batch_that_is_not_unpacked_is_named_or_one_row() -> None:
     assert [row["offset"] for row in made.take().to_pylist()] == [103]
 
 
-def test_a_column_says_why_a_message_is_as_it_is() -> None:
+def test_the_undecodable_column_gives_the_reason() -> None:
     rows = read(message(), b"raw bytes", raw=True)
     assert [row["undecodable"] for row in rows] == [None, "byte 0x72 at 0 does not begin a section"]
 
@@ -274,21 +274,21 @@ def test_text_that_is_not_utf_8_does_not_stop_reading() -> None:
 
 @pytest.mark.parametrize("number", [1, 3, 4])
 @pytest.mark.parametrize("said", [0, 10, 199, 201, 4_000])
-def test_a_packed_batch_with_another_length_is_not_filled_up(number: int, said: int) -> None:
+def test_a_compressed_batch_of_another_length_is_undecodable(number: int, said: int) -> None:
     """Arrow filled what was missing with what happened to be in memory."""
     raw = b"some text " * 20
     packed = pa.compress(raw, codec={1: "gzip", 3: "lz4", 4: "zstd"}[number], asbytes=True)
     with pytest.raises(UndecodableMessageError, match=f"is not {said:,} bytes"):
-        unpack(number, packed, said)
+        decompress(number, packed, said)
 
 
 @pytest.mark.parametrize("number", [3, 4])
-def test_a_packed_batch_does_not_fill_the_memory(number: int) -> None:
+def test_a_compressed_batch_larger_than_it_says_does_not_fill_the_memory(number: int) -> None:
     packed = pa.compress(bytes(200_000_000), codec={3: "lz4", 4: "zstd"}[number], asbytes=True)
     pool = pa.system_memory_pool()
     before = pool.max_memory()
     with pa_default(pool), pytest.raises(UndecodableMessageError):
-        unpack(number, packed, 1_000)
+        decompress(number, packed, 1_000)
     assert pool.max_memory() - before < 10_000_000
 
 
@@ -302,7 +302,7 @@ def pa_default(pool: pa.MemoryPool) -> Iterator[None]:
         pa.set_memory_pool(usual)
 
 
-def test_small_messages_of_a_packed_batch_do_not_make_a_large_table() -> None:
+def test_large_messages_of_one_compressed_batch_are_split_into_tables() -> None:
     """The bound of a table counts what messages have, not what their chunk has."""
     body = section(0x75, encode(bytes(100_000)))
     made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
@@ -313,13 +313,13 @@ def test_small_messages_of_a_packed_batch_do_not_make_a_large_table() -> None:
     assert all(one.nbytes < 9_000_000 for one in found)
 
 
-def test_annotations_of_any_size_are_not_all_kept() -> None:
+def test_large_annotations_are_not_cached() -> None:
     """Each of them different, and large."""
     made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
     for number in range(50):
         annotations = section(0x72, encode({"x-a": f"{number}" + "a" * 2_000}))
         list(made.add(chunk([annotations + message()]), 0, 1))
-    assert len(made._entries) == 0
+    assert len(made._annotations_cache) == 0
 
 
 @given(
@@ -334,7 +334,7 @@ def test_annotations_of_any_size_are_not_all_kept() -> None:
         max_size=5,
     )
 )
-def test_whatever_a_stranger_writes_is_a_row(stored: list[bytes]) -> None:
+def test_any_stored_bytes_become_a_row(stored: list[bytes]) -> None:
     rows = read(*stored, message(body=b"after"), raw=True)
     assert [row["offset"] for row in rows] == list(range(100, 101 + len(stored)))
     assert rows[-1]["value"] == b"after"

@@ -32,7 +32,7 @@ def looked(file: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_it_has_all_that_an_executor_needs(tmp_path: Path) -> None:
+def test_the_bundle_has_every_module_that_an_executor_needs(tmp_path: Path) -> None:
     file = write_bundle(tmp_path / "bide.zip")
     assert looked(file) == [
         f"{file}/bide/__init__.pyc",
@@ -43,7 +43,7 @@ def test_it_has_all_that_an_executor_needs(tmp_path: Path) -> None:
     assert "pyspark_bide/__init__.py" in ZipFile(file).namelist()
 
 
-def test_another_python_takes_the_sources(tmp_path: Path) -> None:
+def test_another_python_version_uses_the_sources(tmp_path: Path) -> None:
     file = tmp_path / "other.zip"
     with ZipFile(own_bundle()) as ours, ZipFile(file, "w") as other:
         for name in ours.namelist():
@@ -52,7 +52,7 @@ def test_another_python_takes_the_sources(tmp_path: Path) -> None:
     assert looked(file)[1] == f"{file}/bide/client/bulk/sync.py"
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_or_replaces_the_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "b.zip"
     place.write_text("something else")
     assert run(["pipeline", "bundle", str(place)]) == 0

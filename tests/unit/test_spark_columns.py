@@ -12,7 +12,7 @@ from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, Columns, arrow_sch
 
 @pytest.mark.parametrize("columns", [STREAM_COLUMNS, QUEUE_COLUMNS], ids=["stream", "queue"])
 @pytest.mark.parametrize("include_headers", [False, True])
-def test_the_arrow_schema_is_the_one_that_spark_demands(columns: Columns, include_headers: bool) -> None:
+def test_the_arrow_schema_equals_that_of_spark(columns: Columns, include_headers: bool) -> None:
     schema = table_schema(columns, include_headers=include_headers)
     assert arrow_schema(schema, columns).equals(to_arrow_schema(schema, timezone="UTC"))
     assert ("headers" in schema.fieldNames()) == include_headers
@@ -25,9 +25,9 @@ def test_a_schema_may_choose_columns() -> None:
 
 
 def test_a_schema_of_another_kind_is_refused() -> None:
-    with pytest.raises(InvalidOptionError, match="'key' that is not read: known are value, stream"):
+    with pytest.raises(InvalidOptionError, match="unknown column 'key': choose from value, stream"):
         arrow_schema(StructType([StructField("key", LongType())]), STREAM_COLUMNS)
-    with pytest.raises(InvalidOptionError, match="'offset' as string: it is bigint, nullable"):
+    with pytest.raises(InvalidOptionError, match="'offset' as string: declare it as bigint, nullable"):
         arrow_schema(StructType([StructField("offset", StringType())]), STREAM_COLUMNS)
     with pytest.raises(InvalidOptionError, match="'offset' as bigint not null"):
         arrow_schema(StructType([StructField("offset", LongType(), nullable=False)]), STREAM_COLUMNS)

@@ -17,7 +17,7 @@ names = st.sampled_from(["a", "b", "c", "d", "e"])
 counts = st.integers(0, 2**40)
 
 
-def test_the_text_of_version_1() -> None:
+def test_offsets_are_written_as_in_version_1() -> None:
     """What checkpoints out there hold must stay readable, and the same text for the same positions."""
     assert json.dumps(document({"b": 2, "a": 1})) == '{"v": 1, "streams": {"a": 1, "b": 2}}'
     assert json.dumps(document({"a": 1}, initial=True)) == '{"v": 1, "streams": {"a": 1}, "initial": true}'
@@ -52,7 +52,7 @@ def test_a_checkpoint_of_something_else_is_refused(found: dict[str, Any]) -> Non
         positions_of(found)
 
 
-def test_where_a_batch_begins() -> None:
+def test_a_batch_begins_where_the_last_one_ended() -> None:
     first = document({"a": 5}, initial=True)
     later = document({"a": 7}, initial=True)
     batch = document({"a": 9}, since={"a": 5})
@@ -65,14 +65,14 @@ def test_where_a_batch_begins() -> None:
     assert begin_of(first, document({"a": 9})) == {"a": 5}
 
 
-def test_where_a_batch_begins_in_a_new_stream() -> None:
+def test_a_batch_begins_at_the_start_of_a_new_stream() -> None:
     end = document({"a": 9, "b": 4, "c": 1}, since={"b": 2})
     assert begin_of(document({"a": 5}), end) == {"a": 5, "b": 2, "c": 0}
     # What is not read any more is not asked for.
     assert begin_of(document({"a": 5, "x": 1}), document({"a": 9})) == {"a": 5}
 
 
-def test_where_a_new_query_begins_is_of_no_matter_to_an_old_one() -> None:
+def test_the_start_of_a_new_query_does_not_apply_to_a_running_one() -> None:
     """Not everybody who asks for an end tells whether the query is new."""
     end = document({"a": 9, "b": 4}, since={"a": 0, "b": 2}, begin={"a": 7, "b": 4})
     new = document({"a": 8, "b": 4}, initial=True)
@@ -83,7 +83,7 @@ def test_where_a_new_query_begins_is_of_no_matter_to_an_old_one() -> None:
 
 
 @given(st.dictionaries(names, st.tuples(counts, counts), min_size=1), st.integers(1, 2**41))
-def test_a_limit_is_used_up_and_shared_fairly(streams: dict[str, tuple[int, int]], limit: int) -> None:
+def test_a_limit_is_used_up_and_shared_in_proportion(streams: dict[str, tuple[int, int]], limit: int) -> None:
     begin = {name: start for name, (start, _) in streams.items()}
     end = {name: start + count for name, (start, count) in streams.items()}
     total = sum(count for _, count in streams.values())
@@ -96,7 +96,7 @@ def test_a_limit_is_used_up_and_shared_fairly(streams: dict[str, tuple[int, int]
             assert abs(taken[name] - limit * count / total) <= 1 + 1e-6 * count
 
 
-def test_a_limit_of_one_still_goes_on() -> None:
+def test_a_limit_of_one_makes_progress() -> None:
     assert limited({"a": 0, "b": 0}, {"a": 1, "b": 1}, 1) == {"a": 1, "b": 0}
 
 
@@ -114,7 +114,7 @@ def test_tasks_cover_everything_once(streams: dict[str, tuple[int, int]], at_lea
     assert at_least is None or len(tasks) >= min(at_least, total) or total < at_least
 
 
-def test_long_ranges_are_cut_and_short_ones_not() -> None:
+def test_long_ranges_are_split_and_short_ones_not() -> None:
     tasks = split([OffsetRange(stream="a", start=0, end=90), OffsetRange(stream="b", start=5, end=15)], 4)
     assert [(task.stream, task.start, task.end) for task in tasks] == [
         ("a", 0, 22),

@@ -12,14 +12,14 @@ from bide.errors import InvalidOptionError
 from bide.spark.options import Options, parse_time
 
 
-def test_names_have_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     options = Options({"maxoffsetspertrigger": "5", "FAILONDATALOSS": "False"})
     assert options.count("maxOffsetsPerTrigger") == 5
     assert options.flag("failOnDataLoss", default=True) is False
     assert "maxOffsetsPerTrigger" in options
 
 
-def test_what_is_not_given() -> None:
+def test_missing_options_have_their_defaults() -> None:
     options = Options({})
     assert options.text("stream") is None
     assert options.count("minPartitions") is None
@@ -46,12 +46,12 @@ def test_an_empty_option_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "1e3", "ten", "9223372036854775808", "99999999999999999999"])
-def test_counts_are_whole_and_in_their_limits(text: str) -> None:
+def test_counts_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match=r"minPartitions is .* from 1 to"):
         Options({"minPartitions": text}).count("minPartitions")
 
 
-def test_flags_and_choices_take_their_words_only() -> None:
+def test_unknown_flags_and_choices_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="'yes': give true or false"):
         Options({"failOnDataLoss": "yes"}).flag("failOnDataLoss", default=True)
     with pytest.raises(InvalidOptionError, match="'eat': give one of peek, drain"):
@@ -68,19 +68,19 @@ def test_flags_and_choices_take_their_words_only() -> None:
         ("2026-11-21T06:00:00+02:00", datetime(2026, 11, 21, 4, tzinfo=UTC)),
     ],
 )
-def test_times(text: str, expected: datetime) -> None:
+def test_times_are_milliseconds_or_iso_8601(text: str, expected: datetime) -> None:
     assert parse_time(text, "startingTimestamp") == expected
 
 
 @pytest.mark.parametrize("text", ["2026-11-21T06:00:00", "2026-11-21", "now", "-5", "999999999999999", "1.5"])
-def test_times_without_a_zone_or_beyond_the_calendar(text: str) -> None:
+def test_times_without_a_zone_or_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="startingTimestamp"):
         Options({"startingTimestamp": text}).time("startingTimestamp")
 
 
 @given(st.text(max_size=30))
 @example("0\x1f")
-def test_any_text_is_read_or_refused_by_name(text: str) -> None:
+def test_any_text_is_parsed_or_refused_with_the_option_name(text: str) -> None:
     options = Options({"x": text})
     for read in (options.count, options.time, options.text):
         refused = ""
@@ -91,7 +91,7 @@ def test_any_text_is_read_or_refused_by_name(text: str) -> None:
         assert not refused or "option x is" in refused
 
 
-def test_the_address() -> None:
+def test_the_url_comes_from_the_option_then_the_environment() -> None:
     assert Options({"URL": "amqp://a"}).url({"BIDE_URL": "amqp://b"}) == "amqp://a"
     assert Options({}).url({"BIDE_URL": "amqp://b"}) == "amqp://b"
     assert Options({}).url({}) == "amqp://guest:guest@localhost:5672/"

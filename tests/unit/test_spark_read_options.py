@@ -17,7 +17,7 @@ def read(*, streaming: bool = False, **given: Any) -> ReadOptions:
     return ReadOptions.read(Options(given), {}, streaming=streaming)
 
 
-def test_defaults() -> None:
+def test_a_batch_reads_everything_and_a_query_starts_at_the_end() -> None:
     batch, query = read(stream="s"), read(stream="s", streaming=True)
     assert (batch.start, batch.end, query.start) == ("earliest", "latest", "latest")
     assert batch.streams == ("s",)
@@ -26,7 +26,7 @@ def test_defaults() -> None:
     assert not batch.raw
 
 
-def test_names_of_streams() -> None:
+def test_stream_names_are_a_list_or_json() -> None:
     assert read(stream="a, b,c").streams == ("a", "b", "c")
     assert read(stream='["a,b", "c"]').streams == ("a,b", "c")
     assert read(stream="[]", streaming=True).streams == ()
@@ -34,13 +34,13 @@ def test_names_of_streams() -> None:
 
 
 @pytest.mark.parametrize("text", ["a,,b", ",", "[1]", "[", '[""]', "a,a"])
-def test_names_that_are_none(text: str) -> None:
+def test_invalid_stream_names_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="the option stream"):
         read(stream=text)
 
 
 @pytest.mark.parametrize("given", [{}, {"stream": "a", "superStream": "b"}])
-def test_one_of_what_can_be_read(given: dict[str, Any]) -> None:
+def test_exactly_one_source_is_required(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError, match=r"one of the options stream .*, superStream and queue"):
         read(**given)
 
@@ -56,11 +56,11 @@ def test_one_of_what_can_be_read(given: dict[str, Any]) -> None:
         ('{"s": "2026-11-21T06:00:00Z"}', {"s": datetime(2026, 11, 21, 6, tzinfo=UTC)}),
     ],
 )
-def test_where_to_begin(text: str, expected: object) -> None:
+def test_starting_offsets_are_parsed(text: str, expected: object) -> None:
     assert read(stream="s", startingOffsets=text).start == expected
 
 
-def test_where_to_end() -> None:
+def test_ending_offsets_and_timestamps_are_parsed() -> None:
     assert read(stream="s", endingOffsets='{"s": -1}').end == {"s": "latest"}
     assert read(stream="s", endingTimestamp="1000").end == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     assert read(stream="s", streaming=True, startingOffsets='{"s": "latest"}').start == {"s": "latest"}
@@ -77,10 +77,10 @@ def test_where_to_end() -> None:
         ({"startingOffsets": '{"s": {"0": 1}}'}, "startingOffsets of s is"),
         ({"startingOffsets": '{"s": 1, "s": 2}'}, "gives a stream twice"),
         ({"startingOffsets": '{"s": 1'}, "is not JSON"),
-        ({"startingOffsets": '{"t": 1}'}, "positions of t, and the option stream names s"),
+        ({"startingOffsets": '{"t": 1}'}, "positions of t, but the option stream names s"),
         ({"startingOffsets": "{}"}, "positions of no stream"),
-        ({"startingOffsets": "latest"}, "a batch of what is to come would be empty"),
-        ({"startingOffsets": '{"s": -1}'}, "a batch of what is to come would be empty"),
+        ({"startingOffsets": "latest"}, "the batch would be empty"),
+        ({"startingOffsets": '{"s": -1}'}, "the batch would be empty"),
         ({"endingOffsets": "earliest"}, "the batch would be empty"),
         ({"startingOffsets": "earliest", "startingTimestamp": "1"}, "not both"),
         ({"maxOffsetsPerTrigger": "5"}, "for streaming queries only"),
@@ -92,12 +92,12 @@ def test_where_to_end() -> None:
         ({"kafka.bootstrap.servers": "x"}, "unknown option"),
     ],
 )
-def test_what_cannot_be(given: dict[str, Any], reason: str) -> None:
+def test_invalid_read_options_are_refused(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidOptionError, match=reason):
         read(stream="s", **given)
 
 
-def test_a_bad_url_is_told_on_the_driver() -> None:
+def test_an_invalid_url_is_refused_on_the_driver() -> None:
     with pytest.raises(InvalidUrlError):
         read(stream="s", url="http://somewhere")
     with pytest.raises(InvalidUrlError):

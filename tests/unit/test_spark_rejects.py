@@ -24,7 +24,7 @@ def reject(folder: Path, *places: int) -> None:
             rejects.add(BATCH, {place: ("returned", f"reason {place}", f"m-{place}")})
 
 
-def test_rows_with_reasons_ids_and_delays_in_milliseconds_rounded_up(tmp_path: Path) -> None:
+def test_rejected_rows_have_reason_id_and_delay_in_milliseconds(tmp_path: Path) -> None:
     reject(tmp_path / "rejects", 2, 1)
     (file,) = (tmp_path / "rejects").iterdir()
     assert pq.read_table(file).to_pylist() == [
@@ -42,7 +42,7 @@ def test_rows_without_another_message_id_keep_their_own(tmp_path: Path) -> None:
     assert pq.read_table(file).column("message_id").to_pylist() == ["own-a", "made-b", None, "own-c"]
 
 
-def test_another_attempt_replaces_the_file_or_takes_it_away(tmp_path: Path) -> None:
+def test_another_attempt_replaces_or_removes_the_file(tmp_path: Path) -> None:
     reject(tmp_path, 0, 1)
     reject(tmp_path, 2)
     (file,) = tmp_path.iterdir()
@@ -51,13 +51,13 @@ def test_another_attempt_replaces_the_file_or_takes_it_away(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidInputError, match=r"the folder .*file.rejects. for rejects cannot be used"):
         reject(tmp_path / "file" / "rejects", 0)
 
 
-def test_an_attempt_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_attempt_keeps_the_previous_file(tmp_path: Path) -> None:
     reject(tmp_path, 0)
     with pytest.raises(OSError, match="gone"):
         _fail(tmp_path)

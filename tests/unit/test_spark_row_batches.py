@@ -26,7 +26,7 @@ from bide.spark.sink import batches_of
 COLUMNS = ("value", "deliver_at", "headers", "priority", "expiration")
 
 
-def test_rows_are_the_same_letters_as_record_batches() -> None:
+def test_rows_and_record_batches_become_the_same_messages() -> None:
     """A time comes in the zone of the worker, without saying so."""
     schema = (
         StructType()
@@ -62,7 +62,7 @@ def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_tokyo")
 @pytest.mark.parametrize("is_map", [True, False])
-def test_times_in_headers_are_of_the_zone_of_the_worker(is_map: bool) -> None:
+def test_times_in_headers_are_read_in_the_zone_of_the_worker(is_map: bool) -> None:
     seen = datetime(2026, 12, 24, 18, tzinfo=UTC)
     local = datetime(2026, 12, 25, 3)  # noqa: DTZ001 (as Spark hands it over)
     header = StructType().add("key", StringType()).add("value", TimestampType())
@@ -74,7 +74,7 @@ def test_times_in_headers_are_of_the_zone_of_the_worker(is_map: bool) -> None:
     assert letter.headers == {"seen": seen}
 
 
-def test_structs_as_kafka_has_headers() -> None:
+def test_headers_can_be_structs_of_key_and_value() -> None:
     header = StructType().add("key", StringType()).add("value", BinaryType())
     schema = StructType().add("value", StringType()).add("headers", ArrayType(header))
     (batch,) = batches_of(iter([Row(value="a", headers=[Row(key="k", value=b"v")])]), schema)

@@ -99,7 +99,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 @settings(max_examples=600)
 @given(batches(), st.sampled_from([{"to": "q"}, {"exchange": "x"}, {}]))
-def test_what_is_found_good_is_good(batch: pa.RecordBatch, constants: dict[str, str]) -> None:
+def test_rows_without_a_problem_are_accepted_by_the_publisher(batch: pa.RecordBatch, constants: dict[str, str]) -> None:
     """Every row that the quick look lets pass can be sent, as the publisher sees it; the others have a reason."""
     columns = tuple(name for name in batch.schema.names if not constants or name not in ("queue", "exchange"))
     if "to" in constants:
@@ -146,7 +146,7 @@ def ids(batch: pa.RecordBatch, *, run: str = "q-0-1", **constants: Any) -> list[
     return [one.message_id for one in rows.messages(batch, list(range(len(batch))), run=run)]
 
 
-def test_an_id_names_the_row_and_stays_the_same() -> None:
+def test_a_generated_id_is_stable_and_names_the_row() -> None:
     batch = batch_of(value=["a", "b", "a"], delay=["1s", "1s", "2s"])
     first = ids(batch)
     assert first == ids(batch)
@@ -154,21 +154,21 @@ def test_an_id_names_the_row_and_stays_the_same() -> None:
     assert len({one.rpartition("-")[2] for one in first if one}) == 3, "by contents too"
 
 
-def test_rows_that_change_places_get_other_ids() -> None:
+def test_reordered_rows_get_other_ids() -> None:
     """Else one of them would be taken for the other, and dropped as its duplicate."""
     assert not set(ids(batch_of(value=["a", "b"]))) & set(ids(batch_of(value=["b", "a"])))
 
 
-def test_the_same_row_for_another_target_has_another_id() -> None:
+def test_a_row_for_another_target_gets_another_id() -> None:
     batch = batch_of(value=["a"])
     assert ids(batch) != ids(batch, to="other")
 
 
-def test_an_empty_id_is_none() -> None:
+def test_an_empty_message_id_is_a_problem() -> None:
     """Whoever drops duplicates would take all messages with it for one."""
     batch = batch_of(value=["a", "b"], message_id=["mine", ""])
     found = Rows(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
-    assert found == {1: "the column message_id is empty: leave it null, and one is made"}
+    assert found == {1: "the column message_id is empty: give an id, or null to have one generated"}
 
 
 def test_a_given_id_is_kept() -> None:
@@ -178,7 +178,7 @@ def test_a_given_id_is_kept() -> None:
     assert found[1].startswith("q-0-1-1-")
 
 
-def test_headers_as_kafka_has_them() -> None:
+def test_headers_can_be_structs_of_key_and_value() -> None:
     headers = pa.array(
         [[{"key": "a", "value": b"1"}], None], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
     )
@@ -191,12 +191,15 @@ def test_headers_as_kafka_has_them() -> None:
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
-        ([None, ("a", b"1")], "the column headers holds what cannot be sent: an entry that is null: leave it out"),
-        ([("a", b"1"), ("a", b"2")], "the column headers holds what cannot be sent: the header 'a' more than once"),
+        ([None, ("a", b"1")], "the column headers holds a value that cannot be sent: an entry is null: leave it out"),
+        (
+            [("a", b"1"), ("a", b"2")],
+            "the column headers holds a value that cannot be sent: the header 'a' is there more than once",
+        ),
         ([(None, b"1")], "the header name None is not text"),
     ],
 )
-def test_headers_that_no_message_has(pairs: list[tuple[str | None, bytes] | None], said: str) -> None:
+def test_invalid_headers_are_a_problem(pairs: list[tuple[str | None, bytes] | None], said: str) -> None:
     structs = [None if pair is None else dict(zip(("key", "value"), pair, strict=True)) for pair in pairs]
     headers = pa.array([structs, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
@@ -207,37 +210,37 @@ def test_headers_that_no_message_has(pairs: list[tuple[str | None, bytes] | None
 
 
 @pytest.mark.parametrize("name", ["message_id", "type", "queue", "delay", "headers"])
-def test_text_that_is_none_is_named_by_its_column_and_row(name: str) -> None:
+def test_text_that_is_not_utf_8_is_a_problem_of_its_column_and_row(name: str) -> None:
     column = array_of([b"5s", NO_TEXT, b"5s"], pa.string())
     if name == "headers":
         column = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pa.array(["a", "b", "c"]), column)
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), column], names=["value", name])
     found = Rows(("value", name), {} if name == "queue" else {"to": "q"}, CLOCK).problems(batch, NOW)
-    assert found == {1: f"the column {name} holds what cannot be sent: text that is not UTF-8"}
+    assert found == {1: f"the column {name} holds a value that cannot be sent: text that is not UTF-8"}
 
 
-def test_a_body_may_be_any_bytes() -> None:
+def test_a_body_can_be_any_bytes() -> None:
     batch = pa.RecordBatch.from_arrays([array_of([NO_TEXT], pa.string())], names=["value"])
     rows = Rows(("value",), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
     assert [one.body for one in rows.messages(batch, [0], run="r")] == [NO_TEXT]
 
 
-def test_times_in_headers_are_those_that_amqp_has() -> None:
+def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
     headers = pa.array([[("seen", micros)] for micros in (0, -1_000_000, 2**62)], TIMES[0])
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), headers], names=["value", "headers"])
     found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert [*found] == [1, 2]
-    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, and the AMQP timestamp begins with")
-    assert found[2] == "the column headers holds what cannot be sent: a time outside the years 1 to 9999"
+    assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, but AMQP timestamps begin in")
+    assert found[2] == "the column headers holds a value that cannot be sent: a time outside the years 1 to 9999"
 
 
-def test_a_due_time_that_is_too_far_away_is_called_by_its_column() -> None:
+def test_a_due_time_too_far_away_is_a_problem_of_its_column() -> None:
     batch = batch_of(value=["x"], deliver_at=[NOW + timedelta(days=100)])
     found = Rows(("value", "deliver_at"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert found[0].startswith("the column deliver_at: the delay 100 d 0:00:00 is longer than")
 
 
-def test_milliseconds_are_those_of_the_column() -> None:
+def test_a_numeric_delay_is_milliseconds() -> None:
     (letter,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).messages(batch_of(value=["a"], delay=[1500]), [0], run="r")
     assert letter.delay == timedelta(seconds=1.5)

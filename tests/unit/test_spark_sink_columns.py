@@ -60,7 +60,7 @@ def test_all_columns_are_sent_in_the_order_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN & set(COLUMNS) - set(TARGETS)))
-def test_an_option_replaces_the_column_of_its_name_and_no_other(name: str) -> None:
+def test_an_option_replaces_only_the_column_of_its_name(name: str) -> None:
     schema = every_column(but={"delay": "deliver_at", "deliver_at": "delay"}.get(name))
     found = sent(schema, {name: VALUES.get(name, "x")})
     assert found == tuple(one for one in schema.fieldNames() if one != name)
@@ -79,17 +79,17 @@ def test_an_option_replaces_the_column_of_its_name_and_no_other(name: str) -> No
     ],
     ids=lambda one: str(one) if isinstance(one, dict) else str(sorted(one)),  # a set has another order each time
 )
-def test_what_an_option_for_the_target_replaces(options: dict[str, str], replaced: set[str]) -> None:
+def test_a_target_option_replaces_the_target_columns(options: dict[str, str], replaced: set[str]) -> None:
     assert sent(every_column(), options) == tuple(name for name in COLUMNS if name not in replaced)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_a_column_of_another_type_is_told_which_it_has_to_be(name: str) -> None:
+def test_a_column_of_the_wrong_type_is_refused_with_the_right_type(name: str) -> None:
     schema = StructType([*every_column(but=name).fields, StructField(name, ArrayType(TEXT))])
     with pytest.raises(InvalidColumnError, match=rf"^the column '{name}' is array<string>: it has to be \w"):
         sent(schema, {})
 
 
-def test_columns_that_only_their_case_tells_apart() -> None:
-    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' are the same to Spark: drop one"):
+def test_columns_that_differ_only_in_case_are_refused() -> None:
+    with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' have the same name: drop one"):
         sent(schema_of("value", "queue", "Queue"), {})

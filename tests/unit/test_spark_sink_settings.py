@@ -17,13 +17,13 @@ def settings_of(**options: str) -> SinkSettings:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_layout_takes_a_queue_with_a_delay(layout: str) -> None:
+def test_each_layout_accepts_a_queue_and_a_delay(layout: str) -> None:
     found = settings_of(layout=layout, delay="5s")
     assert found.constants == {"to": "q", "delay": timedelta(seconds=5)}
     assert "deliver_at" in settings_of(layout=layout, deliver_at="2030-11-21T06:00:00Z").constants
 
 
-def test_a_routing_key_goes_with_an_exchange() -> None:
+def test_an_exchange_can_have_a_routing_key() -> None:
     found = SinkSettings.read(Options({"exchange": "x", "routing_key": "k"}), {})
     assert found.constants == {"exchange": "x", "routing_key": "k"}
 
@@ -33,12 +33,15 @@ def test_a_routing_key_goes_with_an_exchange() -> None:
     [
         ({"maxDelay": "long"}, "the option maxDelay: the delay 'long' cannot be read"),
         ({"resolution": "fine"}, "the option resolution: the delay 'fine' cannot be read"),
-        ({"layout": "nservicebus", "lanes": "2"}, "'nservicebus' has no lanes, which is a setting of clock: leave it"),
+        (
+            {"layout": "nservicebus", "lanes": "2"},
+            "'nservicebus' has no setting 'lanes', which belongs to clock: leave it",
+        ),
         ({"timeout": "0"}, "the option timeout is zero"),
         ({"timeout": "soon"}, "the option timeout: the delay 'soon' cannot be read"),
     ],
 )
-def test_what_is_refused_is_called_by_the_name_of_its_option(options: dict[str, str], said: str) -> None:
+def test_errors_name_the_spark_option(options: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         settings_of(**options)
     assert said in str(caught.value)

@@ -14,7 +14,7 @@ BATCHES = [pa.RecordBatch.from_arrays([pa.array([f"{n}-{row}" for row in range(1
 
 
 @pytest.mark.parametrize("in_memory", [1, 1 << 20])
-def test_batches_come_back_in_order_and_leave_nothing(
+def test_spooled_batches_are_returned_in_order_and_files_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
@@ -28,6 +28,6 @@ def test_batches_come_back_in_order_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_was_put_aside() -> None:
+def test_an_unused_spool_has_no_batches() -> None:
     with Spool() as aside:
         assert list(aside.batches()) == []

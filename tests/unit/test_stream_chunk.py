@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bide.errors import ProtocolError, UndecodableMessageError
 from bide.streams import chunk as module
-from bide.streams.chunk import HEADER, Chunk, Undecodable, unpack_gzip
+from bide.streams.chunk import HEADER, Chunk, Undecodable, decompress_gzip
 
 
 def entry(message: bytes) -> bytes:
@@ -34,7 +34,7 @@ def chunk(
     return HEADER.pack(*numbers, zlib.crc32(data) ^ crc, len(data), 0, 0) + data
 
 
-def test_a_chunk_in_a_frame() -> None:
+def test_a_chunk_is_read_from_its_frame() -> None:
     frame = b"\0\x08\0\x01\x05" + chunk([entry(b"one"), entry(b"")])
     read = Chunk.read(frame, 5)
     assert (read.first, read.count, read.end, read.timestamp) == (100, 2, 102, 1700000000123)
@@ -47,13 +47,15 @@ def test_a_chunk_in_a_frame() -> None:
     st.lists(st.binary(max_size=50), max_size=20),
     st.sampled_from([0, 1]),
 )
-def test_single_messages_and_batches(single: list[bytes], together: list[bytes], compression: int) -> None:
+def test_single_messages_and_batches_are_read_in_order(
+    single: list[bytes], together: list[bytes], compression: int
+) -> None:
     entries = [entry(one) for one in single] + [batch(together, compression)] + [entry(b"last")]
     read = Chunk.read(chunk(entries, count=len(single) + len(together) + 1), 0)
     assert list(read.messages()) == [*single, *together, b"last"]
 
 
-def test_data_after_the_chunk_do_not_matter() -> None:
+def test_data_after_the_chunk_is_ignored() -> None:
     assert list(Chunk.read(chunk([entry(b"a")]) + b"filter or trailer", 0).messages()) == [b"a"]
 
 
@@ -67,7 +69,7 @@ def test_data_after_the_chunk_do_not_matter() -> None:
         (chunk([entry(b"a")], kind=2), "begins with 0x50 0x02"),
     ],
 )
-def test_what_is_no_chunk(frame: bytes, reason: str) -> None:
+def test_malformed_chunks_are_refused(frame: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         Chunk.read(frame, 0)
 
@@ -83,24 +85,24 @@ def test_what_is_no_chunk(frame: bytes, reason: str) -> None:
         chunk([batch([b"a", b"b"])], count=3),
     ],
 )
-def test_a_chunk_that_holds_something_else_than_it_says(frame: bytes) -> None:
+def test_a_chunk_with_wrong_counts_is_refused(frame: bytes) -> None:
     read = Chunk.read(frame, 0)
     with pytest.raises(ProtocolError, match="the chunk at offset 100"):
         list(read.messages())
 
 
-def test_compressions_that_cannot_be_unpacked() -> None:
-    with pytest.raises(UndecodableMessageError, match="packed by zstd, which is not read"):
-        unpack_gzip(4, b"", 0)
+def test_unsupported_or_damaged_compression_is_undecodable() -> None:
+    with pytest.raises(UndecodableMessageError, match="compressed by zstd, which is not supported"):
+        decompress_gzip(4, b"", 0)
     with pytest.raises(UndecodableMessageError, match="by 7"):
-        unpack_gzip(7, b"", 0)
-    with pytest.raises(UndecodableMessageError, match="cannot be unpacked"):
-        unpack_gzip(1, b"hello", 5)
+        decompress_gzip(7, b"", 0)
+    with pytest.raises(UndecodableMessageError, match="cannot be decompressed"):
+        decompress_gzip(1, b"hello", 5)
     bomb = gzip.compress(bytes(1_000_000))
     with pytest.raises(UndecodableMessageError, match="is not 100 bytes"):
-        unpack_gzip(1, bomb, 100)
+        decompress_gzip(1, bomb, 100)
     with pytest.raises(UndecodableMessageError, match="is not 5 bytes"):
-        unpack_gzip(1, gzip.compress(b"hello")[:-4], 5)
+        decompress_gzip(1, gzip.compress(b"hello")[:-4], 5)
 
 
 def lying(records: int, inner: bytes, *, compression: int = 0, unpacked: int | None = None) -> bytes:
@@ -121,14 +123,17 @@ CANNOT_BE_READ = [
     (lying(2, TWO, compression=1, unpacked=0), "is not 0 bytes"),
     (lying(2, TWO, compression=1, unpacked=len(TWO) - 1), "is not 9 bytes"),
     (lying(2, TWO, compression=1, unpacked=len(TWO) + 1), "is not 11 bytes"),
-    (lying(2, TWO, compression=1, unpacked=0xFFFFFFFF), "unpacks to 4,294,967,295 bytes, over 67,108,864"),
-    (lying(2, TWO, compression=2), "packed by snappy, which is not read"),
-    (lying(2, TWO, compression=6), "packed by 6, which is not read"),
+    (
+        lying(2, TWO, compression=1, unpacked=0xFFFFFFFF),
+        "decompresses to 4,294,967,295 bytes, over the limit of 67,108,864",
+    ),
+    (lying(2, TWO, compression=2), "compressed by snappy, which is not supported"),
+    (lying(2, TWO, compression=6), "compressed by 6, which is not supported"),
 ]
 
 
 @pytest.mark.parametrize(("batch_data", "reason"), CANNOT_BE_READ)
-def test_a_batch_that_cannot_be_read_does_not_hide_the_others(batch_data: bytes, reason: str) -> None:
+def test_an_undecodable_batch_keeps_the_offsets_of_the_others(batch_data: bytes, reason: str) -> None:
     """It has the offsets that the broker gave it, and its bytes are kept."""
     records = int.from_bytes(batch_data[1:3])
     data = chunk([entry(b"before"), batch_data, batch([b"x", b"y"]), entry(b"after")], count=records + 4)
@@ -139,13 +144,13 @@ def test_a_batch_that_cannot_be_read_does_not_hide_the_others(batch_data: bytes,
     assert others == [None] * (records - 1) + [b"x", b"y", b"after"]
 
 
-def test_a_batch_of_no_messages_has_no_offset() -> None:
+def test_an_empty_batch_takes_no_offset() -> None:
     read = Chunk.read(chunk([entry(b"a"), lying(0, TWO), entry(b"b")], count=2), 0)
     assert list(read.messages()) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("unpacked", [0, 1, 1_000_000])
-def test_a_packed_batch_does_not_fill_the_memory(unpacked: int) -> None:
+def test_a_compressed_batch_larger_than_it_says_does_not_fill_the_memory(unpacked: int) -> None:
     """300 KB that unpack to 300 MB, whatever they say."""
     packed = gzip.compress(bytes(30_000_000), mtime=0) * 10
     bomb = struct.pack(">BHII", 0x90, 1, unpacked, len(packed)) + packed
@@ -161,15 +166,15 @@ def test_a_packed_batch_does_not_fill_the_memory(unpacked: int) -> None:
     assert peak < 5_000_000 + 3 * unpacked
 
 
-def test_the_batches_of_a_chunk_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_OF_CHUNK", 25)
+def test_the_batches_of_a_chunk_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CHUNK_SIZE", 25)
     read = Chunk.read(chunk([batch([b"a", b"b"], 1)] * 3 + [batch([b"a", b"b"])], count=8), 0)
     *four, found, nothing, fifth, sixth = read.messages()
     assert (four, nothing, fifth, sixth) == ([b"a", b"b"] * 2, None, b"a", b"b")
     assert isinstance(found, Undecodable)
-    assert "over 25 bytes, with its chunk" in found.reason
+    assert "over the limit of 25 bytes for all batches" in found.reason
 
 
-def test_a_packer_of_ones_own() -> None:
+def test_a_custom_decompressor_is_used() -> None:
     read = Chunk.read(chunk([batch([b"a", b"b"], 3)], count=2), 0)
     assert list(read.messages(lambda compression, data, length: data if compression == 3 else b"")) == [b"a", b"b"]

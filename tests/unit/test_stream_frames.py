@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from bide.errors import ProtocolError
 from bide.streams import frames
-from bide.streams.frames import Fields, Whereabouts
+from bide.streams.frames import Fields, StreamMetadata
 
 
-def test_a_subscription() -> None:
+def test_a_subscription_is_encoded_as_specified() -> None:
     """Field by field as the protocol's reference has it."""
     assert frames.subscribe(5, 3, "orders", frames.at_offset(258), 10) == bytes.fromhex(
         "0000002100070001000000050300066f726465727300040000000000000102000a00000000"
     )
 
 
-def test_a_credit() -> None:
+def test_a_credit_is_encoded_as_specified() -> None:
     assert frames.credit(3, 2) == bytes.fromhex("0000000700090001030002")
 
 
-def test_positions() -> None:
+def test_positions_are_encoded_as_specified() -> None:
     assert (frames.FIRST, frames.LAST) == (b"\0\1", b"\0\2")
     assert frames.at_time(-1) == b"\0\5" + b"\xff" * 8
 
@@ -30,19 +30,19 @@ def test_positions() -> None:
 @given(
     st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=4), st.lists(st.text(max_size=10), max_size=4)
 )
-def test_what_is_written_is_read(pairs: dict[str, str], texts: list[str]) -> None:
+def test_properties_and_strings_are_read_as_written(pairs: dict[str, str], texts: list[str]) -> None:
     fields = Fields(frames.properties(pairs) + frames.strings(texts))
     assert fields.properties() == pairs
     assert fields.strings() == texts
 
 
-def test_whereabouts() -> None:
+def test_metadata_names_the_leader_and_replicas_of_each_stream() -> None:
     one, two = b"\0\1" + frames.string("a") + b"\0\0\x15\xb0", b"\0\2" + frames.string("b") + b"\0\0\x15\xb1"
     here = frames.string("s") + b"\0\1" + b"\0\2" + b"\0\0\0\2" + b"\0\1\0\7"
     gone = frames.string("t") + b"\0\2" + b"\xff\xff" + b"\0\0\0\0"
-    assert frames.whereabouts(Fields(b"\0\0\0\2" + one + two + b"\0\0\0\2" + here + gone)) == {
-        "s": Whereabouts(code=frames.OK, leader=("b", 5553), replicas=(("a", 5552),)),
-        "t": Whereabouts(code=frames.NO_SUCH_STREAM, leader=None, replicas=()),
+    assert frames.metadata(Fields(b"\0\0\0\2" + one + two + b"\0\0\0\2" + here + gone)) == {
+        "s": StreamMetadata(code=frames.OK, leader=("b", 5553), replicas=(("a", 5552),)),
+        "t": StreamMetadata(code=frames.NO_SUCH_STREAM, leader=None, replicas=()),
     }
 
 
@@ -51,11 +51,11 @@ def test_absent_texts_are_empty() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", b"\0\5abc"])
-def test_a_frame_that_ends_too_early(data: bytes) -> None:
+def test_a_truncated_frame_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="ends too early"):
         Fields(data).string()
 
 
-def test_a_text_that_is_too_long() -> None:
+def test_a_text_over_32_767_bytes_is_refused() -> None:
     with pytest.raises(ProtocolError, match="32,768 bytes is too long"):
         frames.string("x" * 32768)

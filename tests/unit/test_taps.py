@@ -119,14 +119,14 @@ def check(infrastructure: Tapped, route: DelayRoute) -> None:
 @given(delay=clock_delays, target=st.sampled_from(targets_of(CLOCK)), carrier=st.sampled_from(["CC", "BCC"]))
 @example(delay=timedelta(0), target=QueueTarget("orders"), carrier="CC")
 @example(delay=MAX_DELAY, target=QueueTarget("orders"), carrier="CC")
-def test_the_clock_shows_every_message_once_at_either_end(delay: timedelta, target: Target, carrier: str) -> None:
+def test_a_tapped_clock_copies_every_message_once_to_each_tap(delay: timedelta, target: Target, carrier: str) -> None:
     sender = replace(CLOCK, carrier="BCC" if carrier == "BCC" else "CC")
     check(CLOCK, sender.route(delay, target))
 
 
 @pytest.mark.parametrize("infrastructure", CASCADES, ids=repr)
 @given(delay=cascade_delays, data=st.data(), higher=st.integers(0, 27))
-def test_a_cascade_does_too_wherever_the_message_enters(
+def test_a_tapped_cascade_copies_every_message_once_from_any_entry(
     infrastructure: NServiceBus | Celery, delay: timedelta, data: st.DataObject, higher: int
 ) -> None:
     """NServiceBus and bide enter at the first level that has something to do, Celery at the highest."""
@@ -139,7 +139,7 @@ def test_a_cascade_does_too_wherever_the_message_enters(
 
 
 @pytest.mark.parametrize("levels", [1, 2, 5])
-def test_each_delay_of_a_small_cascade_from_each_level(levels: int) -> None:
+def test_small_cascades_copy_each_delay_once_from_each_level(levels: int) -> None:
     infrastructure = NServiceBus(levels=levels)
     for seconds in range(1 << levels):
         for target in targets_of(infrastructure):
@@ -155,7 +155,7 @@ def ends(infrastructure: Tapped, bindings: Topology, route: DelayRoute, *, taps:
     return [one.queue for one in whole.travel(route.exchange, route.routing_key, route.headers)]
 
 
-def test_what_has_no_target_is_set_aside_by_the_clock_as_before() -> None:
+def test_a_tapped_clock_still_sets_messages_without_a_target_aside() -> None:
     route = CLOCK.route(90 * SECOND, QueueTarget("gone"))
     assert ends(CLOCK, Topology(), route, taps=False) == [CLOCK.undeliverable]
     assert ends(CLOCK, Topology(), route, taps=True) == [
@@ -165,7 +165,7 @@ def test_what_has_no_target_is_set_aside_by_the_clock_as_before() -> None:
     ]
 
 
-def test_what_no_level_of_the_clock_knows_is_set_aside_as_before() -> None:
+def test_a_tapped_clock_still_sets_unknown_digits_aside() -> None:
     route = CLOCK.route(SECOND, QueueTarget("orders"))
     lost = replace(route, headers={**route.headers, "CC": ["~s77", "~c0", "~q:orders"]})
     assert sorted(ends(CLOCK, Topology(), lost, taps=True)) == ["shop.v1.tap.scheduled", CLOCK.undeliverable]
@@ -185,7 +185,7 @@ def guarded(infrastructure: NServiceBus | Celery) -> Topology:
 
 
 @pytest.mark.parametrize("infrastructure", CASCADES, ids=repr)
-def test_the_price_in_a_cascade_is_what_the_guard_would_have_set_aside(infrastructure: NServiceBus | Celery) -> None:
+def test_a_tapped_cascade_loses_messages_without_a_target(infrastructure: NServiceBus | Celery) -> None:
     taps = tapped(infrastructure)
     assert taps.defeats == infrastructure.delivery_exchange
     route = infrastructure.route(SECOND, QueueTarget("gone"))
@@ -199,7 +199,7 @@ def test_the_price_in_a_cascade_is_what_the_guard_would_have_set_aside(infrastru
 
 
 @pytest.mark.parametrize("infrastructure", ALL, ids=repr)
-def test_the_topology_is_sound(infrastructure: Tapped) -> None:
+def test_the_topology_of_taps_is_valid_and_changes_nothing_else(infrastructure: Tapped) -> None:
     taps = tapped(infrastructure)
     added = infrastructure.topology().diff(infrastructure.topology() | taps.topology(Retention()))
     validate(infrastructure.topology() | taps.topology(Retention()))
@@ -213,7 +213,7 @@ def test_the_topology_is_sound(infrastructure: Tapped) -> None:
 
 
 @pytest.mark.parametrize("infrastructure", ALL, ids=repr)
-def test_no_stream_stands_behind_classic_delay_queues(infrastructure: Tapped) -> None:
+def test_delay_queues_behind_a_tap_dead_letter_at_least_once(infrastructure: Tapped) -> None:
     """On RabbitMQ 3.10 it would get nothing: they hand over what they release without waiting for a confirm."""
     whole = topology(infrastructure, taps=True)
     feeders = [
@@ -238,7 +238,7 @@ def test_no_stream_stands_behind_classic_delay_queues(infrastructure: Tapped) ->
         (Celery(prefix="shop"), "bide.tap.shop_celery.scheduled", 30),
     ],
 )
-def test_names(infrastructure: Tapped, scheduled: str, count: int) -> None:
+def test_taps_have_the_prefix_of_their_infrastructure(infrastructure: Tapped, scheduled: str, count: int) -> None:
     taps = taps_of(infrastructure)
     assert taps.names == (scheduled, scheduled.replace("scheduled", "delivered"))
     assert len(taps.bindings) == count
@@ -246,13 +246,13 @@ def test_names(infrastructure: Tapped, scheduled: str, count: int) -> None:
         assert all(map(infrastructure.owns, taps.names))
 
 
-def test_whoever_is_seen_being_scheduled_is_seen_being_delivered() -> None:
+def test_every_tap_binds_the_delivered_stream_first() -> None:
     for infrastructure in ALL:
         taps = tapped(infrastructure)
         assert taps.bindings == taps.to_delivered + taps.to_scheduled
 
 
-def test_a_waiting_hall_has_none() -> None:
+def test_a_waiting_hall_has_no_taps() -> None:
     assert WaitingHall().taps() is None
     with pytest.raises(InvalidInputError, match="'waiting-hall' has no taps"):
         taps_of(WaitingHall())
@@ -270,7 +270,7 @@ def test_a_waiting_hall_has_none() -> None:
         (Retention(max_age=61 * SECOND), {"x-max-age": "61s"}),
     ],
 )
-def test_retention(retention: Retention, expected: Mapping[str, str | int]) -> None:
+def test_retention_becomes_stream_arguments(retention: Retention, expected: Mapping[str, str | int]) -> None:
     arguments = retention.arguments()
     assert arguments["x-queue-type"] == "stream"
     assert expected.items() <= arguments.items()
@@ -287,8 +287,8 @@ def test_retention(retention: Retention, expected: Mapping[str, str | int]) -> N
         {"max_bytes": 1 << 63},
     ],
 )
-def test_odd_retentions_are_refused(values: dict[str, timedelta | int]) -> None:
-    with pytest.raises(InvalidInputError, match=r"must be a whole number|are no size"):
+def test_invalid_retentions_are_refused(values: dict[str, timedelta | int]) -> None:
+    with pytest.raises(InvalidInputError, match=r"must be a whole number|not a valid size"):
         Retention(**values)  # type: ignore[arg-type]
 
 
@@ -296,7 +296,7 @@ def shown(arrivals: Sequence[Arrival]) -> list[tuple[str, timedelta]]:
     return [(one.queue, one.at) for one in arrivals]
 
 
-def test_a_countdown_of_celery_itself() -> None:
+def test_a_countdown_of_celery_is_copied_to_both_taps() -> None:
     """``apply_async(countdown=5)`` as kombu sends it: to the highest level, with the digits before the plain key."""
     key = "0." * 25 + "1.0.1.order.created"
     assert shown(model(Celery(), taps=True).travel("celery_delayed_27", key)) == [

@@ -27,7 +27,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     )
 
 
-def test_arguments_are_a_mapping() -> None:
+def test_arguments_behave_as_a_mapping() -> None:
     held = Arguments({"b": 2, "a": "1"})
 
     assert dict(held) == {"a": "1", "b": 2}
@@ -49,13 +49,13 @@ def test_arguments_are_copied_and_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("thing", [Exchange("a"), Queue("a"), Binding("a", "b"), Topology()])
-def test_everything_is_frozen(thing: Exchange | Queue | Binding | Topology) -> None:
+def test_topology_objects_are_frozen(thing: Exchange | Queue | Binding | Topology) -> None:
     first = dataclasses.fields(thing)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(thing, first, "other")
 
 
-def test_equal_things_hash_alike_whatever_the_order_of_their_arguments() -> None:
+def test_equal_objects_have_equal_hashes_in_any_order_of_arguments() -> None:
     one = Queue("q", arguments={"a": 1, "b": 2})
     other = Queue("q", arguments={"b": 2, "a": 1})
 
@@ -64,7 +64,7 @@ def test_equal_things_hash_alike_whatever_the_order_of_their_arguments() -> None
     assert len({Topology(queues=[one]), Topology(queues=[other])}) == 1
 
 
-def test_a_quorum_queue_is_durable_and_says_its_type() -> None:
+def test_a_quorum_queue_is_durable_and_has_its_type() -> None:
     queue = Queue.quorum("q", {"x-message-ttl": 1})
 
     assert queue.durable
@@ -73,7 +73,7 @@ def test_a_quorum_queue_is_durable_and_says_its_type() -> None:
     assert Queue("q").type == "classic"
 
 
-def test_repeats_are_dropped_and_the_order_kept() -> None:
+def test_duplicates_are_dropped_in_order() -> None:
     topology = Topology(
         [Exchange("b"), Exchange("a"), Exchange("b")],
         [Queue("z"), Queue("y"), Queue("z")],
@@ -86,7 +86,7 @@ def test_repeats_are_dropped_and_the_order_kept() -> None:
     assert len(topology) == 6
 
 
-def test_contradictions_are_all_named() -> None:
+def test_every_contradiction_is_named() -> None:
     with pytest.raises(InvalidTopologyError) as caught:
         Topology([Exchange("x"), Exchange("x", "topic")], [Queue("q"), Queue("q", durable=False)])
 
@@ -99,7 +99,7 @@ def test_the_union_of_contradicting_topologies_is_refused() -> None:
         Topology(queues=[Queue("q")]) | Topology(queues=[Queue("q", arguments={"x-message-ttl": 1})])
 
 
-def test_an_exchange_and_a_queue_may_share_a_name() -> None:
+def test_an_exchange_and_a_queue_can_share_a_name() -> None:
     topology = Topology([Exchange("both")], [Queue("both")])
 
     assert topology.exchange("both") == Exchange("both")
@@ -108,11 +108,11 @@ def test_an_exchange_and_a_queue_may_share_a_name() -> None:
     assert topology.queue("neither") is None
 
 
-def test_several_queues_may_be_named_by_the_broker() -> None:
+def test_several_queues_can_be_named_by_the_broker() -> None:
     assert len(Topology(queues=[Queue("", exclusive=True), Queue("", auto_delete=True)]).queues) == 2
 
 
-def test_a_diff_names_what_is_added_removed_and_changed() -> None:
+def test_a_diff_names_additions_removals_and_changes() -> None:
     before = Topology(
         [Exchange("stays"), Exchange("goes"), Exchange("turns", "direct")],
         [Queue("waits", arguments={"x-message-ttl": 1, "x-expires": 5})],

@@ -85,7 +85,7 @@ def send(hall: WaitingHall, delay: timedelta, target: Target, *, lag: int = 0) -
     return walk
 
 
-def test_27_seconds_through_levels_of_1_2_4_and_8() -> None:
+def test_a_delay_of_27_seconds_takes_two_rounds_and_one_pass_of_the_levels() -> None:
     walk = send(FOUR, 27 * SECOND, ExchangeTarget("shop", "order.created"))
     assert [(one.step, one.exchange, one.routing_key, one.rest) for one in walk.sent] == [
         ("round", "bide.hall.v1.meditating-03", "order.created", 19_000),
@@ -100,16 +100,14 @@ def test_27_seconds_through_levels_of_1_2_4_and_8() -> None:
     ("seconds", "rounds", "digits"),
     [(1, 0, "1"), (8, 0, "1.0.0.0"), (15, 0, "1.1.1.1"), (16, 1, "1.0.0.0"), (23, 1, "1.1.1.1"), (24, 2, "1.0.0.0")],
 )
-def test_a_message_goes_round_while_the_rest_exceeds_all_levels_together(
-    seconds: int, rounds: int, digits: str
-) -> None:
+def test_a_message_takes_rounds_while_the_rest_exceeds_all_levels(seconds: int, rounds: int, digits: str) -> None:
     walk = send(FOUR, seconds * SECOND, QueueTarget("orders"))
     assert [one.step for one in walk.sent] == ["round"] * rounds + ["levels", "target"]
     assert walk.sent[rounds].routing_key == digits
     assert FOUR.route(seconds * SECOND, QueueTarget("orders")).hops == 2 * rounds + 2 + digits.count("1")
 
 
-def test_more_levels_understand_the_keys_of_fewer() -> None:
+def test_more_levels_accept_the_keys_of_fewer_levels() -> None:
     """A publisher, or a relay, with other levels than the broker does no harm."""
     more = WaitingHall(levels=9)
     for units in range(1, 16):
@@ -129,7 +127,7 @@ targets = st.sampled_from(
 
 @given(hall=halls, share=st.floats(0, 1), microseconds=st.integers(0, 10**6), target=targets, lag=st.integers(0, 5000))
 @example(hall=FOUR, share=1.0, microseconds=0, target=QueueTarget("orders"), lag=0)
-def test_never_early_and_rounded_up_by_less_than_the_resolution(
+def test_a_delay_is_never_early_and_rounded_up_by_less_than_the_resolution(
     hall: WaitingHall, share: float, microseconds: int, target: Target, lag: int
 ) -> None:
     delay = hall.span * 3 * share + timedelta(microseconds=microseconds)
@@ -144,7 +142,7 @@ def test_never_early_and_rounded_up_by_less_than_the_resolution(
 
 
 @given(hall=halls, units=st.integers(1, 10**5))
-def test_the_explanation_is_the_way(hall: WaitingHall, units: int) -> None:
+def test_explained_steps_equal_the_modelled_path(hall: WaitingHall, units: int) -> None:
     delay = units * hall.resolution
     if hall.rounds(units) > 200:
         delay = hall.span * 2
@@ -170,7 +168,7 @@ def test_the_table_shows_every_round() -> None:
     assert "Delay of 27 seconds" in chart
 
 
-def test_it_is_a_delay_infrastructure() -> None:
+def test_it_satisfies_the_protocol() -> None:
     hall: DelayInfrastructure = WaitingHall()
     topology = hall.topology()
     validate(topology)
@@ -187,7 +185,7 @@ def test_it_is_a_delay_infrastructure() -> None:
         assert queue.name == hall.undeliverable or queue.arguments["x-dead-letter-strategy"] == "at-least-once"
 
 
-def test_names_hold_what_they_depend_on() -> None:
+def test_names_hold_resolution_and_level() -> None:
     quick = WaitingHall(prefix="shop", resolution=timedelta(milliseconds=250))
     assert quick.check_in == "shop.hall-250ms.v1.check-in"
     both = WaitingHall(levels=3).topology() | WaitingHall(levels=5).topology()
@@ -201,13 +199,13 @@ def test_names_hold_what_they_depend_on() -> None:
         ({"levels": 29}, InvalidInputError, "29 levels"),
         ({"resolution": timedelta(microseconds=10_500)}, InvalidDelayError, "whole number of milliseconds"),
         ({"resolution": "1s"}, InvalidDelayError, "'1s' is of type str: give a timedelta"),
-        ({"resolution": timedelta(milliseconds=9)}, InvalidDelayError, "10 at least"),
-        ({"resolution": timedelta(days=1), "levels": 13}, InvalidDelayError, "longer delays go round"),
+        ({"resolution": timedelta(milliseconds=9)}, InvalidDelayError, "at least 10"),
+        ({"resolution": timedelta(days=1), "levels": 13}, InvalidDelayError, "longer delays wait in rounds"),
         ({"prefix": ""}, InvalidNameError, "prefix name is empty"),
-        ({"prefix": "amq.x"}, InvalidNameError, "keeps for itself"),
+        ({"prefix": "amq.x"}, InvalidNameError, "reserved by RabbitMQ"),
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         WaitingHall(**settings)
 
@@ -225,13 +223,13 @@ def test_settings_that_cannot_be(settings: dict[str, Any], error: type[Exception
         (SECOND, QueueTarget(FOUR.delivery_exchange), UnsupportedTargetError),
     ],
 )
-def test_what_cannot_be_sent(delay: timedelta, target: Target, error: type[Exception]) -> None:
+def test_invalid_delays_and_targets_are_refused(delay: timedelta, target: Target, error: type[Exception]) -> None:
     with pytest.raises(error):
         FOUR.route(delay, target)
     assert FOUR.route(SECOND, ExchangeTarget(FOUR.delivery_exchange, "k" * 255)).hops == 3
 
 
-def test_a_message_arrives_as_it_was_sent() -> None:
+def test_a_relayed_message_is_restored_as_it_was_sent() -> None:
     sent: dict[str, Any] = {
         "expiration": "5000",
         "priority": 7,
@@ -261,7 +259,7 @@ def test_a_message_arrives_as_it_was_sent() -> None:
     assert restore("", inside.routing_key, inside.values).routing_key == "a.b"
 
 
-def test_the_user_of_another_becomes_a_header() -> None:
+def test_a_foreign_user_id_becomes_a_header() -> None:
     out = RelayedMessage.read(FOUR, "k", {"user_id": "alice"}, now=START, user="relay").deliver()
     assert "user_id" not in out.values
     assert out.values["headers"]["bide-user-id"] == "alice"
@@ -270,13 +268,13 @@ def test_the_user_of_another_becomes_a_header() -> None:
 @pytest.mark.parametrize(
     ("delay", "milliseconds"), [(1500, 1500), (0.5, 1), ("250", 250), ("1e3", 1000), (-5, 0), (0, 0)]
 )
-def test_delays_of_strangers(delay: Any, milliseconds: int) -> None:
+def test_x_delay_takes_precedence_over_a_due_time(delay: Any, milliseconds: int) -> None:
     """``x-delay`` wins over a due time, which may be a copy from a message that was delayed before."""
     values = {"headers": {"x-delay": delay, "bide-due": 5}}
     assert RelayedMessage.read(FOUR, "k", values, now=START).due == START + milliseconds
 
 
-def test_a_header_of_that_name_is_the_callers_own_where_bide_delays() -> None:
+def test_x_delay_is_an_ordinary_header_on_a_message_delayed_by_bide() -> None:
     route = FOUR.route(60 * SECOND, QueueTarget("orders"))
     values = {"headers": {**route.headers, "bide-due": START + 60_000, "x-delay": 5}}
     relayed = RelayedMessage.read(FOUR, "orders", values, now=START)
@@ -286,7 +284,7 @@ def test_a_header_of_that_name_is_the_callers_own_where_bide_delays() -> None:
     assert again.deliver().values["headers"]["x-delay"] == 5
 
 
-def test_without_any_delay_it_is_due_at_once() -> None:
+def test_a_message_without_a_delay_is_due_at_once() -> None:
     assert RelayedMessage.read(FOUR, "k", {}, now=START).forward(START).step == "target"
 
 
@@ -310,13 +308,13 @@ def test_without_any_delay_it_is_due_at_once() -> None:
         {"bide-pick-up-key": 7},
     ],
 )
-def test_what_nobody_can_understand(headers: dict[str, Any]) -> None:
+def test_malformed_relay_headers_are_refused(headers: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
         RelayedMessage.read(FOUR, "k", {"headers": headers}, now=START).forward(START)
 
 
 @given(hall=halls)
-def test_a_refusing_target_is_tried_again_later_and_later(hall: WaitingHall) -> None:
+def test_a_refusing_target_is_retried_with_growing_pauses(hall: WaitingHall) -> None:
     values: Any = {"headers": {"bide-to": "q:orders", "bide-due": START}}
     key, waits = "orders", []
     for _ in range(70):

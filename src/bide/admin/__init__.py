@@ -1,1 +1,1 @@
-"""Topologies on a broker: apply, delete, compare and verify."""
+"""Topologies and delay infrastructures on a broker: apply, delete, compare and verify."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from bide.admin.declaring import RETRY_FOR, Declaring, is_passing
+from bide.admin.declaring import RETRY_FOR, Declaring, is_temporary
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import (
@@ -30,7 +30,7 @@ MINIMUM_RELEASE: Final = (3, 10)
 """The first release whose quorum queues dead-letter at least once."""
 
 _NO_SUCH_TYPE: Final = ("unknown exchange type", "invalid exchange type")
-"""The broker's words for a type that it has never heard of, and for one whose plugin is not enabled."""
+"""RabbitMQ's reply texts for an unknown exchange type, and for one whose plugin is not enabled."""
 
 _EVERYWHERE: Final = frozenset({"direct", "topic", "fanout", "headers"})
 """Exchange types that need no plugin."""
@@ -42,7 +42,7 @@ _PLUGINS: Final = {
     "x-random": "rabbitmq_random_exchange",
     "x-recent-history": "rabbitmq_recent_history_exchange",
 }
-"""The plugins that come with RabbitMQ, by the exchange type that they add."""
+"""Plugins that RabbitMQ ships with, by the exchange type that they add."""
 
 _Item = Exchange | Queue | Binding
 _Call = Callable[[Channel, Any], asyncio.Future[Any]]
@@ -50,7 +50,7 @@ _Call = Callable[[Channel, Any], asyncio.Future[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What :func:`apply` declared; declaring what exists already counts too."""
+    """The counts of :func:`apply`. Items that existed already are included."""
 
     exchanges: int
     queues: int
@@ -65,7 +65,7 @@ class Removed:
     """What :func:`destroy` deleted.
 
     Attributes:
-        messages: that were thrown away with their queues.
+        messages: the number of messages deleted with their queues.
     """
 
     exchanges: int
@@ -77,7 +77,7 @@ def check_release(connection: Connection) -> None:
     """Check that the broker is new enough.
 
     Raises:
-        UnsupportedBrokerError: it is older than 3.10.
+        UnsupportedBrokerError: the broker is older than 3.10.
     """
     product = str(connection.server.get("product", ""))
     if product != "RabbitMQ":
@@ -85,26 +85,26 @@ def check_release(connection: Connection) -> None:
     if connection.release < MINIMUM_RELEASE:
         release = ".".join(map(str, connection.release))
         raise UnsupportedBrokerError(
-            f"the broker at {connection.address} is RabbitMQ {release}, older than 3.10: upgrade it; only from 3.10 on "
-            "do quorum queues dead-letter without losing messages"
+            f"the broker at {connection.address} is RabbitMQ {release}, older than 3.10: upgrade it; quorum queues "
+            "dead-letter without losing messages only since 3.10"
         )
 
 
 async def check_streams(connection: Connection, *, prefix: str = "bide") -> None:
     """Check that the feature flag ``stream_queue`` is on, which at-least-once dead-lettering needs.
 
-    Without it RabbitMQ 3.x falls back to at-most-once in silence. From 4.0 on it is always on.
+    Without it RabbitMQ 3.x silently falls back to at-most-once. Since 4.0 it is always on.
 
     Args:
-        prefix: of a queue that is declared and deleted, for users who may not declare just any.
+        prefix: the start of the name of a temporary queue, for users with permissions for certain names only.
 
     Raises:
-        UnsupportedBrokerError: it is off.
+        UnsupportedBrokerError: the feature flag is off.
     """
     if connection.release >= (4, 0):
         return
     name = f"{prefix}.probe.{os.urandom(8).hex()}"
-    # On a connection of its own, because some releases close the whole connection where the flag is off.
+    # On a separate connection, because some releases close the whole connection if the flag is off.
     probing = await Connection.open(connection.url)
     try:
         async with Declaring(probing) as declaring:
@@ -122,16 +122,16 @@ async def check_streams(connection: Connection, *, prefix: str = "bide") -> None
 
 
 async def check_exchange_types(connection: Connection, topology: Topology, *, retry_for: timedelta = RETRY_FOR) -> None:
-    """Check that the broker has the exchange types of a topology; the exchanges of uncommon types are declared thereby.
+    """Check that the broker has the exchange types of a topology, by declaring the exchanges of types from plugins.
 
     Raises:
-        UnsupportedBrokerError: it lacks one.
+        UnsupportedBrokerError: the broker lacks an exchange type.
         BrokerError: as for :func:`apply`.
     """
     uncommon = [one for one in topology.exchanges if one.type not in _EVERYWHERE]
     if not uncommon:
         return
-    # On a connection of its own, because RabbitMQ 3 closes the whole connection where it does not know the type.
+    # On a separate connection, because RabbitMQ 3 closes the whole connection for an unknown type.
     probing = await Connection.open(connection.url)
     try:
         for exchange in uncommon:
@@ -142,8 +142,8 @@ async def check_exchange_types(connection: Connection, topology: Topology, *, re
                 if not any(text in str(error) for text in _NO_SUCH_TYPE):
                     raise
                 raise UnsupportedBrokerError(
-                    f"the broker at {connection.address} has no exchange type {exchange.type!r}, which the exchange "
-                    f"{exchange.name!r} is of: {_way_to(exchange.type)}"
+                    f"the broker at {connection.address} has no exchange type {exchange.type!r}, the type of the "
+                    f"exchange {exchange.name!r}: {_way_to(exchange.type)}"
                 ) from error
     finally:
         await probing.close()
@@ -151,7 +151,7 @@ async def check_exchange_types(connection: Connection, topology: Topology, *, re
 
 def _way_to(exchange_type: str) -> str:
     if exchange_type == "x-delayed-message":
-        # Archived, and for no release from 4.3 on.
+        # The plugin is archived, and does not run on 4.3 and later.
         return (
             "publish with delay=... to an exchange of the plain type instead (Client.publish), or keep the x-delay "
             "header and publish with bide.messaging.delayed_message.DelayedMessagePublisher; neither needs the plugin"
@@ -173,28 +173,28 @@ async def apply(
     retry_for: timedelta = RETRY_FOR,
     can_move: bool = True,
 ) -> Applied:
-    """Declare everything in a topology. What exists as wanted is left as it is.
+    """Declare everything in a topology. Items that exist with these properties stay unchanged.
 
-    What a busy broker refuses for a moment (see :mod:`bide.admin.declaring`) is tried again. The broker may close the
-    connection with its refusal: then the rest is declared over another one, and the given one stays closed. A topology
-    with an exclusive queue, which belongs to its connection, is not continued over another.
+    Temporary refusals of a busy broker (see :mod:`bide.admin.declaring`) are retried. If the broker closes the
+    connection with a refusal, the rest is declared over another connection, and the given one stays closed. This does
+    not apply to a topology with an exclusive queue, which belongs to its connection.
 
     Args:
         external: names of exchanges and queues outside the topology that its bindings may use.
-        last: queues of the topology that are declared only when all others are there and bound, so that where they
-            exist, all the rest does too, however the applying ended.
-        retry_for: how long after a first refusal it is retried without a single success in between.
-        can_move: whether to go on over another connection; else the loss of the given one is an error.
+        last: queues of the topology to declare only after all others exist and are bound. If they exist, everything
+            else exists too, even if an apply was interrupted.
+        retry_for: how long to retry after a first refusal without a success in between.
+        can_move: whether to continue over another connection; if not, the loss of the given connection is an error.
 
     Raises:
         InvalidTopologyError: the topology contradicts itself; nothing was declared.
-        DeclarationMismatchError: something exists with other properties. It names the argument, and in ``applied``
-            what had been declared by then.
+        DeclarationMismatchError: an item exists with other properties. The error names the argument, and ``applied``
+            says what was declared before.
         UnsupportedBrokerError: the broker lacks an exchange type, because its plugin is not enabled.
-        BrokerError: in one of its kinds: the user may not declare it, a binding names something that does not exist,
-            the connection broke. The message ends with what had been declared by then.
+        BrokerError: or a subclass of it: the user lacks a permission, a binding names something that does not exist,
+            or the connection was lost. The message ends with what was declared before.
     """
-    # Only here, because it brings a model of the routing with it, which "import bide" should not pay for.
+    # Imported here, so that "import bide" does not import the routing model.
     from bide.topology.validation import validate
 
     validate(topology, external=frozenset(external))
@@ -212,7 +212,7 @@ async def apply(
 
 
 def _phases(topology: Topology, last: Topology) -> Iterator[tuple[_Call, Iterable[_Item]]]:
-    """What is declared together, in order."""
+    """The phases of declaring, in order."""
     late = {one.name for one in last.queues}
     yield Channel.declare_exchange, topology.exchanges
     yield Channel.declare_queue, [one for one in topology.queues if one.name not in late]
@@ -233,7 +233,7 @@ def _half_applied(error: BrokerError, topology: Topology, done: Sequence[_Item])
         return type(error)(message, reply_code=error.reply_code)
     name = error.name
     if not name:
-        # The broker cuts what it says at 255 bytes; the next in line is what it speaks of.
+        # The broker truncates reply texts at 255 bytes. The refused item is the first one not declared yet.
         following: Sequence[Exchange | Queue] = topology.exchanges if error.kind == "exchange" else topology.queues
         name = next((one.name for one in following if one not in done), "")
     return DeclarationMismatchError(
@@ -263,9 +263,9 @@ def _counts(done: Iterable[_Item]) -> Applied:
 
 
 def names_in(topology: Topology) -> set[str]:
-    """Every name that bindings and dead-letter arguments refer to: ``external`` for a part of a whole.
+    """The names that bindings and dead-letter arguments refer to: ``external`` for a part of a topology.
 
-    A dead-letter routing key is among them, because by the default exchange it is the name of a queue.
+    Dead-letter routing keys are included, because with the default exchange they are names of queues.
     """
     names = {name for one in topology.bindings for name in (one.source, one.destination)}
     arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
@@ -273,20 +273,20 @@ def names_in(topology: Topology) -> set[str]:
 
 
 async def exists(connection: Connection, topology: Topology) -> bool:
-    """Whether all exchanges and queues of a topology exist, with whatever arguments.
+    """Whether all exchanges and queues of a topology exist, with any arguments.
 
-    A queue that cannot be reached, as one whose node is down, is neither there nor missing: it is asked for again.
+    If a queue cannot be reached, for example because its node is down, the check is repeated.
 
     Raises:
-        TargetNotFoundError: a queue exists, and could not be reached within half a minute.
-        BrokerError: the connection broke.
+        TargetNotFoundError: a queue exists but could not be reached within half a minute.
+        BrokerError: the connection was lost.
     """
     try:
         async with Declaring(connection, can_move=False) as declaring:
             items: list[Exchange | Queue] = [*topology.exchanges, *topology.queues]
             await declaring.all(_ask_for, items)
     except TargetNotFoundError as error:
-        if is_passing(error):
+        if is_temporary(error):
             raise
         return False
     return True
@@ -300,23 +300,23 @@ async def destroy(
     external: Iterable[str] = (),
     retry_for: timedelta = RETRY_FOR,
 ) -> Removed:
-    """Delete a topology's queues and exchanges; a missing one is not an error.
+    """Delete a topology's queues and exchanges. Missing ones are not an error.
 
-    The ways in are deleted first, and the queues are counted again after that. AMQP counts the messages that are ready,
-    not those that were dead-lettered and have not been taken yet: only the management API knows of these.
+    The entry exchanges are deleted first, and then the messages are counted again. AMQP counts only ready messages;
+    messages that are being dead-lettered are known only to the management API.
 
     Args:
-        force: delete queues that hold messages, and the messages with them.
+        force: also delete queues that hold messages.
         external: names outside the topology that its bindings use, as for :func:`apply`.
         retry_for: how long refusals are retried, as for :func:`apply`.
 
     Raises:
-        NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
+        NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
         there = await message_counts(connection, topology.queues)
         _refuse_messages(there, force)
-        # Where all is to be as it was, queues that do not exist now are not declared.
+        # To restore the previous state, queues that do not exist now are not declared.
         missing = {one.name for one in topology.queues}.difference(there)
         topology = Topology(
             topology.exchanges,
@@ -340,9 +340,9 @@ async def destroy(
 
 
 def _from_the_outside(topology: Topology) -> Iterator[list[str]]:
-    """The exchanges that lead somewhere in the topology: those that only publishers reach, then the others.
+    """The entry exchanges of the topology: first those that only publishers use, then the others.
 
-    The remaining ones, which only others bind to, would lose these bindings, and so stay until the queues are gone.
+    Exchanges with bindings of other programs would lose these bindings, so they are deleted after the queues.
     """
     sources = {one.source for one in topology.bindings} - PREDECLARED_EXCHANGES
     fed = {one.destination for one in topology.bindings if one.destination_type == "exchange"}
@@ -372,7 +372,7 @@ async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dic
 
 
 async def _found(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
-    """What the broker says of those that exist, by name."""
+    """The broker's replies for the items that exist, by name."""
     return {item.name: reply async for item, reply in declaring.each(_ask_for, items, skip_missing=True)}
 
 

@@ -1,8 +1,8 @@
-"""Declarations, bindings and deletions, retried where a busy broker refuses them.
+"""Declarations, bindings and deletions, retried if a busy broker refuses them.
 
-RabbitMQ gives up on a declaration that takes it too long, as on a busy machine or while a cluster elects leaders, and
-closes the channel or the connection with it. A moment later it accepts the same call. These answers are retried; they
-are internal errors (541) unless a code is given:
+RabbitMQ aborts a declaration that takes too long, for example on a busy machine or while a cluster elects leaders, and
+closes the channel or the connection. A moment later it accepts the same call. The following replies are retried. They
+are internal errors (541) unless the table gives a code:
 
 ==================================================================  ========  ==================================
 answer                                                              releases  where in rabbitmq-server
@@ -31,9 +31,9 @@ no broker answers: the node starts, which on 4.0 and later can end  4.0-4.3   ra
 with timeout_waiting_for_leader in its log
 ==================================================================  ========  ==================================
 
-Other answers are errors at once: a refused permission (403), other properties or a limit on queues (406), an exchange
-type without its plugin (503, 406), and among the internal errors a feature flag that is off, a deprecated feature that
-is not permitted, and an interceptor of the channel.
+Other replies are errors at once: a refused permission (403), other properties or a limit on queues (406), an exchange
+type without its plugin (503, 406), and three internal errors: a feature flag that is off, a deprecated feature that is
+not permitted, and a channel interceptor.
 """
 
 from __future__ import annotations
@@ -56,46 +56,46 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 RETRY_FOR: Final = timedelta(seconds=30)
-"""How long after a first refusal it is retried without a single success in between."""
+"""How long to retry after a first refusal without a success in between."""
 
 _MOST_IN_FLIGHT: Final = 256
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
-_LASTING: Final = ("feature flag", "deprecated", "Interceptor")
-"""Words in the internal errors that are not retried."""
+_PERMANENT: Final = ("feature flag", "deprecated", "Interceptor")
+"""Words in the reply texts of internal errors that are not retried."""
 
-_PASSING: Final = (
+_TEMPORARY: Final = (
     "is down or inaccessible",
     "stopped by supervisor",
     "due to timeout",
     "may be stopping or being demoted",
 )
-"""Words in a 404 for a queue that exists and cannot be reached."""
+"""Words in the reply text of a 404 for a queue that exists but cannot be reached."""
 
 _Item = TypeVar("_Item")
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether the broker may do a moment later what it refuses now, over another connection if it closed this one."""
+def is_temporary(error: BaseException) -> bool:
+    """Whether a refusal is temporary: the broker may accept the call a moment later, maybe on a new connection."""
     if isinstance(error, TargetNotFoundError):
-        return any(text in str(error) for text in _PASSING)
+        return any(text in str(error) for text in _TEMPORARY)
     if isinstance(error, BrokerUnreachableError):
         return not isinstance(error.__cause__, ssl.SSLCertVerificationError)
-    return isinstance(error, ConnectionLostError) and not any(text in str(error) for text in _LASTING)
+    return isinstance(error, ConnectionLostError) and not any(text in str(error) for text in _PERMANENT)
 
 
 class Declaring:
-    """Calls of channels, such as ``Channel.bind``, retried where the broker refuses them for a moment.
+    """Calls of channels, such as ``Channel.bind``, retried if the broker refuses them temporarily.
 
-    After a refusal fewer calls are under way at once, after a pause that grows and is randomised. When the connection
-    breaks, another is opened, and what was answered is not asked again. The first connection is used as long as it
-    stands, because a node of RabbitMQ 4 knows at once what was declared over it, and another node a moment later.
+    After a refusal, fewer calls are in flight at once, after a randomised pause with backoff. If the connection is
+    lost, another one is opened, and calls that were answered are not repeated. The first connection is used as long as
+    it is open, because a node of RabbitMQ 4 sees its own declarations at once, and other nodes see them a moment later.
 
     Args:
-        connection: to begin with. It is not closed.
-        retry_for: how long after a first refusal it is retried without a single success in between.
-        can_move: whether to go on over another connection.
+        connection: the first connection. It is not closed.
+        retry_for: how long to retry after a first refusal without a success in between.
+        can_move: whether to continue over another connection.
     """
 
     def __init__(self, connection: Connection, *, retry_for: timedelta = RETRY_FOR, can_move: bool = True) -> None:
@@ -135,19 +135,19 @@ class Declaring:
         """Make a call for each item, in order, and yield the item with the broker's reply.
 
         Args:
-            skip_missing: leave out items that do not exist, rather than raise.
+            skip_missing: skip items that do not exist instead of raising an error.
 
         Raises:
-            BrokerError: the broker refuses for good, or too long.
+            BrokerError: the broker refuses permanently, or for too long.
         """
         pending = deque(items)
         size = _MOST_IN_FLIGHT
         while pending:
             batch = list(islice(pending, min(size, self._in_flight)))
             for item, result in zip(batch, await self._results(call, batch), strict=False):
-                if skip_missing and isinstance(result, TargetNotFoundError) and not is_passing(result):
-                    # It closed the channel: the others of the batch are asked anew. More of them may be missing, and
-                    # the broker answers nothing behind each.
+                if skip_missing and isinstance(result, TargetNotFoundError) and not is_temporary(result):
+                    # The broker closed the channel, and answers no later call of the batch: those are repeated. More
+                    # of them may be missing.
                     pending.popleft()
                     size = 1
                     break
@@ -170,12 +170,12 @@ class Declaring:
         return [reply async for _, reply in self.each(call, items)]
 
     async def _results(self, call: Callable[[Channel, _Item], asyncio.Future[Any]], batch: list[_Item]) -> list[Any]:
-        """The replies, or errors instead; one error if no channel can be had."""
+        """The replies or errors of a batch; one error if no channel can be opened."""
         try:
             channel = await self._open_channel()
         except BrokerError as error:
             return [error]
-        # Every call ends: when the channel closes, the first fails with the reason, and the others after it.
+        # Every call ends: when the channel closes, the first call fails with the reason, and the others after it.
         return await asyncio.gather(*(call(channel, item) for item in batch), return_exceptions=True)
 
     async def _open_channel(self) -> Channel:
@@ -188,11 +188,11 @@ class Declaring:
         return self._channel
 
     async def _rest_after(self, error: BaseException) -> None:
-        """Pause before the next try, or raise the error if a retry is pointless."""
+        """Pause before the next attempt, or raise the error if a retry is pointless."""
         # The time counts from the first refusal, because the broker may take a minute to refuse.
         self._refusals.append(self._connection.loop.time())
         seconds = self._refusals[-1] - self._refusals[0]
-        if not is_passing(error):
+        if not is_temporary(error):
             raise error
         if not (self._can_move or self._connection.is_open):
             log.warning("the broker refused a declaration for a moment: %s", error)

@@ -20,13 +20,13 @@ from bide.topology import Binding, Topology
 
 @runtime_checkable
 class Guarded(Protocol):
-    """An infrastructure whose undeliverable messages need a policy to be set aside."""
+    """An infrastructure that needs a policy to route undeliverable messages to its queue for them."""
 
     def guard_topology(self) -> Topology:
         """The undeliverable exchange and queue."""
 
     def guard_policy(self) -> Policy:
-        """The policy that leads there."""
+        """The policy that routes undeliverable messages there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class RemovedInfrastructure:
     """What :func:`remove` deleted.
 
     Attributes:
-        complete: whether the management API was there to find everything, release queues and policies included.
-        kept: the streams of the taps, which stay with what they hold.
+        complete: whether everything was found, including release queues and policies, which needs the management API.
+        kept: the streams of the taps, which stay with their messages.
     """
 
     removed: Removed
@@ -44,13 +44,14 @@ class RemovedInfrastructure:
 
 
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
-    """Declare the infrastructure, after checking that the broker is up to it.
+    """Declare the infrastructure, after checking that the broker supports it.
 
-    One that grows gets its mark last, by which clients that may not declare know that everything is there.
+    For an infrastructure that grows, the mark is declared last. It shows clients without the permission to declare that
+    everything exists.
 
     Raises:
-        UnsupportedBrokerError: it is too old, or streams are off.
-        DeclarationMismatchError: something exists with other properties.
+        UnsupportedBrokerError: the broker is too old, or streams are disabled.
+        DeclarationMismatchError: an exchange or queue exists with other properties.
     """
     check_release(connection)
     await check_streams(connection)
@@ -62,13 +63,15 @@ async def install(connection: Connection, infrastructure: DelayInfrastructure) -
 
 
 async def install_guard(connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure) -> Policy:
-    """Set aside what has no target, by a policy: an argument would be refused to the owner's own declare.
+    """Set a policy that routes undeliverable messages to the guard's queue.
+
+    An argument instead of a policy would make the declarations of NServiceBus and Celery fail.
 
     Returns:
-        The policy that applies: one of others, if its alternate exchange is the right one.
+        The policy in effect. This can be an existing policy, if its alternate exchange is the right one.
 
     Raises:
-        InvalidInputError: the infrastructure needs none, or another policy already applies to its exchanges.
+        InvalidInputError: the infrastructure needs no guard, or another policy already applies to its exchanges.
         ManagementApiError: the policy cannot be set.
     """
     if not isinstance(infrastructure, Guarded):
@@ -80,7 +83,7 @@ async def install_guard(connection: Connection, api: ManagementApi, infrastructu
     exchanges = infrastructure.topology().exchanges
     policies = await api.policies(vhost)
     others: list[Policy] = []
-    # RabbitMQ applies one policy to an exchange, so that ours would take the place of another, or give way to it.
+    # RabbitMQ applies one policy to an exchange, so this policy would displace another one, or have no effect.
     for exchange in exchanges:
         found = await api.exchange(vhost, exchange.name)
         if found is None or found.policy in (None, policy.name):
@@ -89,7 +92,7 @@ async def install_guard(connection: Connection, api: ManagementApi, infrastructu
         if other is None or other.definition.get("alternate-exchange") != infrastructure.undeliverable:
             raise InvalidInputError(
                 f"the policy {found.policy!r} applies to the exchange {exchange.name!r} already, and RabbitMQ applies "
-                f'one only: add "alternate-exchange": "{infrastructure.undeliverable}" to its definition, and run this '
+                f'only one: add "alternate-exchange": "{infrastructure.undeliverable}" to its definition, and run this '
                 "again"
             )
         others.append(other)
@@ -107,15 +110,16 @@ async def remove(
     *,
     force: bool = False,
 ) -> RemovedInfrastructure:
-    """Delete the infrastructure, with its guard, its protection and the release queues of its targets; nothing else.
+    """Delete the infrastructure, its guard, its protection and the release queues of its targets, and nothing else.
 
-    The streams of its taps are the record of what it did: they stay, see :func:`bide.admin.taps.turn_off`.
+    The streams of its taps stay, because they are a record; see :func:`bide.admin.taps.turn_off`.
 
     Args:
-        connection: to the virtual host.
-        infrastructure: what to delete.
-        api: finds what the topology does not name, and messages that AMQP does not count; None to do without.
-        force: delete messages that still wait, too.
+        connection: a connection to the virtual host.
+        infrastructure: the infrastructure to delete.
+        api: the management API. It finds items that the topology does not name, and messages that AMQP does not count.
+            None works without it.
+        force: also delete messages that still wait.
 
     Raises:
         NotEmptyError: messages wait in it and ``force`` is off; nothing was deleted.
@@ -147,7 +151,7 @@ async def remove(
     topology |= _beyond(topology, guard)
     if api is None:
         taps = await find_tap_bindings(connection, infrastructure, None)
-    # Should the ways in have to be made again, the taps are to be bound to them again.
+    # If the entry exchanges have to be declared again, the taps are bound to them again.
     ways_in = {one.source for one in topology.bindings}
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
@@ -156,7 +160,7 @@ async def remove(
     is_marked = await exists(connection, mark)
     async with await connection.channel() as channel:
         for one in mark.exchanges:
-            # First, so that it never stands for what is not there.
+            # First, so that the mark never exists without the queues.
             await channel.delete_exchange(one.name)
     try:
         removed = await destroy(connection, topology, force=force, external=external)
@@ -178,7 +182,7 @@ def _mark(infrastructure: DelayInfrastructure) -> Topology:
 
 
 def _beyond(topology: Topology, extra: Topology) -> Topology:
-    """What of ``extra`` the topology does not name yet."""
+    """The items of ``extra`` that are not part of the topology."""
     return Topology(
         (one for one in extra.exchanges if topology.exchange(one.name) is None),
         (one for one in extra.queues if topology.queue(one.name) is None),

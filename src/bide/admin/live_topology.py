@@ -1,4 +1,4 @@
-"""The topology that is on a broker now, read through its management API."""
+"""The current topology of a broker, read through its management API."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _OF_QUEUES: Final = frozenset(
         "overflow",
     }
 )
-"""What a policy may say of a queue that its arguments may say too, with ``x-`` in front."""
+"""Keys of policies for queues that are also queue arguments, with the prefix ``x-``."""
 
 
 async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = False) -> Topology:
     """All exchanges, queues and bindings of a virtual host.
 
     Args:
-        policies: take what policies say for arguments, so that the topology is what the broker goes by.
+        policies: show the effect of policies as arguments, so that the topology is the one in effect.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     snapshot = await _read(api, vhost)
     if not policies:
@@ -86,7 +86,7 @@ def _exchange(exchange: Exchange, alternate: str | None) -> Exchange:
 
 
 def _queue(found: FoundQueue, policy: Mapping[str, Argument]) -> Queue:
-    """A queue with what holds for it as its arguments."""
+    """A queue with the values in effect as its arguments."""
     held = {f"x-{key}": prevailing(found, key, value) for key, value in policy.items() if key in _OF_QUEUES}
     known = {name: value for name, value in held.items() if value is not None}
     return replace(found.queue, arguments={**found.queue.arguments, **known})
@@ -94,12 +94,12 @@ def _queue(found: FoundQueue, policy: Mapping[str, Argument]) -> Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What a broker lacks of a topology, and what it has beside it.
+    """The differences between a topology and a broker.
 
     Attributes:
-        diff: from the broker to the topology: what would be added, and what is there with other properties.
-        beside: bindings of the topology's exchanges that others made; no difference.
-        policies: what policies change in the queues of the topology, for the worse.
+        diff: the difference from the broker to the topology: items that are missing, or exist with other properties.
+        beside: bindings of the topology's exchanges by other programs. They do not count as a difference.
+        policies: harmful effects of policies on the queues of the topology.
     """
 
     diff: TopologyDiff
@@ -114,10 +114,10 @@ _WAYS_OUT: Final = dict.fromkeys(("policy", "operator policy"), "change its patt
 
 
 async def compare_live(api: ManagementApi, vhost: str, wanted: Topology) -> Comparison:
-    """Compare what is on a broker with a topology, policies included where this user may see them.
+    """Compare a broker with a topology, including policies if this user may see them.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     snapshot = await _read(api, vhost)
     comparison = compare(_declared(snapshot), wanted)
@@ -133,7 +133,7 @@ async def compare_live(api: ManagementApi, vhost: str, wanted: Topology) -> Comp
 
 
 def compare(live: Topology, wanted: Topology) -> Comparison:
-    """Compare what is on a broker with a topology. What others have there is none of its business."""
+    """Compare a broker's topology with the wanted one. Items of other programs are ignored."""
     wanted = Topology(wanted.exchanges, map(_untyped, wanted.queues), wanted.bindings)
     own_exchanges = {one.name for one in wanted.exchanges}
     own_queues = {one.name for one in wanted.queues}

@@ -26,17 +26,17 @@ _HIGHEST: Final = 65_535
 
 
 def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
-    """The port that ``BIDE_STREAM_PORT`` names, or that of the broker which ``bide broker start`` started.
+    """The port in ``BIDE_STREAM_PORT``, or that of the broker that ``bide broker start`` started.
 
     Args:
-        url: the broker's. If ``BIDE_URL`` names another broker, the variable is that one's, and not heeded.
+        url: the broker's URL. If ``BIDE_URL`` names another broker, the variable belongs to that one and is ignored.
 
     Returns:
-        None where there is neither: it is the usual one.
+        None if neither exists: RabbitMQ's default port applies.
 
     Raises:
-        InvalidUrlError: the URL cannot be read, or the variable is not a port; or it is one, and ``BIDE_URL``, whose
-            broker it belongs to, cannot be read.
+        InvalidUrlError: the URL cannot be read; the variable is not a port; or the variable is set, and ``BIDE_URL``,
+            which names the broker that the variable belongs to, cannot be read.
     """
     broker = BrokerUrl.parse(url)
     if given := of_environment(STREAM_PORT_VARIABLE, broker, environment):
@@ -50,30 +50,30 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
 def management_api(
     url: BrokerUrl, management_url: str | None = None, *, environment: Mapping[str, str] | None = None
 ) -> ManagementApi:
-    """The management API that belongs to an AMQP URL.
+    """The management API of the broker behind an AMQP URL.
 
-    Its address is ``management_url``, or that of ``BIDE_MANAGEMENT_URL`` (unless ``BIDE_URL`` names another broker
-    than this), or that of the private broker which serves the URL, or the URL's own hosts with RabbitMQ's default
-    port. A user that it does not name is the URL's.
+    Its address is the first of these: ``management_url``; ``BIDE_MANAGEMENT_URL``, unless ``BIDE_URL`` names another
+    broker; the management URL of the private broker behind the AMQP URL; the hosts of the AMQP URL with RabbitMQ's
+    default port. If the address has no user, the user of the AMQP URL is used.
 
     Args:
-        url: of the broker.
+        url: the URL of the broker.
         management_url: ``http[s]://user:password@host:port``.
-        environment: by default that of the process.
+        environment: environment variables; by default those of the process.
 
     Raises:
-        InvalidUrlError: the management URL cannot be read; the message never shows the password.
-        ManagementApiError: it is the URL of a broker in memory, which has none.
+        InvalidUrlError: the management URL cannot be read; the error never shows the password.
+        ManagementApiError: the URL is that of an in-memory broker, which has no management API.
     """
     return ManagementApi(*endpoints(url, management_url, os.environ if environment is None else environment))
 
 
 def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[str, str]) -> list[ManagementEndpoint]:
-    """Where the management API of the broker of an AMQP URL may be; see :func:`management_api`.
+    """The possible addresses of a broker's management API; see :func:`management_api`.
 
     Raises:
         InvalidUrlError: the management URL cannot be read.
-        ManagementApiError: it is the URL of a broker in memory, which has none.
+        ManagementApiError: the URL is that of an in-memory broker, which has no management API.
     """
     if url.transport is not TCP:
         raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
@@ -87,23 +87,23 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
 
 
 def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]) -> str | None:
-    """A variable of the environment about a broker, where it is about this one.
+    """The value of an environment variable about a broker, if it is about this broker.
 
-    They belong together: who names another broker by ``BIDE_URL`` means that one by the others too.
+    If ``BIDE_URL`` names another broker, the other variables belong to that broker too.
 
     Raises:
-        InvalidUrlError: it is set, and ``BIDE_URL``, which has to tell whose it is, cannot be read.
+        InvalidUrlError: the variable is set, and ``BIDE_URL``, which names its broker, cannot be read.
     """
     found = environment.get(variable)
     if not found:
-        # Then it is of no matter what BIDE_URL says: this broker was named in another way.
+        # BIDE_URL does not matter then: this broker was named in another way.
         return None
     if other := environment.get(URL_VARIABLE):
         try:
             hosts = BrokerUrl.parse(other).hosts
         except InvalidUrlError as error:
             raise InvalidUrlError(
-                f"{URL_VARIABLE} names the broker that {variable} belongs to, and cannot be read: {error}"
+                f"{variable} belongs to the broker of {URL_VARIABLE}, but {URL_VARIABLE} cannot be read: {error}"
             ) from error
         if hosts != url.hosts:
             return None
@@ -111,7 +111,7 @@ def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]
 
 
 def private_broker(url: BrokerUrl) -> LocalBroker | None:
-    """The broker that ``bide broker start`` started, if it is the one that this URL leads to."""
+    """The broker that ``bide broker start`` started, if this URL leads to it."""
     ports = {port for host, port in url.hosts if host in _LOOPBACK}
     if not ports:
         return None
@@ -123,6 +123,6 @@ def private_broker(url: BrokerUrl) -> LocalBroker | None:
             return None
         ((_, port),) = BrokerUrl.parse(broker.url).hosts
     except (LocalBrokerError, OSError):
-        # It is just stopping, or its folder is another user's.
+        # The broker is stopping, or its folder belongs to another user.
         return None
     return broker if port in ports else None

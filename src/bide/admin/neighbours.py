@@ -1,4 +1,4 @@
-"""NServiceBus on the same virtual host."""
+"""Detection of NServiceBus on a virtual host."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from bide.topology import Exchange, Topology
 async def uses_nservicebus(connection: Connection) -> bool:
     """Whether endpoints of NServiceBus use the virtual host.
 
-    Which queues are theirs, AMQP cannot tell: a client can neither list bindings nor ask for one.
+    AMQP does not show which queues belong to them: a client can neither list bindings nor query one.
 
     Raises:
-        BrokerError: the connection broke.
+        BrokerError: the connection was lost.
     """
     for name in DELIVERY_EXCHANGES:
         if await exists(connection, Topology([Exchange(name)])):

@@ -1,4 +1,4 @@
-"""Check for NServiceBus endpoints that receive messages which they cannot copy, with the CC header of ``Clock``."""
+"""Check for NServiceBus endpoints that receive messages with a CC header."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ async def nservicebus_targets(
     infrastructure: DelayInfrastructure,
     release: tuple[int, ...],
 ) -> list[Finding]:
-    """Name the targets whose messages .NET cannot copy, where the infrastructure has another form beside NServiceBus.
+    """Find targets whose messages .NET cannot copy, because they have a CC header.
 
-    No finding where NServiceBus does not use the virtual host, and none where the header does not get to receivers.
+    The list is empty if NServiceBus does not use the virtual host, or if the CC header does not reach receivers.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     used = infrastructure.for_release(release)
     if used.beside_nservicebus(release) == used:
@@ -45,16 +45,16 @@ async def nservicebus_targets(
             target, reached = f"exchange {exchange!r}", await _queues_behind(api, vhost, exchange)
         if endpoints & reached:
             problems.append(
-                f"the {target} leads to endpoints of NServiceBus, and the messages that wait for it carry a CC header, "
-                "which .NET cannot copy. New messages go through a release queue that takes the "
-                f"header off. For those that wait, unbind {binding.destination!r} from {binding.source!r} (key "
+                f"the {target} leads to endpoints of NServiceBus, and the messages that wait for it have a CC header, "
+                "which .NET cannot copy. New messages go through a release queue that removes the "
+                f"header. For those that wait, unbind {binding.destination!r} from {binding.source!r} (key "
                 f"{binding.routing_key!r}), and send them on with 'bide delay resend --allow ...' once they are due"
             )
     return judged("NServiceBus targets", problems, f"none of {bound} targets brings a CC header to an endpoint")
 
 
 async def _queues_behind(api: ManagementApi, vhost: str, *exchanges: str) -> set[str]:
-    """The queues that exchanges lead to, over however many others."""
+    """The queues that exchanges lead to, directly or through other exchanges."""
     queues, seen, follow = set[str](), set[str](), list(exchanges)
     while follow:
         source = follow.pop()

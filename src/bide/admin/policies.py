@@ -25,14 +25,14 @@ _EFFECTS: Final[Mapping[str, Mapping[str, str]]] = {
         "max-length": _FULL,
         "max-length-bytes": _FULL,
         "overflow": "a full queue drops messages, and dead-lettering is at-most-once",
-        "delivery-limit": "messages are given up after fewer deliveries",
+        "delivery-limit": "messages are dropped or dead-lettered after fewer deliveries",
         "dead-letter-exchange": "messages leave for another exchange",
         "dead-letter-routing-key": "messages lose the routing keys that lead to their targets",
         "dead-letter-strategy": "messages are dead-lettered in another way",
     },
     "stream": {"max-age": _SHORTER, "max-length-bytes": _SHORTER},
 }
-"""What each key does to the queues of a type. The other keys of policies change nothing that messages depend on."""
+"""The effect of each key on queues of a type. Other keys of policies do not affect messages."""
 
 _NUMBERS: Final = frozenset({"message-ttl", "expires", "max-length", "max-length-bytes"})
 _LENGTHS: Final = ("max-length", "max-length-bytes")
@@ -42,7 +42,7 @@ _SECONDS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m"
 
 
 def owned_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> dict[str, FoundQueue]:
-    """The queues that belong to an infrastructure, the streams of its taps among them, by name."""
+    """The queues of an infrastructure, including the streams of its taps, by name."""
     taps = infrastructure.taps()
     return {
         name: one
@@ -55,9 +55,9 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
     """One problem for each key of a policy or operator policy that changes how long messages wait, or where they go.
 
     Args:
-        snapshot: of the infrastructure.
-        infrastructure: whose queues are checked.
-        release: of the broker.
+        snapshot: the snapshot of the infrastructure.
+        infrastructure: the infrastructure whose queues are checked.
+        release: the broker's release.
     """
     queues = owned_queues(snapshot, infrastructure)
     problems = policy_problems(snapshot, queues, release, ways_out=_WAYS_OUT)
@@ -72,13 +72,13 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
 def policy_problems(
     snapshot: Snapshot, queues: Mapping[str, FoundQueue], release: tuple[int, ...], *, ways_out: Mapping[str, str]
 ) -> list[str]:
-    """One text for each key of a policy or operator policy that changes queues for the worse.
+    """One text for each key of a policy or operator policy that is harmful to queues.
 
     Args:
-        snapshot: with the policies.
-        queues: those that count, by name.
-        release: of the broker.
-        ways_out: what to do, for a ``policy`` and an ``operator policy``.
+        snapshot: a snapshot with the policies.
+        queues: the queues to check, by name.
+        release: the broker's release.
+        ways_out: how to fix it, for a ``policy`` and an ``operator policy``.
     """
     changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     texts: dict[tuple[str, str, str], tuple[Argument, str]] = {}
@@ -99,7 +99,7 @@ async def harmful_policies(
     """The problems of :func:`policy_findings`, read from the management API.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     snapshot = await take_snapshot(api, vhost, infrastructure)
     return [one.text for one in policy_findings(snapshot, infrastructure, release) if one.status == "problem"]
@@ -125,8 +125,8 @@ def changed_keys(found: FoundQueue, definition: Mapping[str, Argument], release:
 
     Args:
         found: the queue, with its arguments.
-        definition: what policies say about it.
-        release: of the broker.
+        definition: the definitions of its policies, merged.
+        release: the broker's release.
     """
     return [key for key in definition if key in _effects(found) and _is_changed(found, definition, key, release)]
 
@@ -138,7 +138,7 @@ def _effects(found: FoundQueue) -> Mapping[str, str]:
 def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str, release: tuple[int, ...]) -> bool:
     before, after = effective(found, {}, key, release), effective(found, definition, key, release)
     if key == "delivery-limit" or found.type == "stream":
-        # A higher delivery limit, or a longer retention, harms no message.
+        # A higher delivery limit, or a longer retention, is harmless.
         return _amount(after) < _amount(before)
     if key == "overflow" and found.type == "classic":
         # A classic queue without a length limit is never full. A quorum queue also dead-letters in another way.
@@ -153,11 +153,11 @@ def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str,
 def effective(
     found: FoundQueue, definition: Mapping[str, Argument], key: str, release: tuple[int, ...]
 ) -> Argument | None:
-    """The value of a key that is in effect for a queue, from its argument and its policies; None without either.
+    """The value in effect for a key of a queue, from its argument and its policies; None without either.
 
     The rules are those of gather_policy_config and dead_letter_handler in rabbit_quorum_queue, process_args_policy in
     rabbit_amqqueue_process, and policy_precedence in rabbit_stream_queue, the same from 3.10 to 4.3. The exception is
-    ``expires`` on a quorum queue of 3.10, where the policy wins; no queue of ours has that argument.
+    ``expires`` on a quorum queue of 3.10, where the policy wins; bide's queues do not have that argument.
     """
     argument, given = found.queue.arguments.get(f"x-{key}"), definition.get(key)
     if key == "delivery-limit":
@@ -166,7 +166,7 @@ def effective(
 
 
 def prevailing(found: FoundQueue, key: str, given: Argument | None) -> Argument | None:
-    """The value in effect, of a queue's argument and a policy's value for any key but the delivery limit."""
+    """The value in effect for a key, of a queue's argument and a policy's value. Not for the delivery limit."""
     argument = found.queue.arguments.get(f"x-{key}")
     if given is None or argument is None:
         return argument if given is None else given
@@ -178,7 +178,7 @@ def prevailing(found: FoundQueue, key: str, given: Argument | None) -> Argument 
 
 
 def _amount(value: Any) -> float:
-    """A limit as a number that can be compared; none at all is the largest."""
+    """A limit as a number for comparison; no limit is infinity."""
     if value is None:
         return math.inf
     if isinstance(value, int | float):

@@ -18,7 +18,7 @@ from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
 _NEUTRAL: Final = "alternate-exchange"
-"""RabbitMQ wants a policy to say something. This key means nothing to a queue of any type, from 3.10 to 4.3."""
+"""A key without effect on queues of any type (3.10 to 4.3), because RabbitMQ rejects a policy without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Protection:
     """What :func:`protect` did.
 
     Attributes:
-        policy: the policy that it set.
-        displaced: names of the policies that apply to the queues no longer.
-        left_out: the keys of these that the new policy does not have.
+        policy: the policy that was set.
+        displaced: the names of the policies that no longer apply to the queues.
+        left_out: the keys of the displaced policies that the new policy does not have.
     """
 
     policy: Policy
@@ -54,10 +54,10 @@ def protection_name(infrastructure: DelayInfrastructure) -> str:
 
 
 def queue_pattern(infrastructure: DelayInfrastructure) -> str:
-    """The regular expression for the names of the queues that belong to an infrastructure, now and later."""
+    """The regular expression for the names of an infrastructure's queues, including later ones."""
     if infrastructure.base:
         return f"^{re.escape(f'{infrastructure.base}.')}"
-    # The names of a cascade are its owner's, and those of the guard and of the taps are bide's.
+    # The names of a cascade are those of the other system; the names of guard and taps are those of bide.
     levels = os.path.commonprefix([one.name for one in infrastructure.topology().queues])  # noqa: RUF071 (of names)
     names = [rf"{re.escape(levels)}\d*", re.escape(infrastructure.undeliverable)]
     taps = infrastructure.taps()
@@ -69,11 +69,11 @@ def queue_pattern(infrastructure: DelayInfrastructure) -> str:
 async def protect(
     api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, release: tuple[int, ...]
 ) -> Protection:
-    """Set a policy that takes the place of all others on the queues of an infrastructure, which need not exist yet.
+    """Set a policy that displaces all others on the queues of an infrastructure, which need not exist yet.
 
-    RabbitMQ applies one policy to a queue, the one of the highest priority. This one keeps what all queues had in
-    common by the policies that it displaces and that changes nothing for their messages. Operator policies apply
-    beside it, and cannot be displaced.
+    RabbitMQ applies one policy to a queue, the one with the highest priority. The new policy keeps those settings of
+    the displaced policies that all queues had in common and that do not affect messages. Operator policies apply in
+    addition and cannot be displaced.
 
     Raises:
         ManagementApiError: the policy cannot be set.
@@ -107,7 +107,7 @@ def _common(definitions: list[Mapping[str, Argument]]) -> dict[str, Argument]:
 
 
 def protection_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether the policy of :func:`protect` still applies to all queues; nothing where it was never set."""
+    """Whether the policy of :func:`protect` still applies to all queues; empty if it was never set."""
     name = protection_name(infrastructure)
     policy = snapshot.policies.get(name)
     if policy is None:

@@ -1,4 +1,4 @@
-"""The replicas of the queues of a delay infrastructure on a cluster: members, and leaders."""
+"""Replication of a delay infrastructure's queues on a cluster: members and leaders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bide.errors import ManagementApiError
 from bide.management.api import FoundQueue, ManagementApi
 
 _MEMBERS: Final = 3
-"""Members of a quorum queue by default, on a cluster of as many nodes or more."""
+"""The default number of members of a quorum queue, on a cluster of at least as many nodes."""
 
 _SHARE: Final = 2 / 3
-"""One node that leads more of the queues than this does most of the work, and its end moves them all at once."""
+"""A node that leads a larger share of the queues does most of the work, and all of these move if it stops."""
 
 
 async def replication_findings(
@@ -29,10 +29,10 @@ async def replication_findings(
     """Whether the queues survive the loss of a node, and whether the nodes share the work.
 
     Args:
-        snapshot: of the infrastructure.
-        api: reports the nodes of the cluster.
-        vhost: of the infrastructure.
-        infrastructure: whose queues count.
+        snapshot: the snapshot of the infrastructure.
+        api: the management API, which reports the nodes of the cluster.
+        vhost: the virtual host of the infrastructure.
+        infrastructure: the infrastructure whose queues are checked.
     """
     try:
         nodes = await api.nodes()
@@ -51,7 +51,7 @@ async def replication_findings(
     classic = queues.keys() - replicated.keys()
     copies = (
         f"{len(classic)} of {len(queues)} queues are classic queues ({listed(sorted(classic), limit=2)}), which exist "
-        "on one node: while it is down, so are they"
+        "on one node: while that node is down, they are unavailable"
     )
     arguments = (
         f"--vhost-pattern {quote(f'^{re.escape(vhost)}$')} --queue-pattern {quote(queue_pattern(infrastructure))}"
@@ -80,12 +80,12 @@ def _members(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], vhost:
         f"{len(few)} of {len(queues)} queues have fewer than {wanted} members ({listed(sorted(few), limit=2)}), where "
         f"the cluster has {len(nodes)} nodes: the loss of one node may stop them. Run {' && '.join(commands)}"
     )
-    fine = f"{len(queues)} queues have {wanted} members at least, on {len(nodes)} nodes"
+    fine = f"{len(queues)} queues have at least {wanted} members, on {len(nodes)} nodes"
     return judged("replication", [problem] if few else [], fine)
 
 
 def _without(queues: Sequence[FoundQueue], nodes: Mapping[str, bool]) -> list[str]:
-    """The running nodes that lack a member of one of these queues; of a large cluster, as many as it takes."""
+    """Running nodes without a member of one of these queues; on a large cluster, as many as are needed."""
     lacking = [name for name, up in nodes.items() if up and any(name not in (one.members or ()) for one in queues)]
     return lacking if len(nodes) <= _MEMBERS else lacking[: _MEMBERS - min(len(one.members or ()) for one in queues)]
 
@@ -101,7 +101,7 @@ def _online(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]) -> list
     findings = []
     if stopped:
         text = f"{len(stopped)} of {len(queues)} queues have no majority of their members online"
-        effect = f"they take no messages and release none; {way_out}"
+        effect = f"they neither accept nor release messages; {way_out}"
         findings += judged("replication", [f"{text} ({listed(sorted(stopped), limit=2)}): {effect}"], "")
     if len(stopped) < len(degraded):
         text = (

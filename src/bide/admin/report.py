@@ -39,7 +39,7 @@ class Finding:
     """The result of one check, or one of the problems that it found.
 
     Attributes:
-        text: for a problem or a warning what is wrong and how to fix it, for what was not checked why not.
+        text: for a problem or a warning, what is wrong and how to fix it; for an item that was not checked, why not.
     """
 
     check: Check
@@ -56,9 +56,9 @@ class VerifyReport:
     """Everything that a verification found, in the order of the checks.
 
     Attributes:
-        layout: name of the delay infrastructure's layout.
-        broker: host and port.
-        release: of the broker: ``4.3.6``.
+        layout: the name of the delay infrastructure's layout.
+        broker: the broker's host and port.
+        release: the broker's release, such as ``4.3.6``.
     """
 
     layout: str
@@ -69,12 +69,12 @@ class VerifyReport:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """What is wrong."""
+        """The findings that are problems."""
         return tuple(one for one in self.findings if one.status == "problem")
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong, as far as it could be checked: warnings and unchecked items are not problems."""
+        """Whether no problem was found. Warnings and unchecked items are not problems."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,26 +90,26 @@ class VerifyReport:
 
 
 def judged(check: Check, problems: Iterable[str], fine: str) -> list[Finding]:
-    """One finding per problem, or the one that all is fine."""
+    """One finding per problem, or one finding that the check passed."""
     found = [Finding(check=check, status="problem", text=text) for text in problems]
     return found or [Finding(check=check, status="ok", text=fine)]
 
 
 def warned(check: Check, text: str) -> Finding:
-    """The finding of what works today, and should be changed nevertheless."""
+    """The finding of a setting that works but should be changed."""
     return Finding(check=check, status="warning", text=text)
 
 
 def unchecked(check: Check, why: str) -> Finding:
-    """The finding of a check that could not be made."""
+    """The finding of a check that was not possible."""
     return Finding(check=check, status="not checked", text=why)
 
 
 def listed(names: Iterable[str], *, limit: int = 5) -> str:
-    """The first of some names, and how many more there are: ``'a', 'b' and 37 more``."""
+    """The first names, and the number of the others: ``'a', 'b' and 37 more``."""
     shown = [repr(name) for name in names]
     rest = len(shown) - limit
-    # One name takes no more room than the words that stand for it.
+    # One more name takes no more room than "and 1 more".
     if rest > 1:
         return f"{', '.join(shown[:limit])} and {rest} more"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))

@@ -1,4 +1,4 @@
-"""Making new quorum queues survive the death of their node."""
+"""A workaround that makes new quorum queues survive a crash of their node."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from bide.amqp.connection import Connection
 from bide.topology import Queue
 
 _ARGUMENTS: Final = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
-"""A member on every node. The queue expires if its client ends before it deletes the queue."""
+"""A member on every node, and an expiry in case the client ends before it deletes the queue."""
 
 
 async def settle(connection: Connection, *, prefix: str, can_move: bool = True) -> None:
-    """Have all nodes write the quorum queues that were declared before into their files.
+    """Make all nodes write recently declared quorum queues to disk, by declaring and deleting one more queue.
 
-    RabbitMQ's library ra notes the members of quorum queues in the file ``names.dets``, through a cache. A member that
-    is not in the file when its node is killed starts again empty, and its messages, though they are in the log, are
-    dropped. The cache is written out about a second after the last declaration, or when a name is looked up that is not
-    in it, and that is what ra does for every new queue. So one more queue is declared, and deleted.
+    RabbitMQ's library ra stores the members of quorum queues in the file ``names.dets``, through a cache. A member that
+    is not in the file when its node is killed starts empty again, and its messages, although in the log, are dropped.
+    The cache is written about a second after the last declaration, or when a name that is not in the cache is looked
+    up. ra looks up the name of each new queue, so one more declaration writes the cache.
 
     (ra 2.2 to 3.1, which RabbitMQ 3.10 to 4.3 have: ``ra_directory:register_name``, ``ra_log_wal:recover_records``;
     ``rabbit_quorum_queue:recover``; ``dets:update_cache`` of Erlang.)
 
     Args:
-        prefix: of the queue, for users who may not declare just any.
+        prefix: the start of the queue's name, for users with permissions for certain names only.
 
     Raises:
-        BrokerError: the broker refuses, or the connection broke.
+        BrokerError: the broker refuses, or the connection was lost.
     """
     # Random, because other clients settle at the same time. Short, because a node never forgets a name.
     queue = Queue.quorum(f"{prefix}.settle.{os.urandom(2).hex()}", _ARGUMENTS)

@@ -1,4 +1,4 @@
-"""A snapshot of the broker's objects that concern a delay infrastructure."""
+"""A snapshot of a delay infrastructure on a broker, and of the objects that it leads to."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ _UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
     "classic": _OF_QUORUM_QUEUES | _OF_STREAMS,
     "stream": _OF_CLASSIC_QUEUES | _OF_QUORUM_QUEUES | _OF_OTHERS,
 }
-"""Keys by which RabbitMQ does not apply a policy to a queue of a type (rabbit_queue_type:is_policy_applicable)."""
+"""Keys that keep RabbitMQ from applying a policy to a queue of a type (rabbit_queue_type:is_policy_applicable)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The infrastructure's exchanges and queues, by name, with those that its bindings lead to.
+    """The infrastructure's exchanges and queues, and those that its bindings lead to, by name.
 
     Attributes:
-        bindings: those whose source is an exchange of the infrastructure, or one that it leads to.
+        bindings: the bindings whose source is an exchange of the infrastructure, or one that it leads to.
     """
 
     exchanges: Mapping[str, FoundExchange] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Snapshot:
         return [one for one in self.bindings if one.source == exchange]
 
     def alternate_of(self, exchange: str) -> str | None:
-        """Where an exchange sends what it cannot route, by argument or policy; None for nowhere."""
+        """The alternate exchange of an exchange, by argument or policy; None if it has none."""
         found = self.exchanges[exchange]
         alternate = found.exchange.arguments.get("alternate-exchange")
         if alternate is None and found.policy is not None and found.policy in self.policies:
@@ -94,9 +94,9 @@ class Snapshot:
         return None if alternate is None else str(alternate)
 
     def policy_of(self, queue: FoundQueue) -> dict[str, Argument]:
-        """What policies say about a queue: its policy's definition under its operator policy's.
+        """The definition in effect for a queue: its policy merged with its operator policy.
 
-        Where both give a number the smaller one holds; else the operator's does (rule of RabbitMQ).
+        By RabbitMQ's rules, the smaller of two numbers is in effect, and for other values the operator policy's.
         """
         own = self.own_policy_of(queue)
         effective: dict[str, Argument] = dict(own.definition) if own is not None else {}
@@ -110,7 +110,7 @@ class Snapshot:
         """The policy that applies to a queue."""
         if queue.policy is not None:
             return self.policies.get(queue.policy)
-        # 3.10 does not report the policy of a queue that was asked for by its name.
+        # RabbitMQ 3.10 does not report the policy of a single queue that is queried by name.
         return applying(self.policies.values(), queue)
 
     def operator_policy_of(self, queue: FoundQueue) -> Policy | None:
@@ -119,12 +119,12 @@ class Snapshot:
 
 
 def applying(policies: Iterable[Policy], queue: FoundQueue) -> Policy | None:
-    """The one of these policies that applies to a queue: of those that match, the one of the highest priority."""
+    """The policy that applies to a queue: of those that match, the one with the highest priority."""
     return max((one for one in policies if matches(one, queue)), key=lambda one: one.priority, default=None)
 
 
 def matches(policy: Policy, queue: FoundQueue) -> bool:
-    """Whether a policy applies to a queue, if no other of its kind has a higher priority."""
+    """Whether a policy matches a queue. It applies if no matching policy has a higher priority."""
     if policy.apply_to not in _APPLIES_TO.get(queue.type, frozenset({"all", "queues"})):
         return False
     if not _UNSUPPORTED.get(queue.type, frozenset()).isdisjoint(policy.definition):
@@ -133,7 +133,7 @@ def matches(policy: Policy, queue: FoundQueue) -> bool:
 
 
 def is_readable(policy: Policy) -> bool:
-    """Whether its pattern means the same here as to the broker, whose regular expressions know a little more."""
+    """Whether Python can evaluate the policy's pattern. The broker's regular expressions have more features."""
     if "[:" in policy.pattern:
         return False
     try:
@@ -144,25 +144,25 @@ def is_readable(policy: Policy) -> bool:
 
 
 def _merged(name: str, other: Argument | None, value: Argument) -> Argument:
-    """What holds of a policy's value and an operator policy's (rabbit_policies:merge_policy_value, 3.10 to 4.3)."""
+    """The value in effect of a policy and an operator policy (rabbit_policies:merge_policy_value, 3.10 to 4.3)."""
     if isinstance(other, int | float) and isinstance(value, int | float):
-        # A negative delivery limit is none at all, so the other one holds.
+        # A negative delivery limit means no limit, so the other one is in effect.
         return max(other, value) if name == "delivery-limit" and min(other, value) < 0 else min(other, value)
     return value
 
 
 async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure) -> Snapshot:
-    """Look at an infrastructure through the management API.
+    """Read an infrastructure from the management API.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     exchanges, queues = await find_owned(api, vhost, infrastructure)
     policies = await api.policies(vhost)
     bindings = await _bindings_from(api, vhost, exchanges)
     snapshot = Snapshot(exchanges=exchanges, queues=queues, bindings=tuple(bindings), policies=policies)
 
-    # What messages go on to without a binding of ours. Where they go from there is their owner's business.
+    # Targets that messages reach without a binding of bide. Routes from there on are not part of the snapshot.
     beyond = {snapshot.alternate_of(name) for name in exchanges} | {release_exchange(one) for one in queues.values()}
     beyond_exchanges = sorted(name for name in beyond if name and name not in exchanges)
     found = await _at_once(lambda name: api.exchange(vhost, name), beyond_exchanges)
@@ -172,10 +172,10 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     follow: set[tuple[DestinationType, str]] = {(one.destination_type, one.destination) for one in snapshot.bindings}
     follow |= {("queue", name) for name in waiting if name}
     taps = infrastructure.taps()
-    # A tap that is off leaves its streams, and nothing leads there.
+    # A tap that is off leaves its streams, without bindings.
     follow |= {("queue", name) for name in (taps.names if taps else ())}
 
-    # An endpoint's exchange leads on to its queue, and may do so over other exchanges.
+    # An endpoint's exchange leads to its queue, maybe through other exchanges.
     seen: set[tuple[DestinationType, str]] = {("queue", name) for name in queues}
     seen |= {("exchange", name) for name in exchanges}
     while follow := follow - seen:
@@ -203,7 +203,7 @@ async def find_owned(
     """The exchanges and queues that belong to an infrastructure, by name.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     topology = infrastructure.topology()
     names = [*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)]
@@ -223,14 +223,14 @@ async def find_owned(
 
 
 def release_exchange(found: FoundQueue) -> str | None:
-    """The exchange that a release queue sends its messages on to; None for any other queue."""
+    """The exchange that a release queue dead-letters to; None for any other queue."""
     if RELEASE not in found.queue.name:
         return None
     return str(found.queue.arguments.get("x-dead-letter-exchange") or "") or None
 
 
 def release_target(found: FoundQueue) -> str | None:
-    """The queue that a release queue stands before; None before an exchange, and for any other queue."""
+    """The target queue of a release queue; None if its target is an exchange, and for any other queue."""
     if RELEASE not in found.queue.name or release_exchange(found) is not None:
         return None
     return str(found.queue.arguments.get("x-dead-letter-routing-key") or "") or None
@@ -255,12 +255,12 @@ async def _at_once(call: Callable[[str], Awaitable[_Answer]], names: Iterable[st
 async def ask_each(
     connection: Connection, items: Sequence[_Item], ask: Callable[[Channel, _Item], asyncio.Future[Any]]
 ) -> list[Any | BrokerError]:
-    """The broker's reply to one call for each item, or its refusal.
+    """The broker's reply to a call for each item, or the error.
 
-    A refusal closes the channel, and takes the calls behind it along: those are sent again on another.
+    A refusal closes the channel and with it the later calls, which are sent again on another channel.
 
     Raises:
-        BideError: the connection broke.
+        BideError: the connection was lost.
     """
     answers: list[Any | BrokerError] = []
     size = _IN_FLIGHT
@@ -274,7 +274,7 @@ async def ask_each(
                 raise result
             answers.append(result)
             if isinstance(result, BrokerError):
-                # Others may be refused too, as many queues of a Clock that do not exist yet.
+                # Others may be refused too, for example many queues of a Clock that do not exist yet.
                 size = 1
                 break
         if channel.is_open:

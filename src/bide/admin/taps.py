@@ -1,4 +1,4 @@
-"""Switching the taps of a delay infrastructure on and off, and their status."""
+"""Taps of a delay infrastructure on a broker: switch them on and off, and read their status."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TurnedOn:
     """What :func:`turn_on` did.
 
     Attributes:
-        created: the streams that it declared.
-        kept: the streams that were there already, with what they hold.
-        bindings: how many lead to them.
+        created: the streams that were declared.
+        kept: the streams that existed already, with their messages.
+        bindings: the number of bindings to the streams.
     """
 
     created: tuple[str, ...]
@@ -48,9 +48,9 @@ class TurnedOff:
     """What :func:`turn_off` did.
 
     Attributes:
-        kept: the streams that stay, with what they hold.
-        deleted: the streams that are gone.
-        messages: that were thrown away with them, as the broker counted them last: it does so every five seconds.
+        kept: the streams that stay, with their messages.
+        deleted: the streams that were deleted.
+        messages: the number of messages deleted with them. The broker updates this count every five seconds.
     """
 
     kept: tuple[str, ...]
@@ -63,11 +63,12 @@ class StreamStatus:
     """One of the two streams.
 
     Attributes:
-        exists: whether it is declared.
-        messages: that it holds, as the broker counted them last: it does so every five seconds.
-        bindings: how many of those that should lead to it do; None where the management API does not tell.
-        wanted: how many should.
-        arguments: of its declaration, the limits among them; empty where the management API does not tell.
+        exists: whether the stream is declared.
+        messages: the number of its messages. The broker updates this count every five seconds.
+        bindings: how many of its bindings exist; None if the management API does not report them.
+        wanted: how many bindings it should have.
+        arguments: the arguments of its declaration, including the limits; empty if the management API does not report
+            them.
     """
 
     name: str
@@ -83,12 +84,12 @@ class TapStatus:
     """The taps of one infrastructure.
 
     Attributes:
-        state: ``on``: all is there; ``off``: nothing leads to the streams; ``incomplete``: something is missing;
-            ``unknown``: only the management API could tell.
+        state: ``on``: all streams and bindings exist; ``off``: the streams have no bindings; ``incomplete``: some are
+            missing; ``unknown``: the management API, which knows the bindings, did not answer.
         streams: ``scheduled`` and ``delivered``.
-        port: where the broker listens with the stream protocol, which reads the streams fastest; 0 where it does not,
-            None where the management API does not tell.
-        why: the reason why something is not known, or empty.
+        port: the broker's port for the stream protocol, the fastest way to read the streams; 0 if it has none, None if
+            the management API does not report it.
+        why: why something is not known, or empty.
     """
 
     layout: str
@@ -107,18 +108,19 @@ class TapStatus:
 async def turn_on(
     connection: Connection, infrastructure: DelayInfrastructure, *, retention: Retention | None = None
 ) -> TurnedOn:
-    """Declare the streams and bind them; what is there already stays as it is.
+    """Declare the streams and bind them. Existing streams and bindings stay unchanged.
 
     Args:
-        connection: to the virtual host.
-        infrastructure: which has to be there.
-        retention: limits of the streams. By default those that they have, and of new ones :class:`Retention`'s own.
+        connection: a connection to the virtual host.
+        infrastructure: the infrastructure, which has to exist.
+        retention: the limits of the streams. By default existing streams keep theirs, and new ones get the defaults of
+            :class:`Retention`.
 
     Raises:
-        InvalidInputError: the infrastructure can have no taps.
-        UnsupportedBrokerError: the broker has no streams.
-        NotAppliedError: the infrastructure is not there.
-        DeclarationMismatchError: a stream exists with other limits than those given.
+        InvalidInputError: taps are not possible for this infrastructure.
+        UnsupportedBrokerError: the broker does not support streams.
+        NotAppliedError: the infrastructure does not exist.
+        DeclarationMismatchError: a stream exists with limits other than those given.
     """
     taps = taps_of(infrastructure)
     check_release(connection)
@@ -157,15 +159,15 @@ async def turn_on(
 
 
 async def turn_off(connection: Connection, infrastructure: DelayInfrastructure, *, delete: bool = False) -> TurnedOff:
-    """Remove the bindings of the taps, whether they are there or not.
+    """Remove the bindings of the taps, if they exist.
 
     Args:
-        connection: to the virtual host.
-        infrastructure: which need not be there any more.
-        delete: delete the streams, too, with all that they hold.
+        connection: a connection to the virtual host.
+        infrastructure: the infrastructure, which need not exist.
+        delete: also delete the streams with their messages.
 
     Raises:
-        InvalidInputError: the infrastructure can have no taps.
+        InvalidInputError: taps are not possible for this infrastructure.
     """
     taps = taps_of(infrastructure)
     there = await _existing(connection, taps)
@@ -181,21 +183,23 @@ async def turn_off(connection: Connection, infrastructure: DelayInfrastructure, 
     )
 
 
-async def look(connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None) -> TapStatus:
-    """Look at the taps.
+async def read_status(
+    connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
+) -> TapStatus:
+    """Read the status of the taps.
 
     Args:
-        connection: to the virtual host.
-        infrastructure: whose taps are meant.
-        api: knows the bindings; None to do without.
+        connection: a connection to the virtual host.
+        infrastructure: the infrastructure of the taps.
+        api: the management API, which reports the bindings; None works without it.
 
     Raises:
-        InvalidInputError: the infrastructure can have no taps.
+        InvalidInputError: taps are not possible for this infrastructure.
     """
     taps = taps_of(infrastructure)
     vhost = connection.url.vhost
     counts = await _existing(connection, taps)
-    # Without streams there is nothing that could be bound to them.
+    # Without streams there are no bindings.
     bound: set[Binding] | None = None if counts else set()
     details: dict[str, Mapping[str, Any]] = {}
     port: int | None = None
@@ -218,7 +222,7 @@ async def look(connection: Connection, infrastructure: DelayInfrastructure, api:
         streams[which] = StreamStatus(
             name=name,
             exists=name in counts,
-            # A node that does not lead the stream counts none over AMQP, but the API asks the one that does.
+            # Over AMQP, a node without the stream's leader counts no messages; the API asks the leader's node.
             messages=max(counts.get(name, 0), int(found.get("messages") or 0)),
             bindings=None if bound is None else len(bound.intersection(wanted)),
             wanted=len(wanted),
@@ -236,14 +240,14 @@ async def look(connection: Connection, infrastructure: DelayInfrastructure, api:
 
 
 def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """What ``bide delay verify`` says of the taps; nothing where there are none."""
+    """The findings of ``bide delay verify`` about the taps; empty if there are none."""
     taps = infrastructure.taps()
     if taps is None:
         return []
     there = [name for name in taps.names if name in snapshot.queues]
     bound = bound_taps(snapshot, taps)
     if not bound:
-        kept = f"off; {listed(there)} stay with what they hold"
+        kept = f"off; {listed(there)} stay with their messages"
         return [Finding(check="taps", status="ok", text=kept)] if there else []
     missing = len(taps.bindings) - len(bound)
     problem = (
@@ -255,14 +259,14 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
 
 
 async def unseen_taps(connection: Connection, infrastructure: DelayInfrastructure, why: str) -> list[Finding]:
-    """What it says of them without the management API, which alone knows whether the streams are bound."""
+    """The findings about the taps without the management API, which is the only source for bindings."""
     taps = infrastructure.taps()
     there = [] if taps is None else list(await _existing(connection, taps))
     return [unchecked("taps", f"{listed(there)} exist; {why}")] if there else []
 
 
 def bound_taps(snapshot: Snapshot, taps: Taps) -> list[Binding]:
-    """The bindings of the taps that are there."""
+    """The bindings of the taps that exist."""
     there = set(snapshot.bindings)
     return [one for one in taps.bindings if one in there]
 
@@ -270,7 +274,7 @@ def bound_taps(snapshot: Snapshot, taps: Taps) -> list[Binding]:
 async def find_tap_bindings(
     connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
 ) -> dict[str, list[Binding]]:
-    """The streams of the taps that exist, each with its bindings; without the API these are not known."""
+    """The existing streams of the taps, each with its bindings, which are unknown without the API."""
     taps = infrastructure.taps()
     if taps is None:
         return {}
@@ -280,7 +284,7 @@ async def find_tap_bindings(
 
 
 async def _existing(connection: Connection, taps: Taps) -> dict[str, int]:
-    """Messages in those of the streams that exist."""
+    """The number of messages in each stream that exists."""
     return await message_counts(connection, [Queue(name) for name in taps.names])
 
 
@@ -295,7 +299,7 @@ async def _check_streams(connection: Connection, taps: Taps) -> None:
 
 
 async def _bound(api: ManagementApi, vhost: str, taps: Taps) -> set[Binding]:
-    """Every binding that leads to the streams, or to what stands before them."""
+    """The bindings to the streams, or to the passage before a stream."""
     names = [*taps.names, *(one.name for one in taps.passage.queues)]
     return {binding for name in names for binding in await api.bindings(vhost, to_queue=name)}
 
@@ -309,7 +313,7 @@ def _state(taps: Taps, bound: set[Binding] | None) -> State:
 
 
 def _port(overview: Mapping[str, Any]) -> int | None:
-    """The port of the stream protocol; 0 for none, None where this user may not know."""
+    """The port of the stream protocol; 0 if there is none, None if this user may not read it."""
     listeners = overview.get("listeners")
     if not listeners:
         return None

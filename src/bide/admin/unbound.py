@@ -11,16 +11,16 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import ManagementApi
 
 _BINDING_TAKES: Final = 3.0
-"""Seconds between two looks: a client that declares a queue binds it a moment later."""
+"""Seconds between two checks: a client that declares a queue binds it a moment later."""
 
 
 async def unbound_problem(
     snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure
 ) -> str | None:
-    """What is wrong with digit queues that have no binding; None if every digit queue has one.
+    """The problem text for digit queues without a binding; None if every digit queue has one.
 
     Raises:
-        ManagementApiError: the API does not answer as it should.
+        ManagementApiError: the API gives an unexpected answer.
     """
     unbound = _unbound(snapshot, infrastructure)
     if unbound:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
-from bide.admin.declaring import is_passing
+from bide.admin.declaring import is_temporary
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.locate import private_broker
@@ -40,7 +40,7 @@ DEFAULT_PREFETCH: Final = 32
 _FLAGS: Final = ("quorum_queue", "stream_queue")
 _PREFETCH: Final = "dead_letter_worker_consumer_prefetch"
 _SECOND_LOOK: Final = 3.0
-"""Seconds between the two looks at messages that may be stuck: on a busy broker some are always on their way."""
+"""Seconds between the two checks for stuck messages: on a busy broker some are always in transit."""
 
 _REST: Final[tuple[Check, ...]] = (
     "bindings",
@@ -50,7 +50,7 @@ _REST: Final[tuple[Check, ...]] = (
     "replication",
     "stuck messages",
 )
-"""What only the management API reports."""
+"""Checks that need the management API."""
 
 _APPLY: Final = "run 'bide delay apply' with the same options"
 
@@ -58,17 +58,17 @@ _APPLY: Final = "run 'bide delay apply' with the same options"
 async def verify(
     connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
 ) -> VerifyReport:
-    """Check everything that can be checked.
+    """Run all checks.
 
-    What only the management API knows is reported as not checked where the API does not answer.
+    Checks that need the management API are reported as not checked if the API does not answer.
 
     Args:
-        connection: to the virtual host.
-        infrastructure: with the settings that it should have.
-        api: the management API of the same broker, or None to do without.
+        connection: a connection to the virtual host.
+        infrastructure: the infrastructure, with the settings that it should have.
+        api: the management API of the same broker; None works without it.
 
     Raises:
-        BideError: the connection broke.
+        BideError: the connection was lost.
     """
     vhost = connection.url.vhost
     findings = [_release(connection)]
@@ -136,7 +136,7 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
         except ManagementApiError:
             flags = {}
         if flags:
-            # From 4.0 on some of them are part of the broker, and no flags any more.
+            # Since 4.0 some of these features are always enabled and have no flag.
             off = [name for name in _FLAGS if flags.get(name, "enabled") != "enabled"]
             return judged(
                 "feature flags",
@@ -157,7 +157,7 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
 
 
 async def _still_growing(connection: Connection, infrastructure: DelayInfrastructure) -> Growing | None:
-    """The infrastructure, if clients declare each of its queues at its first use, and not all was declared ahead."""
+    """The infrastructure, if clients declare its queues at first use and not all of them were declared in advance."""
     growing = infrastructure.growing()
     if growing is None or await exists(connection, Topology([growing.complete_mark])):
         return None
@@ -167,7 +167,7 @@ async def _still_growing(connection: Connection, infrastructure: DelayInfrastruc
 async def _declared(
     connection: Connection, infrastructure: DelayInfrastructure, growing: Growing | None
 ) -> list[Finding]:
-    """Over AMQP: whether a thing exists, and for what exists whether declaring it as it should be is accepted."""
+    """Check over AMQP whether each item exists, and whether declaring it again is accepted."""
     topology = infrastructure.topology()
     findings: list[Finding] = []
     exchanges = await ask_each(
@@ -188,7 +188,7 @@ async def _declared(
 
 
 async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether the queues that the infrastructure leaves to a relay have a consumer."""
+    """Whether the queues for relays have a consumer."""
     if not infrastructure.relay_queues:
         return []
     queues = [Queue(name) for name in infrastructure.relay_queues]
@@ -213,7 +213,7 @@ async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -
 
 
 def _is_missing(answer: Any) -> bool:
-    return isinstance(answer, TargetNotFoundError) and not is_passing(answer)
+    return isinstance(answer, TargetNotFoundError) and not is_temporary(answer)
 
 
 def _compared(
@@ -251,7 +251,7 @@ async def _bindings(
     there = set(snapshot.bindings)
     unbound = None
     if growing is not None:
-        # Clients bind a queue for the words of the routing keys that they use, before the first message comes.
+        # Clients add bindings for routing keys with more words before they publish the first such message.
         wanted = [*growing.core_topology().bindings, *(one for one in wanted if one in there)]
         wanted = list(dict.fromkeys(wanted))
         unbound = await unbound_problem(snapshot, api, vhost, infrastructure)
@@ -266,7 +266,7 @@ def _shown(binding: Binding) -> str:
 
 def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     if infrastructure.relay_queues:
-        # The relay lets a message wait that its target refuses, and goes on with the others.
+        # If a target refuses a message, the relay lets it wait and continues with the others.
         return []
     problems = []
     targets = _delivered_to(snapshot, infrastructure)
@@ -296,15 +296,15 @@ def _delivery_limits(
         limit = effective_limit(given, release=release)
         if limit is not None and limit < least:
             problems.append(
-                f"the queue {found.queue.name!r} gives a message up after {limit} deliveries, and without a "
-                f"dead-letter exchange drops it; an endpoint with the usual retries needs {least}: raise the limit"
+                f"the queue {found.queue.name!r} drops a message after {limit} deliveries (or dead-letters it, if it "
+                f"has a dead-letter exchange); an endpoint with the default retries needs {least}: raise the limit"
             )
-    fine = f"{len(queues)} quorum queues are bound, all deliver a message {least} times at least"
+    fine = f"{len(queues)} quorum queues are bound, all deliver a message at least {least} times"
     return judged("delivery limits", problems, fine)
 
 
 def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
-    """The queues of others that the delivery exchange leads to, over however many exchanges."""
+    """The target queues that the delivery exchange leads to, directly or through other exchanges."""
     queues: dict[str, None] = {}
     taps = infrastructure.taps()
     follow, seen = [infrastructure.delivery_exchange], set[str]()
@@ -322,9 +322,9 @@ def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> li
 
 
 def _refuses(snapshot: Snapshot, found: FoundQueue) -> str | None:
-    """The limit over which a queue refuses messages, or None."""
+    """The length limit at which a queue refuses messages, or None."""
     policy = snapshot.policy_of(found)
-    # A quorum queue takes reject-publish-dlx for drop-head.
+    # A quorum queue treats reject-publish-dlx as drop-head.
     refusing = ("reject-publish",) if found.type == "quorum" else ("reject-publish", "reject-publish-dlx")
     if prevailing(found, "overflow", policy.get("overflow")) not in refusing:
         return None
@@ -338,7 +338,7 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
     topology = infrastructure.topology()
     names = [one.name for one in topology.exchanges if one.name in snapshot.exchanges]
     if not isinstance(infrastructure, Guarded):
-        # Its alternate exchanges are arguments, which were compared with the exchanges.
+        # Its alternate exchanges are arguments, which the check of the exchanges has compared.
         return []
     alternates = {name: snapshot.alternate_of(name) for name in names}
     bare = [name for name, alternate in alternates.items() if alternate is None]
@@ -371,7 +371,7 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
 
 def _cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     if not isinstance(infrastructure, Guarded):
-        # Its keys are its own, and each is for one target.
+        # Each of its binding keys is for one target.
         return []
     bindings = snapshot.bindings_from(infrastructure.delivery_exchange)
     problems = [
@@ -392,7 +392,7 @@ async def _stuck(
         again = (await take_snapshot(api, vhost, infrastructure)).queues
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
-        f"{count} messages are stuck in {name!r}: their due time has come and their target takes none. Fix the "
+        f"{count} messages are stuck in {name!r}: they are due, and their target accepts none. Fix the "
         "target (is it bound, is it full?); the broker tries again within three minutes"
         for name, count in second.items()
         if count

@@ -12,24 +12,24 @@ from bide.amqp import codec
 _MOST_PREFETCH: Final = 65_535
 
 ACK_DELAY: Final = 0.01
-"""Seconds that an acknowledgement waits for others: each that comes alone costs a quorum queue a log entry."""
+"""Seconds that an acknowledgement waits for others. A quorum queue writes a log entry for each frame it receives."""
 
 
 class Acks:
-    """Which deliveries are settled, and which acknowledgements are still to be sent.
+    """The settled deliveries of a channel, and the acknowledgements still to send.
 
-    One frame acknowledges many messages where every delivery before the last of them is settled too. The broker
-    numbers the deliveries of a channel from 1 on.
+    One frame can acknowledge many messages if every earlier delivery is settled too. The broker numbers the deliveries
+    of a channel from 1.
     """
 
     def __init__(self) -> None:
         self._all_to = 0
-        """Up to here every delivery is settled."""
+        """The delivery tag up to which all deliveries are settled."""
         self._ends: dict[int, int] = {}
-        """Runs of settled deliveries after that: the last of each by its first. A message that stays unsettled for long
-        must not cost more with every one that is settled after it."""
+        """Later ranges of settled deliveries: the last tag of each by its first. Ranges keep the cost constant when one
+        message stays unsettled while many after it are settled."""
         self._starts: dict[int, int] = {}
-        """The first of each run by its last."""
+        """The first tag of each range by its last."""
         self._unsent: list[int] = []
         self._repeated: list[int] = []
 
@@ -46,7 +46,7 @@ class Acks:
         self.settled(delivery_tag)
 
     def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
-        """A delivery, or all up to it, was settled in another way."""
+        """Note that a delivery, or all up to it, were settled."""
         if multiple:
             self._all_to = max(self._all_to, delivery_tag)
             for first, last in sorted(self._ends.items()):
@@ -67,10 +67,10 @@ class Acks:
             self._starts[last] = first
 
     def take(self) -> list[bytes]:
-        """The payloads of the method frames that say all that is to be said."""
+        """Remove the acknowledgements that wait, and return the payloads of their method frames."""
         together = [tag for tag in self._unsent if tag <= self._all_to]
         alone = [tag for tag in self._unsent if tag > self._all_to]
-        # The broker takes a tag that it waits for only; of those together, the last is one.
+        # The broker rejects a tag that is already settled. The last unsent tag is still unsettled on the broker.
         payloads = [_ack(max(together), multiple=len(together) > 1)] if together else []
         payloads += [_ack(tag) for tag in (*alone, *self._repeated)]
         self._unsent, self._repeated = [], []
@@ -78,41 +78,41 @@ class Acks:
 
 
 class AckSender:
-    """Sends acknowledgements, together with those that come within :data:`ACK_DELAY` of the first.
+    """Sends acknowledgements in batches: those that come within :data:`ACK_DELAY` of the first go with it.
 
     Args:
-        send: takes the payload of a method frame.
+        send: sends the payload of a method frame.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes], None]) -> None:
         self.acks = Acks()
         self.sent_at = -math.inf
-        """When the last was sent, by the clock of the loop."""
+        """When the last acknowledgement was sent, by the loop's clock."""
         self._loop = loop
         self._send = send
         self._at_once = 1
         self._handle: asyncio.Handle | None = None
 
     def expect(self, prefetch: int) -> None:
-        """Set the prefetch, 0 for no limit: acknowledgements of a quarter of it are sent at once."""
+        """Set the prefetch (0 for no limit): acknowledgements are sent early once a quarter of it is waiting."""
         self._at_once = max(1, (prefetch or _MOST_PREFETCH) // 4)
 
     def add(self, delivery_tag: int) -> None:
         """Acknowledge a delivery."""
         self.acks.add(delivery_tag)
         if len(self.acks) == self._at_once:
-            # Those that this turn of the loop still brings go with them.
+            # Acknowledgements added in this iteration of the event loop go with them.
             self._loop.call_soon(self.flush)
         elif self._handle is None:
             self._handle = self._loop.call_later(ACK_DELAY, self.flush)
 
     def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
-        """A delivery, or all up to it, was just settled by a frame that was not sent from here."""
+        """Note that a delivery, or all up to it, were just settled by a frame of another sender."""
         self.acks.settled(delivery_tag, multiple=multiple)
         self.sent_at = self._loop.time()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the acknowledgements that wait."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -121,7 +121,7 @@ class AckSender:
             self.sent_at = self._loop.time()
 
     def drop(self) -> None:
-        """Send nothing more: the channel is gone."""
+        """Discard the acknowledgements that wait: the channel is closed."""
         self.acks.take()
         self.flush()
 

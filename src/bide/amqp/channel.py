@@ -28,11 +28,11 @@ log = logger(__name__)
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_GRACE: Final = 5.0
 _ACKS_LATE: Final = 1.0
-"""Seconds after the last acknowledgement from which on the broker is taken to have passed it on."""
+"""Seconds after which the broker is assumed to have passed an acknowledgement on to the queue."""
 _ACKS_TAKEN: Final = 0.05
-"""Seconds; a broker with cores to spare was seen to pass on what it held back within 10 ms."""
+"""Seconds to wait for a broker to pass acknowledgements on; with idle cores it takes under 10 ms."""
 _ACKS_TAKEN_FACTOR: Final = 2.0
-"""The same for a broker without, in times that it took for an answer."""
+"""The same for a busy broker, as a multiple of the time that it took to answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,14 +48,14 @@ class _Consumer:
 
 
 class Channel:
-    """A channel. Calls may overlap: the broker answers them in the order in which they were sent.
+    """A channel. Calls may overlap: the broker answers them in order.
 
     When the broker closes the channel, every waiting call and publish fails with the reason.
 
     Attributes:
-        confirms: the publishes that wait for their confirms.
-        closed_with: why the channel is closed, or None while it can be used.
-        close_text: the broker's own words, where it was the broker that closed it.
+        confirms: the unconfirmed publishes.
+        closed_with: why the channel is closed; None while it is open.
+        close_text: the broker's reply text, if the broker closed the channel.
     """
 
     def __init__(self, connection: FrameSink, number: int) -> None:
@@ -74,7 +74,7 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can still be used."""
+        """Whether the channel can be used."""
         return self.closed_with is None
 
     @property
@@ -97,11 +97,11 @@ class Channel:
         return future
 
     async def open(self) -> None:
-        """Open it on the broker."""
+        """Open the channel on the broker."""
         await self.call(codec.method(20, 10, b"\x00"), commands.Channel.OpenOk)
 
     def probe(self) -> None:
-        """Open and close it, for the sake of an answer."""
+        """Open and close the channel, to make the broker answer."""
         self._write(codec.method(20, 10, b"\x00"))
         self.abandon()
 
@@ -110,30 +110,30 @@ class Channel:
         await self.call(codec.method(85, 10, b"\x00"), commands.Confirm.SelectOk)
 
     async def close(self) -> None:
-        """Close it and wait for the broker to do so: what is unacknowledged is back in its queue then."""
+        """Close the channel and wait for the broker's answer; unacknowledged messages are then back in their queues."""
         try:
-            await self.settle_up()
+            await self.settle_acks()
         finally:
-            # Also when the wait is cancelled.
+            # Close it even if the wait is cancelled.
             self.abandon()
         done, _ = await asyncio.wait({self._gone}, timeout=_CLOSE_GRACE)
         if not done:
             log.debug("the broker did not answer the closing of channel %s", self.number)
 
-    async def settle_up(self) -> None:
-        """Leave quorum queues the time to take in the acknowledgements of late.
+    async def settle_acks(self) -> None:
+        """Wait until the broker has passed recent acknowledgements on to quorum queues.
 
-        The broker passes on 32 at a time, and forgets the others when the channel closes: their messages come again.
-        It answers no acknowledgement, but whatever else a channel asks, it answers in turn: then it has read them all,
-        and how long that took says how busy it is. (To cancel the consumers would wait for their queues, but then
-        another consumer gets what comes after the messages that are to go back.)
+        A channel of the broker passes on 32 acknowledgements at a time. When it closes, the rest are lost, and their
+        messages are redelivered. The broker does not answer acknowledgements, but once it answers another method, it
+        has read them all, and the time of that answer shows how busy it is. (Cancelling the consumers would wait for
+        the queues too, but another consumer would get later messages before the unacknowledged ones are back.)
         """
         self.flush_acks()
         clock = self.connection.loop.time
         begun = clock()
         if self.closed_with is not None or begun - self._acks.sent_at > _ACKS_LATE:
             return
-        # It asks for what is so already: that messages flow.
+        # channel.flow with active=true changes nothing: messages flow already.
         flow = self.call(codec.method(20, 20, codec.bits(True)), commands.Channel.FlowOk)
         done, _ = await asyncio.wait({flow}, timeout=_CLOSE_GRACE)
         if not done or flow.exception() is not None:
@@ -143,12 +143,12 @@ class Channel:
         await asyncio.sleep(wait)
 
     def abandon(self) -> None:
-        """Close it without waiting; unconfirmed publishes fail, unacknowledged deliveries go back to their queues."""
+        """Close the channel without waiting: unconfirmed publishes fail, unacknowledged messages are requeued."""
         if self.closed_with is not None:
             return
         self.flush_acks()
         self._write(codec.method(20, 40, codec.short(200), codec.short_string("closed"), b"\x00\x00\x00\x00"))
-        # Its number stays taken until the broker has answered.
+        # The channel number stays in use until the broker has answered.
         self._closing = True
         self._close(ClosedError("the channel was closed"))
 
@@ -166,15 +166,15 @@ class Channel:
     # -- topology
 
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> asyncio.Future[Any]:
-        """Declare an exchange, or only ask whether it exists."""
+        """Declare an exchange, or only check that it exists (passive)."""
         return self.call(methods.declare_exchange(exchange, passive=passive), commands.Exchange.DeclareOk)
 
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> asyncio.Future[Any]:
-        """Declare a queue, or only ask whether it exists; the reply has its counts."""
+        """Declare a queue, or only check that it exists (passive); the reply has its counts."""
         return self.call(methods.declare_queue(queue, passive=passive), commands.Queue.DeclareOk)
 
     def bind(self, binding: Binding) -> asyncio.Future[Any]:
-        """Make a binding."""
+        """Create a binding."""
         return self.call(methods.bind(binding), commands.Queue.BindOk, commands.Exchange.BindOk)
 
     def unbind(self, binding: Binding) -> asyncio.Future[Any]:
@@ -182,7 +182,7 @@ class Channel:
         return self.call(methods.unbind(binding), commands.Queue.UnbindOk, commands.Exchange.UnbindOk)
 
     def delete_queue(self, name: str, *, if_empty: bool = False, if_unused: bool = False) -> asyncio.Future[Any]:
-        """Delete a queue; the reply has the number of messages that went with it."""
+        """Delete a queue; the reply has the number of messages deleted with it."""
         return self.call(methods.delete_queue(name, if_empty=if_empty, if_unused=if_unused), commands.Queue.DeleteOk)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> asyncio.Future[Any]:
@@ -190,7 +190,7 @@ class Channel:
         return self.call(methods.delete_exchange(name, if_unused=if_unused), commands.Exchange.DeleteOk)
 
     def purge_queue(self, name: str) -> asyncio.Future[Any]:
-        """Throw away the ready messages of a queue; the reply has their number."""
+        """Discard the ready messages of a queue; the reply has their number."""
         return self.call(methods.purge_queue(name), commands.Queue.PurgeOk)
 
     # -- publishing
@@ -206,8 +206,8 @@ class Channel:
     ) -> asyncio.Future[None]:
         """Send a message and return a future of its confirm.
 
-        The future fails with ``UnroutableError`` for a returned message, ``PublishRefusedError`` for a negative
-        confirm, and with the reason of the closing if the channel closes first. Confirms must be on.
+        The future fails with ``UnroutableError`` for a returned message, with ``PublishRefusedError`` for a negative
+        confirm, and with the channel's error if the channel closes first. Confirms must be on.
 
         Args:
             values: properties by their AMQP names.
@@ -230,7 +230,7 @@ class Channel:
         return message.future
 
     def post(self, frames: bytes, message: Unconfirmed) -> None:
-        """Send an encoded message, whose ``settle`` is called with the result. Confirms must be on.
+        """Send an encoded message; its ``settle`` is called with the result. Confirms must be on.
 
         Raises:
             BideError: the channel is closed; nothing was sent.
@@ -243,7 +243,7 @@ class Channel:
     # -- receiving
 
     async def qos(self, prefetch: int) -> None:
-        """At most this many unacknowledged deliveries per consumer; 0 for any number."""
+        """Set the prefetch: the number of unacknowledged deliveries per consumer; 0 for no limit."""
         await self.call(codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk)
         self._acks.expect(prefetch)
 
@@ -257,11 +257,11 @@ class Channel:
         exclusive: bool = False,
         no_ack: bool = False,
     ) -> str:
-        """Start a consumer and return its tag; with ``no_ack`` deliveries count as acknowledged when they are sent.
+        """Start a consumer and return its tag; with ``no_ack`` the broker treats deliveries as acknowledged.
 
         Args:
-            on_message: called for every delivery, in order.
-            on_end: called once, when no more deliveries will come: the channel closed, or the broker cancelled.
+            on_message: called for each delivery, in order.
+            on_end: called once, after the last delivery: the channel closed, or the broker cancelled the consumer.
         """
         self._consumers_made += 1
         tag = _CONSUMER_TAG.format(self._consumers_made)
@@ -285,26 +285,26 @@ class Channel:
         return tag
 
     async def cancel(self, tag: str) -> None:
-        """Stop a consumer; what it was sent and has not acknowledged stays with it until the channel closes.
+        """Cancel a consumer. Its unacknowledged messages stay with the channel until that closes.
 
-        Deliveries come until the broker has answered.
+        Deliveries may still come until the broker has answered.
         """
         await self.call(codec.method(60, 30, codec.short_string(tag), b"\x00"), commands.Basic.CancelOk)
         self._consumers.pop(tag, None)
 
     def cancel_nowait(self, tag: str) -> None:
-        """Stop a consumer without waiting; see :meth:`cancel`."""
+        """Cancel a consumer without waiting; see :meth:`cancel`."""
         self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
 
     async def get(self, queue: str) -> Delivery | None:
-        """Take one message, or None when the queue is empty. It must be settled like any delivery."""
+        """Get one message, or None if the queue is empty. It must be settled like any delivery."""
         reply: Delivery | None = await self.call(
             codec.method(60, 70, b"\x00\x00", codec.short_string(queue), b"\x00"), commands.Basic.GetEmpty
         )
         return reply
 
     def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
-        """Acknowledge a delivery, or all up to this one; single ones wait a moment for others."""
+        """Acknowledge a delivery, or all up to this one. A single acknowledgement waits briefly for others."""
         if self.closed_with is not None:
             raise self.closed_with
         if multiple:
@@ -313,11 +313,11 @@ class Channel:
             self._acks.add(delivery_tag)
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
-        """Give a delivery back to its queue, or let it be dead-lettered; a quorum queue of 4.3 counts no attempt."""
+        """Requeue or dead-letter a delivery. A quorum queue of 4.3 does not count it as a failed attempt."""
         self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple)
 
     def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
-        """Give a delivery back to its queue, counted as a failed attempt, or let it be dead-lettered."""
+        """Requeue or dead-letter a delivery. A quorum queue counts it as a failed attempt."""
         self._settle(delivery_tag, 90, codec.bits(requeue))
 
     def flush_acks(self) -> None:
@@ -332,24 +332,24 @@ class Channel:
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
             raise self.closed_with
-        # What was acknowledged before goes before.
+        # Keep the order: acknowledgements that wait go first.
         self.flush_acks()
         self._write(payload)
 
     def _write(self, payload: bytes) -> None:
         self.connection.send(codec.frame(codec.METHOD, self.number, payload))
 
-    # -- what the connection hands over
+    # -- frames from the connection
 
     def on_method(self, method: Frame) -> None:
-        """A method frame for this channel."""
+        """Handle a method frame of this channel."""
         match method:
             case commands.Channel.Close():
                 self._on_close(method)
             case commands.Channel.CloseOk() if self._closing:
                 self._end()
             case _ if self._closing:
-                # What was under way when we closed it.
+                # The broker sent it before it read the close method: ignore it.
                 return
             case commands.Basic.Cancel():
                 self._on_cancel(method)
@@ -360,25 +360,25 @@ class Channel:
 
     def _answer(self, method: Frame) -> None:
         if not self._calls or not isinstance(method, self._calls[0].replies):
-            self.connection.abort(f"an unexpected {method.name} came on channel {self.number}")
+            self.connection.abort(f"the broker sent an unexpected {method.name} on channel {self.number}")
             return
         call = self._calls.popleft()
         if not call.future.done():
             call.future.set_result(None if isinstance(method, commands.Basic.GetEmpty) else method)
 
     def on_message(self, message: Delivery | Return) -> None:
-        """A method frame that announces a message."""
+        """Handle a method frame that announces a message."""
         self._incoming = Assembly(message)
 
     def on_header(self, size: int, values: Mapping[str, Any]) -> None:
-        """A content header for this channel."""
+        """Handle a content header of this channel."""
         if self._incoming is None:
             raise ValueError("a content header without a method")
         if self._incoming.header(size, values):
             self._complete(self._incoming.message)
 
     def on_body(self, payload: bytes) -> None:
-        """A piece of a body for this channel."""
+        """Handle a body frame of this channel."""
         if self._incoming is None:
             raise ValueError("a body without a method")
         if self._incoming.body(payload):
@@ -396,11 +396,11 @@ class Channel:
             consumer = self._consumers.get(message.consumer_tag)
             if consumer is not None:
                 consumer.on_message(message)
-            # A delivery for a consumer that was just cancelled stays unsettled and returns when the channel closes.
+            # A delivery to a consumer that was just cancelled stays unsettled. It is requeued when the channel closes.
 
     def _on_got(self, delivery: Delivery) -> None:
         if not self._calls or commands.Basic.GetEmpty not in self._calls[0].replies:
-            self.connection.abort(f"an unexpected Basic.GetOk came on channel {self.number}")
+            self.connection.abort(f"the broker sent an unexpected Basic.GetOk on channel {self.number}")
             return
         call = self._calls.popleft()
         if not call.future.done():
@@ -416,14 +416,14 @@ class Channel:
     def _on_close(self, method: Any) -> None:
         self._write(codec.method(20, 41))
         if self._closing:
-            # Both closed at once: the broker answers ours too.
+            # Both sides closed at once: the broker answers our close method too.
             return
         self.close_text = method.reply_text or ""
         self._close(reply_codes.channel_error(method.reply_code or 0, self.close_text))
         self._end()
 
     def fail(self, error: BideError) -> None:
-        """The connection is gone: everything that waits gets the error."""
+        """Fail everything that waits: the connection is lost."""
         self._close(error)
         self._end()
 
@@ -441,7 +441,7 @@ class Channel:
             consumer.on_end(error)
 
     async def gone(self) -> None:
-        """Wait until the broker has closed it too, which frees its number."""
+        """Wait until the broker has closed the channel too, which frees its number."""
         await asyncio.shield(self._gone)
 
     def _end(self) -> None:

@@ -1,8 +1,8 @@
 """Encoder of AMQP 0-9-1.
 
-Encoding is ours for three reasons: it is the hot path of publishing; pamqp refuses names that RabbitMQ takes (over
-127 characters, or with characters such as ``~``); and it writes an integer in the smallest type that holds it, where
-some peers read a header only as the type that they expect (NServiceBus reads its delay as a signed 32-bit integer).
+bide has its own encoder for three reasons. Encoding is the hot path of publishing. pamqp rejects names that RabbitMQ
+accepts (over 127 characters, or with characters such as ``~``). And pamqp writes an integer in the smallest type that
+holds it, but some peers expect a certain type: NServiceBus reads its delay as a signed 32-bit integer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_END: Final = 0xCE
 FRAME_OVERHEAD: Final = 8
-"""Bytes of a frame that are not its payload."""
+"""Bytes of a frame around its payload."""
 
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 BASIC_CLASS: Final = 60
@@ -57,14 +57,14 @@ PROPERTY_FLAGS: Final = (
     ("app_id", 1 << 3),
     ("cluster_id", 1 << 2),
 )
-"""The properties in the order in which they stand in a content header, each with its flag."""
+"""The properties in the order of a content header, each with its flag."""
 
 
 def short_string(text: str) -> bytes:
     """A short string: at most 255 bytes of UTF-8.
 
     Raises:
-        InvalidInputError: it is longer, or no text that UTF-8 can carry.
+        InvalidInputError: the text is longer, or cannot be encoded as UTF-8.
     """
     raw = _utf8(text)
     if len(raw) > 255:
@@ -74,7 +74,7 @@ def short_string(text: str) -> bytes:
 
 def _utf8(text: str, name: str = "") -> bytes:
     if not isinstance(text, str):
-        raise InvalidInputError(f"{text!r} is of type {type(text).__name__}, where AMQP wants text")
+        raise InvalidInputError(f"{text!r} is of type {type(text).__name__}, where AMQP requires text")
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -113,15 +113,15 @@ def table_items(items: Mapping[str, Any]) -> bytes:
     try:
         return b"".join([short_string(name) + field_value(value, name) for name, value in items.items()])
     except RecursionError:
-        # Without the chain of a thousand calls.
-        raise InvalidInputError("a header holds tables or lists that are nested without end: send it as JSON") from None
+        # "from None" hides a traceback of a thousand nested calls.
+        raise InvalidInputError("a header holds tables or lists that are nested too deeply: send it as JSON") from None
 
 
 def field_value(value: Any, name: str = "") -> bytes:
-    """One value of a table: integers as signed 32-bit where they fit, else as signed 64-bit.
+    """One value of a table. An integer is signed 32-bit if it fits, else signed 64-bit.
 
     Args:
-        name: of the header or argument, for the error message.
+        name: the name of the header or argument, for the error message.
 
     Raises:
         InvalidInputError: the value has no AMQP type.
@@ -139,8 +139,8 @@ def field_value(value: Any, name: str = "") -> bytes:
             raise InvalidInputError(f"{name!r} is {value}, which takes more than 64 bits: send it as text")
         case float():
             if not isfinite(value):
-                # The broker cannot read it: it closes the connection, with everything that is on its way there.
-                raise InvalidInputError(f"{name!r} is {value}, which RabbitMQ does not take: send it as text")
+                # The broker cannot decode it and closes the connection, with everything in flight on it.
+                raise InvalidInputError(f"{name!r} is {value}, which RabbitMQ does not accept: send it as text")
             return _DOUBLE.pack(b"d", value)
         case None:
             return b"V"
@@ -165,9 +165,7 @@ def _seconds(value: Any, name: str) -> int:
         raise InvalidInputError(f"{name!r} is {value!r}, which has no time zone: give an aware datetime")
     seconds = int(value.timestamp())
     if seconds < 0:
-        raise InvalidInputError(
-            f"{name!r} is {value.isoformat()}, and the AMQP timestamp begins with 1970: send it as text"
-        )
+        raise InvalidInputError(f"{name!r} is {value.isoformat()}, but AMQP timestamps begin in 1970: send it as text")
     return seconds
 
 
@@ -184,10 +182,10 @@ def properties(values: Mapping[str, Any]) -> bytes:
     """The property flags and list of a content header.
 
     Args:
-        values: by the names of AMQP 0-9-1, with underscores; None and absent are the same.
+        values: the properties by their AMQP names, with underscores; None is the same as absent.
 
     Raises:
-        InvalidInputError: a value is too long or of the wrong kind.
+        InvalidInputError: a value is too long or of the wrong type.
     """
     flags = 0
     parts = []
@@ -249,11 +247,11 @@ def publish(
     body: bytes,
     frame_max: int,
 ) -> list[bytes]:
-    """The frames of one message: method, content header, and as many body frames as the frame size asks for.
+    """The frames of one message: method, content header, and as many body frames as the frame size requires.
 
     Raises:
-        InvalidInputError: the properties are too large: other than a body, they have to fit into one frame, or the
-            broker closes the connection.
+        InvalidInputError: the properties are too large. Unlike a body, they have to fit into one frame, or the broker
+            closes the connection.
     """
     start = start_of_publish(exchange=exchange, routing_key=routing_key, mandatory=mandatory)
     header = _BODY_HEADER.pack(BASIC_CLASS, 0, len(body)) + encoded_properties
@@ -263,7 +261,7 @@ def publish(
 
 
 def start_of_publish(*, exchange: str, routing_key: str, mandatory: bool) -> bytes:
-    """The payload of the method frame of a message.
+    """The payload of a ``basic.publish`` method frame.
 
     Raises:
         InvalidInputError: a name is too long.
@@ -272,7 +270,7 @@ def start_of_publish(*, exchange: str, routing_key: str, mandatory: bool) -> byt
 
 
 def publish_to(exchange: str) -> bytes:
-    """The payload of the method frame of a message up to the routing key, after which only the flags follow.
+    """The payload of a ``basic.publish`` method frame up to the routing key. Routing key and flags follow.
 
     Raises:
         InvalidInputError: the name is too long.
@@ -284,7 +282,7 @@ def check_header_size(size: int, room: int) -> None:
     """Check that the payload of a content header fits into one frame.
 
     Raises:
-        InvalidInputError: it does not.
+        InvalidInputError: the payload is larger.
     """
     if size > room:
         raise InvalidInputError(
@@ -294,5 +292,5 @@ def check_header_size(size: int, room: int) -> None:
 
 
 def body_frames(channel: int, body: bytes, room: int) -> list[bytes]:
-    """The body, in frames whose payloads have at most ``room`` bytes."""
+    """The body frames, each with a payload of at most ``room`` bytes."""
     return [frame(BODY, channel, body[place : place + room]) for place in range(0, len(body), room)]

@@ -1,4 +1,4 @@
-"""Unconfirmed messages of a channel, and the result of each."""
+"""Publisher confirms: the unconfirmed messages of a channel, and the result of each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logger(__name__)
 
 
 class Unconfirmed(ABC):
-    """A message that was sent and not yet confirmed.
+    """A message that was sent and is not yet confirmed.
 
     Attributes:
-        returned: reply code and text, once the broker returned it.
+        returned: reply code and text, once the broker has returned the message.
     """
 
     __slots__ = ("body", "exchange", "message_id", "returned", "routing_key")
@@ -33,16 +33,16 @@ class Unconfirmed(ABC):
 
     @abstractmethod
     def settle(self, error: BideError | None) -> None:
-        """Report the result; called once.
+        """Report the result. Called once.
 
         Args:
-            error: None for a confirm, ``PublishRefusedError`` for a negative one, ``UnroutableError`` for a message
-                that came back, and the reason when the channel closed before any of these.
+            error: None for a confirm, ``PublishRefusedError`` for a negative confirm, ``UnroutableError`` for a
+                returned message, and the channel's error if the channel closed before any of these.
         """
 
 
 class Awaited(Unconfirmed):
-    """One whose fate is a future's."""
+    """An unconfirmed message whose result is set on a future."""
 
     __slots__ = ("future",)
 
@@ -59,7 +59,7 @@ class Awaited(Unconfirmed):
         self.future: asyncio.Future[None] = loop.create_future()
 
     def settle(self, error: BideError | None) -> None:
-        """Let the future succeed or fail."""
+        """Set the result of the future."""
         if error is not None:
             fail(self.future, error)
         elif not self.future.done():
@@ -67,17 +67,17 @@ class Awaited(Unconfirmed):
 
 
 class Confirms:
-    """The publisher confirms of one channel. The broker numbers its messages from 1 on, in the order of sending.
+    """The publisher confirms of one channel. The broker numbers its messages from 1, in the order of sending.
 
     Attributes:
-        failed: how many messages waited when the channel closed, by exchange.
+        failed: the number of unconfirmed messages when the channel closed, by exchange.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[int, Unconfirmed] = {}
         self._sent = 0
         self._oldest = 1
-        self._looked_at = 0
+        self._last_returned = 0
         self.failed = Counter[str]()
 
     def __len__(self) -> int:
@@ -85,16 +85,16 @@ class Confirms:
 
     @property
     def waiting(self) -> Iterable[Unconfirmed]:
-        """The messages that wait, in the order of sending."""
+        """The unconfirmed messages, in the order of sending."""
         return self._waiting.values()
 
     def add(self, message: Unconfirmed) -> None:
-        """Count a message that is being sent."""
+        """Register a message that is being sent."""
         self._sent += 1
         self._waiting[self._sent] = message
 
     def settle(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
-        """The broker's answer to one message, or to all up to this one."""
+        """Handle the broker's confirm of one message, or of all up to this one."""
         delivery_tag = min(delivery_tag, self._sent)
         waiting = self._waiting
         for tag in range(self._oldest if multiple else delivery_tag, delivery_tag + 1):
@@ -105,14 +105,14 @@ class Confirms:
             self._oldest = delivery_tag + 1
 
     def returned(self, message: Return) -> None:
-        """A message came back.
+        """Handle a returned message.
 
-        A return names no delivery tag, but the broker returns in the order of sending and before it confirms. So it
-        belongs to the first message after the last returned one that it is equal to; of equal ones, bodies included,
-        it does not matter which was meant.
+        A return has no delivery tag. But the broker returns messages in the order of sending, and each before its
+        confirm. The return therefore belongs to the first equal message after the previously returned one. Among equal
+        messages with equal bodies it does not matter which one is marked.
         """
         message_id = message.values.get("message_id")
-        for tag in range(max(self._looked_at + 1, self._oldest), self._sent + 1):
+        for tag in range(max(self._last_returned + 1, self._oldest), self._sent + 1):
             entry = self._waiting.get(tag)
             if (
                 entry is not None
@@ -122,12 +122,12 @@ class Confirms:
                 and entry.body == message.body
             ):
                 entry.returned = (message.reply_code, message.reply_text)
-                self._looked_at = tag
+                self._last_returned = tag
                 return
         log.warning("the broker returned a message that is not waiting for a confirm")
 
     def fail(self, error: BideError) -> None:
-        """No more answers will come. What was returned is known to be unroutable all the same."""
+        """Fail the unconfirmed messages: the channel is closed. Messages already returned fail as unroutable."""
         waiting, self._waiting = self._waiting, {}
         self.failed.update(entry.exchange for entry in waiting.values())
         for entry in waiting.values():
@@ -160,8 +160,8 @@ def _described(entry: Unconfirmed) -> str:
 
 
 def fail(future: asyncio.Future[Any], error: BideError) -> None:
-    """Let a future fail whether or not it is awaited."""
+    """Set an error on a future, without a warning if the future is never awaited."""
     if not future.done():
         future.set_exception(error)
-        # Read once, because not every caller awaits a future that fails together with hundreds of others.
+        # Retrieve the exception: callers do not await each of hundreds of futures that fail together.
         future.exception()

@@ -32,8 +32,8 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 MAX_FRAME: Final = 1 << 24
-"""Bytes that no frame has, except one from a peer that does not speak AMQP; the headers of a message that was
-dead-lettered often may well be over the agreed frame size."""
+"""The largest frame accepted, in bytes. A larger size means that the peer does not speak AMQP. The limit is above the
+negotiated frame size, which the headers of a message that was dead-lettered often can exceed."""
 
 _FRAME: Final = struct.Struct(">BHI")
 _TAG_AND_BITS: Final = struct.Struct(">QB")
@@ -43,17 +43,17 @@ _CLOSE_GRACE: Final = 5.0
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Open it with :meth:`open`; it never reconnects (the client does).
+    """One connection. Open it with :meth:`open`. It never reconnects; the client does.
 
     Attributes:
-        server: the server's properties, as it sent them.
+        server: the server's properties, as received.
         release: RabbitMQ's release, such as ``(4, 3, 6)``.
-        frame_max: the largest frame, in bytes.
-        opened: done when the broker let us in, or failed with the reason why not.
-        lost: done when the connection is no longer usable; its result says why.
-        heartbeat: knows when bytes came last.
-        answers: how many confirms and replies came, heartbeats and answers to :meth:`probe` not counted.
-        trouble: what is known of a node that answers nothing or confirms nothing, for errors; empty while all is well.
+        frame_max: the largest frame to send, in bytes.
+        opened: done when the broker has opened the connection, or failed with the reason.
+        lost: done when the connection is no longer usable; the result is the reason.
+        heartbeat: the heartbeats, and when bytes were last received.
+        answers: the number of confirms and replies received, without heartbeats and answers to :meth:`probe`.
+        trouble: for errors, a description of a node that does not answer or confirm; empty otherwise.
     """
 
     def __init__(self, url: BrokerUrl, address: str) -> None:
@@ -79,26 +79,26 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: BrokerUrl, *, last: str = "") -> Connection:
-        """Connect to the first host that lets us in; they are tried in random order unless the URL says otherwise.
+        """Connect to the first host that accepts. Hosts are tried in random order unless the URL says otherwise.
 
         Args:
-            last: address of a host to try only when no other lets us in.
+            last: the address of a host to try last.
 
-        Raises: where none does, what the most telling of them said.
-            BrokerUnreachableError: none answers; TlsError where TLS was the reason.
+        Raises: if no host accepts, the most specific of their errors.
+            BrokerUnreachableError: no host answers; TlsError if TLS is the reason.
             AuthenticationError: wrong user or password.
-            VirtualHostError: the virtual host is unknown or closed to this user.
+            VirtualHostError: the virtual host does not exist, or this user may not enter it.
             ProtocolError: the peer does not speak AMQP 0-9-1.
             InvalidInputError: the name of the virtual host is too long.
         """
-        codec.short_string(url.vhost)  # too long a name should fail here, not when it is its turn to be sent
+        codec.short_string(url.vhost)  # so that a name that is too long fails before the handshake
         failures: list[BrokerError] = []
         hosts = random.sample(url.hosts, len(url.hosts)) if url.shuffle else list(url.hosts)
         for host, port in sorted(hosts, key=lambda one: address_of(*one) == last):
             try:
                 return await cls._open_one(url, host, port)
             except BrokerError as error:
-                # Also a refusal: a node that shuts down, or has left the cluster, says nothing about the others.
+                # Try the next host after a refusal too: a node that shuts down, or has left the cluster, refuses.
                 failures.append(error)
         raise reply_codes.of_hosts(failures)
 
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
                 return connection
         except TimeoutError as error:
             raise BrokerUnreachableError(
-                f"the broker at {address} did not answer within {seconds:g} s: is it RabbitMQ, and is it up?"
+                f"the broker at {address} did not answer within {seconds:g} s: check that it is RabbitMQ and running"
             ) from error
         except ssl.SSLError as error:
             raise TlsError(f"TLS with {address} failed: {tls_reason(error)}") from error
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         return self.url.transport.now()
 
     def monotonic(self) -> float:
-        """Seconds by a clock that cannot be set: the rest of a delay is counted by it when a message is repeated."""
+        """Seconds of a monotonic clock. The rest of a delay is counted by it when a message is sent again."""
         return self.url.transport.monotonic()
 
     @property
@@ -143,45 +143,45 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether the connection can be used."""
         return self._is_open and not self.lost.done()
 
     @property
     def blocked_by(self) -> str | None:
-        """Why the broker takes no publishes at the moment (an alarm), or None."""
+        """Why the broker has blocked publishing (an alarm), or None."""
         return self._writer.blocked_by
 
     @property
     def is_writable(self) -> bool:
-        """Whether the broker and the socket take more at once; what is sent all the same waits in memory."""
+        """Whether broker and socket accept more now. If not, frames that are sent wait in memory."""
         return self._writer.is_writable
 
     def when_writable(self, callback: Callable[[], None]) -> None:
-        """Call back once, as soon as the broker and the socket take more, or when the connection broke."""
+        """Call back once, as soon as broker and socket accept more, or when the connection is lost."""
         self._writer.when_writable(callback)
 
     async def writable(self) -> None:
-        """Wait until the broker and the socket take more: backpressure for publishers.
+        """Wait until broker and socket accept more: backpressure for publishers.
 
         Raises:
-            BideError: the connection broke.
+            BideError: the connection was lost.
         """
         await self._writer.writable()
         if self.lost.done():
             raise self.lost.result()
 
     async def drained(self) -> None:
-        """Wait until the socket takes more, whether or not the broker takes publishes.
+        """Wait until the socket accepts more, even while the broker has blocked publishing.
 
         Raises:
-            BideError: the connection broke.
+            BideError: the connection was lost.
         """
         await self._writer.drained()
         if self.lost.done():
             raise self.lost.result()
 
     async def channel(self, *, confirms: bool = False) -> Channel:
-        """Open a channel; ``async with`` closes it. If all numbers are taken, wait for one that is being closed.
+        """Open a channel; ``async with`` closes it. If all numbers are in use, wait for a channel that is closing.
 
         Raises:
             BideError: the connection is closed, or has no channel number left.
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
             if confirms:
                 await channel.confirm_select()
         except BaseException:
-            # A caller that was cancelled must not leave it open.
+            # If the caller was cancelled, the channel must not stay open.
             channel.abandon()
             raise
         return channel
@@ -216,19 +216,19 @@ class Connection(asyncio.Protocol):
         return any(channel.is_waiting for channel in self._channels.values())
 
     def probe(self) -> None:
-        """Ask the node for a sign of life: what it answers shows in ``heartbeat.received_at``."""
+        """Make the node answer: the answer updates ``heartbeat.received_at``."""
         number = self.channel_max
-        # An earlier probe that is not answered yet serves as well.
+        # A probe that is still unanswered serves as well.
         if number not in self._channels:
             channel = self._channels[number] = Channel(self, number)
             channel.probe()
 
     async def close(self) -> None:
-        """Close it, with the handshake that lets the broker see a clean end, and wait until the socket is closed."""
+        """Close the connection with the closing handshake, and wait until the socket is closed."""
         if self._transport is None:
             return
         try:
-            await asyncio.gather(*(channel.settle_up() for channel in self._channels.values()))
+            await asyncio.gather(*(channel.settle_acks() for channel in self._channels.values()))
             if not self.lost.done():
                 self.send(codec.frame(codec.METHOD, 0, close_connection()))
                 async with asyncio.timeout(_CLOSE_GRACE):
@@ -240,11 +240,11 @@ class Connection(asyncio.Protocol):
         await asyncio.shield(self._ended)
 
     def abort(self, reason: str) -> None:
-        """Give the connection up because the peer broke the rules."""
-        self.give_up(ProtocolError(f"the connection to {self.address} was given up: {reason}"))
+        """Close the connection because the peer broke the protocol."""
+        self.give_up(ProtocolError(f"the connection to {self.address} was closed: {reason}"))
 
     def forget(self, number: int) -> None:
-        """The number of a closed channel is free again."""
+        """Free the number of a closed channel."""
         self._channels.pop(number, None)
 
     # -- output
@@ -253,35 +253,35 @@ class Connection(asyncio.Protocol):
         """Queue frames for the socket."""
         self._writer.send(*frames)
 
-    def hold(self) -> None:
-        """Read no more for a moment, so that the broker sends no more. Heartbeats need it to be short."""
+    def pause_reading(self) -> None:
+        """Stop reading for a moment, so that the broker stops sending. Keep it shorter than the heartbeat interval."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def go_on(self) -> None:
-        """Read again."""
+    def resume_reading(self) -> None:
+        """Resume reading."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """The socket's buffer is full."""
+        """Hold senders back: the socket's buffer is full."""
         self._writer.pause()
 
     def resume_writing(self) -> None:
-        """The socket's buffer has room again."""
+        """Release senders: the socket's buffer has room again."""
         self._writer.resume()
 
     # -- input
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected: begin the handshake."""
+        """Begin the handshake: the socket is connected."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._writer.connect(transport)
         self.send(codec.PROTOCOL_HEADER)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The socket is gone."""
+        """Close the connection: the socket is closed."""
         if self._abort_handle is not None:
             self._abort_handle.cancel()
         if not self._ended.done():
@@ -289,9 +289,9 @@ class Connection(asyncio.Protocol):
         self.give_up(lost_error(error, self.url, self.address, is_open=self._is_open))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came in."""
+        """Decode received bytes and handle the complete frames."""
         self.heartbeat.received_at = self.loop.time()
-        # What is whole when it comes, as nearly everything is, is not copied before it is read.
+        # Nearly all data arrives in complete frames, which are decoded without copying them into the buffer.
         kept = self._buffer
         buffer: bytes | bytearray = data
         if kept:
@@ -303,19 +303,19 @@ class Connection(asyncio.Protocol):
                 kind, channel, size = _FRAME.unpack_from(buffer, place)
                 stop = place + codec.FRAME_OVERHEAD + size
                 if kind not in (codec.METHOD, codec.HEADER, codec.BODY, codec.HEARTBEAT) or size > MAX_FRAME:
-                    self.abort(f"it sent {bytes(buffer[place : place + 8])!r}, which is not AMQP 0-9-1")
+                    self.abort(f"the peer sent {bytes(buffer[place : place + 8])!r}, which is not AMQP 0-9-1")
                     return
                 if stop > end:
                     break
                 if buffer[stop - 1] != codec.FRAME_END:
-                    self.abort("a frame does not end as frames do")
+                    self.abort("the peer sent a frame without the frame-end octet")
                     return
                 self._on_frame(kind, channel, bytes(buffer[place:stop]))
                 place = stop
                 if self.lost.done():
                     return
         except (ValueError, struct.error) as error:
-            self.abort(f"it sent something that cannot be read ({error})")
+            self.abort(f"the peer sent a frame that cannot be decoded ({error})")
         finally:
             if kept:
                 del kept[:place]
@@ -330,7 +330,7 @@ class Connection(asyncio.Protocol):
             return
         channel = self._channels.get(number)
         if channel is None:
-            # What was under way when we closed the channel.
+            # The broker sent it before it read that the channel was closed: ignore it.
             return
         if channel.is_open:
             self.answers += 1
@@ -358,17 +358,17 @@ class Connection(asyncio.Protocol):
                     self.opened.set_result(None)
             case commands.Connection.Blocked():
                 self._writer.block(method.reason or "an alarm")
-                log.warning("the broker at %s takes no publishes: %s", self.address, self.blocked_by)
+                log.warning("the broker at %s blocks publishing: %s", self.address, self.blocked_by)
             case commands.Connection.Unblocked():
                 self._writer.block(None)
-                log.info("the broker at %s takes publishes again", self.address)
+                log.info("the broker at %s accepts publishes again", self.address)
             case commands.Connection.Close():
                 self._on_close(method)
             case commands.Connection.CloseOk():
                 if not self._closed.done():
                     self._closed.set_result(None)
             case _:
-                self.abort(f"an unexpected {method.name} came on channel 0")
+                self.abort(f"the broker sent an unexpected {method.name} on channel 0")
 
     def _on_start(self, method: Any) -> None:
         self.server = dict(method.server_properties or {})
@@ -405,11 +405,11 @@ class Connection(asyncio.Protocol):
         )
 
     def give_up(self, error: BideError, *, politely: bool = False) -> None:
-        """End everything, with this reason.
+        """Close the connection: all channels, calls and publishes fail with this error.
 
         Args:
-            politely: let the socket send what is still queued. Else it is cut: a peer that does not read any more would
-                keep it open for ever.
+            politely: let the socket send what is still queued. Otherwise the socket is aborted at once, because a peer
+                that no longer reads would keep it open forever.
         """
         if self.lost.done():
             return
@@ -421,7 +421,7 @@ class Connection(asyncio.Protocol):
         self._channels.clear()
         if not self.opened.done():
             self.opened.set_exception(error)
-            # It is not awaited when the time limit ended the opening.
+            # Retrieve the exception: opened is not awaited if the timeout ended the opening.
             self.opened.exception()
         if not self._closed.done():
             self._closed.set_result(None)

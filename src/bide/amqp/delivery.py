@@ -1,4 +1,4 @@
-"""Deliveries, put together from their method, header and body frames."""
+"""Deliveries, assembled from their method, header and body frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Delivery:
     """A message as the broker sent it.
 
     Attributes:
-        consumer_tag: of the consumer that it is for; empty for a delivery by ``get``.
+        consumer_tag: the tag of its consumer; empty for a delivery by ``get``.
         values: the properties by their AMQP names; absent ones are left out.
         message_count: messages left in the queue, for a delivery by ``get``.
     """
@@ -29,7 +29,7 @@ class Delivery:
 
 @dataclass(slots=True, kw_only=True)
 class Return:
-    """A message of ours that no queue takes."""
+    """A published message that the broker returned, because no queue takes it."""
 
     reply_code: int
     reply_text: str
@@ -40,7 +40,7 @@ class Return:
 
 
 class Assembly:
-    """One message, of which the content header and the pieces of the body are still to come."""
+    """A message that is being received: its content header and body frames are still to come."""
 
     __slots__ = ("_parts", "_remaining", "_started", "message")
 
@@ -51,10 +51,10 @@ class Assembly:
         self._started = False
 
     def header(self, size: int, values: Mapping[str, Any]) -> bool:
-        """Take the content header, and tell whether the message is complete with it.
+        """Add the content header, and return whether the message is complete.
 
         Raises:
-            ValueError: there was one before.
+            ValueError: the message has a content header already.
         """
         if self._started:
             raise ValueError("a second content header")
@@ -64,10 +64,10 @@ class Assembly:
         return not size
 
     def body(self, payload: bytes) -> bool:
-        """Take a piece of the body, and tell whether the message is complete with it.
+        """Add a body frame, and return whether the message is complete.
 
         Raises:
-            ValueError: it is more than the content header announced.
+            ValueError: the body is longer than the content header announced.
         """
         self._remaining -= len(payload)
         if self._remaining < 0 or not self._started:

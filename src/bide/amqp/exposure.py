@@ -1,4 +1,4 @@
-"""Warnings about passwords that are sent without protection."""
+"""Warnings about passwords sent without TLS, or without checking the certificate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 _warned: Final[set[str]] = set()
-"""Warnings of this process: each is given once."""
+"""Warnings that this process has logged. Each is logged once."""
 
 
-class Ends(Protocol):
-    """A connected socket, as far as its two addresses go."""
+class SocketAddresses(Protocol):
+    """The two addresses of a connected socket."""
 
     def getpeername(self) -> Any:
         """The remote address."""
@@ -25,35 +25,57 @@ class Ends(Protocol):
         """The local address."""
 
 
-def warn_about_exposure(url: BrokerUrl, socket: Ends) -> None:
-    """Warn, once per process and address, where the password can be read on its way.
+def warn_about_exposure(url: BrokerUrl, socket: SocketAddresses) -> None:
+    """Warn, once per process and address, if the password can be read on the network.
 
     Args:
-        url: what the connection was opened with.
-        socket: connected to one of its hosts.
+        url: the URL of the connection.
+        socket: a socket connected to one of its hosts.
     """
-    if url.transport is not TCP:
+    ends = _ends(socket) if url.transport is TCP else None
+    if ends is None:
         return
-    try:
-        peer, own = socket.getpeername(), socket.getsockname()
-    except OSError:
-        # The peer has closed the connection already.
-        return
+    peer, own = ends
     address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
     if url.tls and not url.verify:
         _warn(
             f"the certificate of the broker at {address} is not checked (verify=false), so another server can pose as "
             "it and read the password and all messages: give the authority with cafile=... in the URL instead"
         )
-    elif (
-        not url.tls
-        and not url.external
-        and not (peer[0] == own[0] or ip_address(peer[0].partition("%")[0]).is_loopback)
-    ):
+    elif not url.tls and not url.external and _is_elsewhere(peer, own):
         _warn(
-            f"the password of the user {url.user!r} goes to the broker at {address} without TLS, and can be read on "
+            f"the password of the user {url.user!r} is sent to the broker at {address} without TLS, and can be read on "
             "the network: use amqps:// and the broker's TLS port"
         )
+
+
+def warn_about_http(base: str, user: str, socket: SocketAddresses) -> None:
+    """Warn, once per process and address, if the password for a management API can be read on the network.
+
+    Args:
+        base: the start of the URL of the management API.
+        user: the user whose password is sent.
+        socket: a socket connected to the management API.
+    """
+    ends = _ends(socket)
+    if ends is not None and base.startswith("http:") and _is_elsewhere(*ends):
+        _warn(
+            f"the password of the user {user!r} is sent to the management API at {base} without TLS, and can be read "
+            "on the network: name an https:// address with --management-url, or management_url=... in Python"
+        )
+
+
+def _ends(socket: SocketAddresses) -> tuple[Any, Any] | None:
+    """The remote and the local address, or None if the peer has closed the connection already."""
+    try:
+        return socket.getpeername(), socket.getsockname()
+    except OSError:
+        return None
+
+
+def _is_elsewhere(peer: Any, own: Any) -> bool:
+    """Whether the other end of a connection is another machine."""
+    return peer[0] != own[0] and not ip_address(peer[0].partition("%")[0]).is_loopback
 
 
 def _warn(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The part of a connection that a channel uses."""
+"""The interface of a connection towards its channels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class FrameSink(Protocol):
-    """A connection, as its channels and their consumers use it; see :class:`bide.amqp.connection.Connection`."""
+    """What channels and their consumers use of a :class:`bide.amqp.connection.Connection`."""
 
     loop: asyncio.AbstractEventLoop
     frame_max: int
@@ -19,7 +19,7 @@ class FrameSink(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether the connection can be used."""
 
     def now(self) -> datetime:
         """The time in UTC."""
@@ -28,13 +28,13 @@ class FrameSink(Protocol):
         """Queue frames for the socket."""
 
     async def writable(self) -> None:
-        """Wait until the broker and the socket take more."""
+        """Wait until broker and socket accept more."""
 
     async def drained(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket accepts more."""
 
     def abort(self, reason: str) -> None:
-        """Give the connection up because the broker broke the rules."""
+        """Close the connection because the broker broke the protocol."""
 
     def forget(self, number: int) -> None:
-        """The number of a closed channel is free again."""
+        """Free the number of a closed channel."""

@@ -17,7 +17,7 @@ from bide.version import VERSION
 
 
 def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
-    """The release in the server's properties as numbers: ``(3, 10, 8)``; a pre-release suffix is cut."""
+    """The release in the server's properties as numbers: ``(3, 10, 8)``. A pre-release suffix is dropped."""
     text = str(properties.get("version", ""))
     numbers = []
     for part in text.split("-")[0].split("+")[0].split("."):
@@ -28,14 +28,14 @@ def release_of(properties: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | None = None) -> bytes:
-    """Who we are: the answer to ``connection.start``.
+    """The answer to ``connection.start``: login and client properties.
 
     Args:
-        offered: the mechanisms that the server names, separated by spaces.
-        transport: the connection; a warning is logged where the password can be read on its way.
+        offered: the authentication mechanisms that the server offers, separated by spaces.
+        transport: the connection's transport; a warning is logged if the password can be read on the network.
 
     Raises:
-        AuthenticationError: the server does not offer ours, so that neither name nor password is sent.
+        AuthenticationError: the server does not offer the mechanism of the URL; no user name or password is sent.
     """
     mechanism, response = ("EXTERNAL", b"") if url.external else ("PLAIN", f"\0{url.user}\0{url.password}".encode())
     if mechanism not in offered.split():
@@ -75,26 +75,26 @@ def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | No
 
 
 def tune_ok(channel_max: int, frame_max: int, heartbeat: int) -> bytes:
-    """The limits that we accept: the answer to ``connection.tune``."""
+    """The answer to ``connection.tune``: the limits of the connection."""
     return codec.method(10, 31, codec.short(channel_max), codec.long(frame_max), codec.short(heartbeat))
 
 
 def open_vhost(vhost: str) -> bytes:
-    """The wish to enter a virtual host."""
+    """The method that opens a virtual host."""
     return codec.method(10, 40, codec.short_string(vhost), b"\x00", b"\x00")
 
 
 def close_connection() -> bytes:
-    """The method that ends a connection in order."""
+    """The method that closes a connection."""
     return codec.method(10, 50, codec.short(200), codec.short_string("closed"), b"\0\0\0\0")
 
 
 def lost_error(error: Exception | None, url: BrokerUrl, address: str, *, is_open: bool) -> BrokerError:
-    """The error for a connection whose socket is gone.
+    """The error for a connection whose socket was closed.
 
     Args:
-        error: of the socket, if it had one.
-        is_open: whether the broker had let us in.
+        error: the error of the socket, if there was one.
+        is_open: whether the handshake was complete.
     """
     if isinstance(error, ssl.SSLError):
         return TlsError(f"TLS with {address} failed: {tls_reason(error)}")
@@ -102,7 +102,7 @@ def lost_error(error: Exception | None, url: BrokerUrl, address: str, *, is_open
     if is_open:
         return ConnectionLostError(f"the connection to the broker at {address} was lost{reason}")
     if url.certfile and isinstance(error, ConnectionResetError):
-        # Since TLS 1.3 a certificate is refused after the handshake, and a reset can overtake the broker's word.
+        # Since TLS 1.3 a certificate is rejected after the handshake, and a TCP reset can overtake the alert.
         return TlsError(f"TLS with {address} failed: {refused_certificate(str(error))}")
     return BrokerUnreachableError(
         f"the broker at {address} closed the connection during the handshake{reason}: does this port speak "
@@ -111,10 +111,10 @@ def lost_error(error: Exception | None, url: BrokerUrl, address: str, *, is_open
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Why a TLS handshake failed, and the way out."""
+    """Why a TLS handshake failed, and how to fix it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate is not to be trusted ({error.verify_message}): give the right authority with "
+            f"the certificate is not trusted ({error.verify_message}): give the right authority with "
             "cafile=... in the URL"
         )
     if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
@@ -125,8 +125,8 @@ def tls_reason(error: ssl.SSLError) -> str:
 
 
 def refused_certificate(reason: str) -> str:
-    """That the broker would not have us, and the way out."""
+    """That the broker rejected the client certificate, and how to fix it."""
     return (
-        f"the broker does not accept our certificate ({reason}): give one that it trusts with certfile=... and "
+        f"the broker does not accept the client certificate ({reason}): give one that it trusts with certfile=... and "
         "keyfile=... in the URL"
     )

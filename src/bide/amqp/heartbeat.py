@@ -10,17 +10,17 @@ from bide.amqp import codec
 from bide.amqp.writer import Writer
 
 _SILENT_BEATS: Final = 4
-"""Half intervals in a row without a byte, after which the peer is taken for dead."""
+"""The number of half intervals in a row without a byte after which the peer counts as dead."""
 
 
 class Heartbeat:
-    """Sends heartbeats, and notices that none come.
+    """Sends heartbeats, and detects that the peer is silent.
 
     Args:
-        on_silence: called once, with the seconds since bytes came last.
+        on_silence: called once, with the seconds since bytes were last received.
 
     Attributes:
-        received_at: when bytes came last, by the loop's clock.
+        received_at: when bytes were last received, by the loop's clock.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, writer: Writer, on_silence: Callable[[float], None]) -> None:
@@ -34,19 +34,19 @@ class Heartbeat:
         self.received_at = loop.time()
 
     def start(self, seconds: int) -> None:
-        """Begin, with this interval; 0 is never."""
+        """Start heartbeats with this interval; 0 disables them."""
         if seconds:
             self._half = seconds / 2
             self._handle = self._loop.call_later(self._half, self._beat)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop heartbeats."""
         if self._handle is not None:
             self._handle.cancel()
 
     def _beat(self) -> None:
         now = self._loop.time()
-        # Beats are counted and not seconds: nothing can be received while the event loop is blocked.
+        # Silent half intervals are counted, not seconds: a blocked event loop cannot receive anything.
         self._silent_beats = 0 if self.received_at > self._beat_at else self._silent_beats + 1
         self._beat_at = now
         if self._silent_beats >= _SILENT_BEATS:

@@ -10,12 +10,12 @@ from bide.topology import Binding, Exchange, Queue
 _EXCHANGE: Final = 40
 _QUEUE: Final = 50
 _TICKET: Final = b"\x00\x00"
-"""Of access control that AMQP once had."""
+"""The access ticket: a reserved field of AMQP 0-9-1."""
 _WAIT: Final = b"\x00"
 
 
 def declare_exchange(exchange: Exchange, *, passive: bool) -> bytes:
-    """Declare an exchange, or only ask whether it exists."""
+    """Declare an exchange, or only check that it exists (passive)."""
     return codec.method(
         _EXCHANGE,
         10,
@@ -28,7 +28,7 @@ def declare_exchange(exchange: Exchange, *, passive: bool) -> bytes:
 
 
 def declare_queue(queue: Queue, *, passive: bool) -> bytes:
-    """Declare a queue, or only ask whether it exists."""
+    """Declare a queue, or only check that it exists (passive)."""
     return codec.method(
         _QUEUE,
         10,
@@ -40,20 +40,20 @@ def declare_queue(queue: Queue, *, passive: bool) -> bytes:
 
 
 def bind(binding: Binding) -> bytes:
-    """Make a binding."""
+    """Create a binding."""
     if binding.destination_type == "queue":
-        return codec.method(_QUEUE, 20, *_ends(binding), _WAIT, codec.table(binding.arguments))
-    return codec.method(_EXCHANGE, 30, *_ends(binding), _WAIT, codec.table(binding.arguments))
+        return codec.method(_QUEUE, 20, *_names(binding), _WAIT, codec.table(binding.arguments))
+    return codec.method(_EXCHANGE, 30, *_names(binding), _WAIT, codec.table(binding.arguments))
 
 
 def unbind(binding: Binding) -> bytes:
-    """Remove a binding; of a queue, there is no way not to wait for it."""
+    """Remove a binding. ``queue.unbind`` has no no-wait flag, ``exchange.unbind`` has one."""
     if binding.destination_type == "queue":
-        return codec.method(_QUEUE, 50, *_ends(binding), codec.table(binding.arguments))
-    return codec.method(_EXCHANGE, 40, *_ends(binding), _WAIT, codec.table(binding.arguments))
+        return codec.method(_QUEUE, 50, *_names(binding), codec.table(binding.arguments))
+    return codec.method(_EXCHANGE, 40, *_names(binding), _WAIT, codec.table(binding.arguments))
 
 
-def _ends(binding: Binding) -> tuple[bytes, ...]:
+def _names(binding: Binding) -> tuple[bytes, ...]:
     names = (binding.destination, binding.source, binding.routing_key)
     return _TICKET, *(codec.short_string(name) for name in names)
 
@@ -69,5 +69,5 @@ def delete_exchange(name: str, *, if_unused: bool) -> bytes:
 
 
 def purge_queue(name: str) -> bytes:
-    """Throw away the ready messages of a queue."""
+    """Discard the ready messages of a queue."""
     return codec.method(_QUEUE, 30, _TICKET, codec.short_string(name), _WAIT)

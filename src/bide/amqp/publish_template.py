@@ -1,7 +1,7 @@
 """Pre-encoded frames of similar messages, completed with the fields that differ.
 
-Encoding a publish value by value takes more time than everything else that is done for it, and most of its bytes are
-the same for all messages of a kind.
+Encoding a publish field by field takes more time than the rest of the publish, and similar messages have most of these
+bytes in common.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ _CORRELATION_ID: Final = _FLAGS["correlation_id"]
 _TIMESTAMP: Final = _FLAGS["timestamp"]
 
 _BEFORE: Final = 14
-"""Bytes in the payload of a content header before the properties: class, weight, body size, flags."""
+"""Bytes before the properties in the payload of a content header: class, weight, body size, flags."""
 
 
 class PublishTemplate:
-    """The properties that messages of a kind share, encoded.
+    """The encoded properties that similar messages share.
 
     Args:
-        values: by their AMQP names, without those that are filled in: headers, correlation id, message id, timestamp.
-        frame_max: of the connection, in bytes.
+        values: the shared properties by their AMQP names. Headers, correlation id, message id and timestamp are filled
+            in for each message.
+        frame_max: the connection's maximum frame size in bytes.
 
     Raises:
-        InvalidInputError: a value is too long or of the wrong kind.
+        InvalidInputError: a value is too long or of the wrong type.
     """
 
     __slots__ = ("_above", "_below", "_fixed", "_flags", "_lower", "_room", "_top", "_upper")
@@ -62,11 +63,11 @@ class PublishTemplate:
         correlation_id: str | None = None,
         timestamp: datetime | None = None,
     ) -> bytes:
-        """All frames of one message: method, content header, and as many body frames as the frame size asks for.
+        """All frames of one message: method, content header, and as many body frames as the frame size requires.
 
         Args:
             start: the payload of the method frame, see :func:`codec.start_of_publish`.
-            headers: the items of their table, encoded; empty for no headers.
+            headers: the encoded items of the header table; empty for no headers.
             message_id: at most 255 bytes of UTF-8.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The broker's reply codes as exceptions."""
+"""AMQP reply codes as exceptions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_ALLOWED: Final = 530
 NOT_IMPLEMENTED: Final = 540
 
 NOT_MODELLED: Final = "the memory broker does not model "
-"""What the broker in memory begins a reply text with where RabbitMQ would not refuse."""
+"""The start of a reply text of the in-memory broker for a feature that RabbitMQ has and the in-memory broker lacks."""
 
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?P<kind>exchange|queue) '(?P<name>.*)' in vhost '[^']*':"
@@ -40,7 +40,7 @@ _INEQUIVALENT: Final = re.compile(
 _CUT_SHORT: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?P<kind>exchange|queue) '(?P<name>.*)\.\.\.", re.DOTALL
 )
-"""The same in a reply text that the broker cut at 255 bytes, as it does for long names."""
+"""The same in a reply text that the broker truncated at 255 bytes, which happens with long names."""
 
 _NOT_EMPTY: Final = re.compile(r"queue '(?P<name>.*)' in vhost '[^']*' (?:is )?not empty")
 _EXCHANGE: Final = re.compile(r"exchange '(?P<name>.*)' in vhost", re.DOTALL)
@@ -54,7 +54,7 @@ def channel_error(code: int, text: str) -> BrokerError:
     if code == ACCESS_REFUSED and "reserved prefix" in reason:
         return AccessRefusedError(f"{reason}: choose another name", reply_code=code)
     if code == ACCESS_REFUSED and "exclusive use" in reason:
-        return AccessRefusedError(f"{reason}: another consumer has it for itself; wait for its end", reply_code=code)
+        return AccessRefusedError(f"{reason}: another consumer uses it exclusively; wait for its end", reply_code=code)
     if code == ACCESS_REFUSED:
         return AccessRefusedError(f"{reason}: give this user the permission, or use another", reply_code=code)
     if code == NOT_FOUND:
@@ -62,7 +62,7 @@ def channel_error(code: int, text: str) -> BrokerError:
     if code == PRECONDITION_FAILED:
         return _precondition(code, reason)
     if code == RESOURCE_LOCKED:
-        return AccessRefusedError(f"{reason}: another connection has it for itself", reply_code=code)
+        return AccessRefusedError(f"{reason}: it is exclusive to another connection", reply_code=code)
     if code == NOT_IMPLEMENTED and reason.startswith(NOT_MODELLED):
         return NotModelledError(reason, reply_code=code)
     if code == NOT_IMPLEMENTED:
@@ -76,8 +76,8 @@ def _precondition(code: int, reason: str) -> BrokerError:
         kind, name, argument = found["kind"], found["name"], found["argument"]
         wanted, current = _value(found["wanted"]), _value(found["found"])
         return DeclarationMismatchError(
-            f"the {kind} {name!r} exists with {argument} = {current}, where {wanted} is wanted: delete the {kind}, "
-            "or declare it as it is",
+            f"the {kind} {name!r} exists with {argument} = {current}, not with {wanted} as declared: delete the "
+            f"{kind}, or declare it as it is",
             kind=kind,
             name=name,
             argument=argument,
@@ -90,7 +90,7 @@ def _precondition(code: int, reason: str) -> BrokerError:
         kind, argument = cut["kind"], cut["argument"]
         start = cut["name"].partition("'")[0]
         return DeclarationMismatchError(
-            f"the {kind} {start!r}... exists with another {argument} than is wanted: delete the {kind}, or declare it "
+            f"the {kind} {start!r}... exists with another {argument} than declared: delete the {kind}, or declare it "
             "as it is",
             kind=kind,
             name="",
@@ -109,13 +109,13 @@ def _precondition(code: int, reason: str) -> BrokerError:
 
 
 def _value(text: str) -> str:
-    """The value in RabbitMQ's wording, such as ``the value '5' of type 'signedint'`` or ``none``."""
+    """The value in a reply text of RabbitMQ, such as ``the value '5' of type 'signedint'`` or ``none``."""
     quoted = re.search(r"'(.*)' of type", text) or re.fullmatch(r"'(.*)'", text.strip())
     return quoted[1] if quoted else "(absent)" if text.strip() == "none" else text.strip()
 
 
 def connection_error(code: int, text: str, *, broker: str = "the broker") -> BrokerError:
-    """The error for a connection that the broker closed while it was open."""
+    """The error for an open connection that the broker closed."""
     reason = text.partition(" - ")[2] or text
     if 500 < code < 530:
         return ProtocolError(f"{broker} closed the connection: {text} ({code})", reply_code=code)
@@ -128,12 +128,12 @@ def handshake_error(
     """The error for a connection that the broker refused to open.
 
     Args:
-        external: the login was by certificate, and the user's name not ours to choose.
+        external: whether the login was by certificate, so that the broker chose the user name.
     """
     if code == ACCESS_REFUSED and external:
         return AuthenticationError(
-            f"the broker at {address} knows no user by the name in our certificate, or got none: give certfile=... and "
-            "keyfile=... in the URL, and see that the user exists and logins by certificate are switched on",
+            f"the broker at {address} has no user with the name in the client certificate, or got no certificate: give "
+            "certfile=... and keyfile=... in the URL, create the user, and enable logins by certificate",
             reply_code=code,
         )
     if code == ACCESS_REFUSED:
@@ -148,7 +148,7 @@ def handshake_error(
         )
     if code == NOT_ALLOWED and _NO_ROOM.search(text):
         return BrokerError(
-            f"the broker at {address} takes no more connections ({text}): close others, or raise the limit",
+            f"the broker at {address} accepts no more connections ({text}): close others, or raise the limit",
             reply_code=code,
         )
     if code == NOT_ALLOWED:
@@ -160,7 +160,7 @@ def handshake_error(
     return connection_error(code, text, broker=f"the broker at {address}")
 
 
-_TELLS: Final[dict[type[BrokerError], int]] = {
+_SPECIFICITY: Final[dict[type[BrokerError], int]] = {
     BrokerUnreachableError: 0,
     ProtocolError: 1,
     TlsError: 2,
@@ -168,29 +168,29 @@ _TELLS: Final[dict[type[BrokerError], int]] = {
     VirtualHostError: 4,
     AuthenticationError: 5,
 }
-"""How much the kinds of errors tell about how to get in."""
+"""How specific an error is about what keeps a connection from opening; higher is more specific."""
 
 
 def of_hosts(failures: Sequence[BrokerError]) -> BrokerError:
-    """The error for several hosts of which none let us in: of the kind of the most telling, which comes first."""
+    """The error if none of several hosts accepts: it has the class of the most specific error, whose text is first."""
     if len(failures) == 1:
         return failures[0]
-    telling = max(failures, key=_tells)
-    others = [one for one in failures if one is not telling]
-    error = type(telling)("; ".join(map(str, (telling, *others))), reply_code=telling.reply_code)
-    # What ends the trying for good, as a certificate does, has to be so of all.
-    error.__cause__ = telling.__cause__ if all(type(one) is type(telling) for one in others) else telling
+    main = max(failures, key=_specificity)
+    others = [one for one in failures if one is not main]
+    error = type(main)("; ".join(map(str, (main, *others))), reply_code=main.reply_code)
+    # Callers stop retrying for some causes, such as a bad certificate. Such a cause counts only if all hosts have it.
+    error.__cause__ = main.__cause__ if all(type(one) is type(main) for one in others) else main
     return error
 
 
-def _tells(failure: BrokerError) -> int:
-    return _TELLS.get(type(failure), _TELLS[BrokerError])
+def _specificity(failure: BrokerError) -> int:
+    return _SPECIFICITY.get(type(failure), _SPECIFICITY[BrokerError])
 
 
 def subject(text: str) -> str | None:
-    """The exchange that takes nothing from this user, or is not there, where a reply text is about that.
+    """The exchange that a reply text refuses access to, or reports as missing.
 
-    Empty for the default exchange. None for anything else, and for a refusal that depends on the routing key too.
+    Empty for the default exchange. None for other reply texts, and for a refusal that also depends on the routing key.
     """
     if "access to topic" in text:
         return None
@@ -201,6 +201,6 @@ def subject(text: str) -> str | None:
 
 
 def size_limit(text: str) -> tuple[int, int] | None:
-    """Size and limit in bytes, where a reply text says that a message was too large."""
+    """Size and limit in bytes, if a reply text says that a message was too large."""
     found = _TOO_LARGE.search(text)
     return (int(found["size"]), int(found["limit"])) if found else None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Transport(Protocol):
-    """A way to reach brokers. Where it leads to a broker in memory, it has that broker's clock."""
+    """Connects to brokers. The transport of an in-memory broker has that broker's clock."""
 
     async def connect(
         self,
@@ -33,22 +33,22 @@ class Transport(Protocol):
             context: the TLS settings; None for a plain connection.
 
         Raises:
-            OSError: nothing answers there.
+            OSError: nothing answers at this address.
         """
 
     def now(self) -> datetime:
-        """The time in UTC, which can be set: due times are given in it."""
+        """The time in UTC, by the clock for due times, which can be set."""
 
     def monotonic(self) -> float:
-        """Seconds since an arbitrary start, by a clock that cannot be set."""
+        """Seconds of a monotonic clock, which cannot be set."""
 
 
 _UPTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
-"""Linux: unlike ``time.monotonic`` it goes on while the machine is suspended, as the broker's clock does."""
+"""A clock of Linux: unlike ``time.monotonic`` it counts while the machine is suspended, as the broker's clock does."""
 
 
 class Tcp:
-    """TCP, and the time of this machine."""
+    """TCP, and this machine's clock."""
 
     def __repr__(self) -> str:
         return "TCP"
@@ -72,9 +72,9 @@ class Tcp:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """See :class:`Transport`. Where the system can tell, the time that this machine was suspended counts too."""
+        """See :class:`Transport`. On Linux this includes the time that the machine was suspended."""
         return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
 
 
 TCP: Final = Tcp()
-"""What is used unless a URL says otherwise."""
+"""The default transport."""

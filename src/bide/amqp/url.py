@@ -26,27 +26,27 @@ _OPTIONS: Final = frozenset(
 _FORM: Final = "give amqp://user:password@host:port/vhost, with a port from 1 to 65535 or none"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NO_PASSWORD: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
-"""The start of an address up to a colon that no port follows, but maybe a password whose host was forgotten."""
+"""The part of an address that is safe to print: up to a colon without a port, because a password may follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerUrl:
     """A broker's address, read from ``amqp[s]://user:password@host:port/vhost?option=value``.
 
-    Several hosts, separated by commas, are tried in random order until one lets us in, so that many clients spread over
-    the nodes of a cluster; ``order=given`` tries them as they are written. User, password and virtual host are
-    percent-encoded; an empty virtual host means ``/``. Printing it never shows the password.
+    Several hosts, separated by commas, are tried in random order until one accepts, so that many clients spread over
+    the nodes of a cluster; ``order=given`` tries them in the order of the URL. User, password and virtual host are
+    percent-encoded; an empty virtual host means ``/``. The URL is always printed without its password.
 
     Attributes:
         hosts: host and port, in the order given.
-        heartbeat: seconds between heartbeats that we ask for, 0 to 65,535; 0 switches them off. A broker that sends
-            nothing for twice as long is given up.
-        timeout: for opening a connection, per host; 1 to 3,600 seconds.
-        verify: whether the server's certificate is checked; on unless ``verify=false``.
-        external: log in by client certificate (``auth=external``) rather than by password.
-        name: shown for the connection in the broker's management pages.
+        heartbeat: the requested heartbeat interval in seconds, 0 to 65,535; 0 disables heartbeats. The connection to a
+            broker that sends nothing for two intervals is closed.
+        timeout: the limit for opening a connection, per host; 1 to 3,600 seconds.
+        verify: whether the server's certificate is checked; off with ``verify=false``.
+        external: whether to log in by client certificate (``auth=external``) instead of a password.
+        name: the connection's name in RabbitMQ's management UI.
         shuffle: whether hosts are tried in random order; off with ``order=given``.
-        transport: what connections run over; no part of the text of a URL.
+        transport: the transport of connections; not part of the URL's text.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -67,10 +67,10 @@ class BrokerUrl:
 
     @classmethod
     def parse(cls, text: str) -> BrokerUrl:
-        """Read a URL.
+        """Parse a URL.
 
         Raises:
-            InvalidUrlError: it is not of that form; the message never shows the password.
+            InvalidUrlError: the text is not such a URL; the error never shows the password.
         """
         if not isinstance(text, str):
             raise InvalidUrlError(f"the broker URL {text!r} is of type {type(text).__name__}, not text: {_FORM}")
@@ -79,7 +79,7 @@ class BrokerUrl:
         except InvalidUrlError:
             raise
         except ValueError:
-            # Not from the error, which may quote the password.
+            # "from None", because the original error may quote the password.
             raise InvalidUrlError(f"the broker URL {_censored(text)!r} cannot be read: {_FORM}") from None
 
     @classmethod
@@ -90,10 +90,10 @@ class BrokerUrl:
                 f"the broker URL {_censored(text)!r} does not start with amqp:// or amqps://: {_FORM}"
             )
         if parts.fragment or "@" in parts.path + parts.query:
-            # Most likely the end of a password. Without this, its beginning would be taken for a host and port.
+            # Most likely part of a password. Without this check, the start of the password would be read as the host.
             raise InvalidUrlError(
-                f"the broker URL {_censored(text)!r} has a '/', '?', '#' or '@' where none can be: write them as %2F, "
-                "%3F, %23 and %40, in a user name or password and after the host"
+                f"the broker URL {_censored(text)!r} has an unexpected '/', '?', '#' or '@': write them as %2F, %3F, "
+                "%23 and %40 in user name, password and virtual host"
             )
         credentials, _, addresses = parts.netloc.rpartition("@")
         user, separator, password = credentials.partition(":")
@@ -128,7 +128,7 @@ class BrokerUrl:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> BrokerUrl:
-        """The URL in ``BIDE_URL``, or RabbitMQ's default on this machine."""
+        """The URL in ``BIDE_URL``, or RabbitMQ's default URL on this machine."""
         environment = os.environ if environment is None else environment
         return cls.parse(environment.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL)
 
@@ -164,7 +164,7 @@ class BrokerUrl:
 
 
 def address_of(host: str, port: int) -> str:
-    """Host and port as :attr:`bide.amqp.connection.Connection.address` has them."""
+    """Host and port, in the form of :attr:`bide.amqp.connection.Connection.address`."""
     return f"{host}:{port}"
 
 
@@ -176,8 +176,8 @@ def _address(text: str, default_port: int, url: str) -> tuple[str, int]:
     if port == 0:
         raise InvalidUrlError(f"the broker URL {_censored(url)!r} has the port 0: {_FORM}")
     if not host.isprintable() or " " in host:
-        raise InvalidUrlError(f"the host {host!r} in the broker URL has characters that no name has: {_FORM}")
-    host.encode("idna")  # what cannot be looked up is a ValueError, here and not when it is looked up
+        raise InvalidUrlError(f"the host {host!r} in the broker URL has invalid characters: {_FORM}")
+    host.encode("idna")  # fail here with a ValueError, not when the host is looked up
     return host, default_port if port is None else port
 
 
@@ -193,7 +193,7 @@ def _seconds(options: Mapping[str, str], name: str, default: int, lowest: int, h
 
 
 def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, bool]) -> bool:
-    """The value of an option that has a few; the first is the default."""
+    """The value of an option with a few choices; the first is the default."""
     text = options.get(name, next(iter(choices))).lower()
     if text not in choices:
         raise InvalidUrlError(f"{name}={text!r} in the broker URL: give one of {', '.join(choices)}")
@@ -201,7 +201,7 @@ def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, bool]) 
 
 
 def _censored(text: str) -> str:
-    """The text without whatever may be a password."""
+    """The text without anything that may be a password."""
     found = _SCHEME.match(text)
     scheme = found[0] if found else ""
     credentials, at, address = text.removeprefix(scheme).rpartition("@")

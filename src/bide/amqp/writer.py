@@ -9,14 +9,14 @@ from typing import Final
 from bide.foreign_text import visible
 
 WRITE_BUFFER: Final = 1 << 20
-"""Bytes waiting for the socket above which publishers are held back."""
+"""Bytes that may wait for the socket before publishers are held back."""
 
 
 class Writer:
     """Writes frames to a transport.
 
     Attributes:
-        blocked_by: why the broker takes no publishes at the moment (an alarm), or None.
+        blocked_by: why the broker has blocked publishing (an alarm), or None.
         sent_at: when bytes were last handed to the transport, by the loop's clock.
     """
 
@@ -42,19 +42,19 @@ class Writer:
         transport.set_write_buffer_limits(high=WRITE_BUFFER)
 
     def send(self, *frames: bytes) -> None:
-        """Queue frames; what is queued in one turn of the event loop goes out in one write."""
+        """Queue frames; those of one iteration of the event loop go out in one write."""
         if self._closed:
             return
         self._frames += frames
         self._size += sum(map(len, frames))
         if self._size >= WRITE_BUFFER:
-            # At once, so that the transport can say that it is full before the next sender adds to it.
+            # At once, so that the transport can report that it is full before the next sender adds to it.
             self.flush()
         elif self._flush_handle is None:
             self._flush_handle = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Hand what is queued to the transport."""
+        """Pass queued frames to the transport."""
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
@@ -65,44 +65,44 @@ class Writer:
         self._size = 0
 
     def pause(self) -> None:
-        """The transport is full."""
+        """Hold senders back: the transport is full."""
         self._full = True
         self._update()
 
     def resume(self) -> None:
-        """The transport has room again."""
+        """Release senders: the transport has room again."""
         self._full = False
         self._update()
 
     def block(self, reason: str | None) -> None:
-        """The broker takes no publishes, for this reason, or takes them again."""
+        """Hold publishers back for this reason (the broker blocks publishing), or release them if it is None."""
         self.blocked_by = reason and visible(reason)
         self._update()
 
     def close(self) -> None:
-        """Hand over what is queued, take no more, and release all waiting senders."""
+        """Pass on queued frames, drop later ones, and release all waiting senders."""
         self.flush()
         self._closed = True
         self._update()
 
     @property
     def is_writable(self) -> bool:
-        """Whether the broker takes publishes and the transport has room, or it is closed."""
+        """Whether the broker accepts publishes and the transport has room. True once the writer is closed."""
         return self._writable.is_set()
 
     def when_writable(self, callback: Callable[[], None]) -> None:
-        """Call back once, as soon as it is writable."""
+        """Call back once, as soon as the connection is writable."""
         self._when_writable.append(callback)
         self._update()
 
     async def writable(self) -> None:
-        """Wait until the broker takes publishes and the transport has room, or until it is closed."""
-        # All who wait wake together, and the first of them may fill the transport again.
+        """Wait until the broker accepts publishes and the transport has room, or until the writer is closed."""
+        # All waiting senders wake together, and the first of them may fill the transport again.
         while not self._writable.is_set():
             await self._writable.wait()
 
     async def drained(self) -> None:
-        """Wait until the transport has room, whether or not the broker takes publishes, or until it is closed."""
+        """Wait until the transport has room, even while the broker blocks publishing, or until the writer is closed."""
         while not self._drained.is_set():
             await self._drained.wait()
 

@@ -4,12 +4,12 @@ Exit codes:
 
 ==== ==================================================================================================
 0    done
-1    a check or an operation failed, or a question was answered with no; one line on standard error says what
+1    a check or an operation failed, or a question was answered with no; standard error has one line about it
 2    bad usage: the options or values given cannot be used; nothing was done
-130  interrupted by Ctrl-C (143 by SIGTERM, 129 by a closed terminal), after everything was closed
+130  interrupted by Ctrl-C (143 by SIGTERM, 129 by a closed terminal), after connections and files were closed
 ==== ==================================================================================================
 
-Commands import click only; what they need beyond that is imported when they run, so that ``--help`` is quick.
+Command modules import only click. All other imports happen when a command runs, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command line and exit."""
     try:
-        # Imported here, so that Ctrl-C during the imports ends as it does later.
+        # Imported here, so that Ctrl-C during the imports is handled too.
         from bide.cli.streams import finished, open_missing
 
         open_missing()

@@ -1,4 +1,4 @@
-"""The program: its commands, and its errors as exit codes."""
+"""The program ``bide``: its commands, and exit codes for errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "errors": LazyCommand("bide.cli.errors", "List failed messages; retry, edit, archive or discard them."),
     "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
     "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
-    "relay": LazyCommand("bide.cli.relay", "Send on the messages of a waiting hall until interrupted."),
+    "relay": LazyCommand("bide.cli.relay", "Relay the messages of a waiting hall until interrupted."),
     "send": LazyCommand("bide.cli.send", "Send messages now, after a delay or at a due time."),
     "tap": LazyCommand("bide.cli.tap", "Record every delayed message in two streams."),
     "topology": LazyCommand("bide.cli.topology", "List, draw and check patterns of exchanges and queues."),
@@ -47,8 +47,8 @@ def cli() -> None:
     Delays are sums of numbers with units (250ms, 90s, 1h30m, 3d) or ISO 8601 (PT1H30M). Due times are ISO 8601 with an
     offset (2026-12-24T18:00:00+01:00).
 
-    The broker is named by --url or BIDE_URL, else it is RabbitMQ's default on this machine. Its management API is named
-    by --management-url, or for the broker of BIDE_URL by BIDE_MANAGEMENT_URL. The default has the user, password and
+    --url or BIDE_URL names the broker; the default is RabbitMQ's default URL on this machine. --management-url names
+    its management API, and for the broker of BIDE_URL also BIDE_MANAGEMENT_URL. The default has the user, password and
     host of the broker's URL, and port 15672.
 
     Exit codes: 0 done; 1 a check or an operation failed, or the answer to a question was no; 2 bad usage, nothing was
@@ -57,11 +57,11 @@ def cli() -> None:
 
 
 def run(arguments: Sequence[str], *, command: click.Command = cli, program: str = PROGRAM) -> int:
-    """Run one command and return the exit code. Errors are printed in one line on standard error.
+    """Run one command and return the exit code. An error is printed as one line on standard error.
 
     Args:
-        command: what the arguments are for.
-        program: its name in help and errors.
+        command: the command that the arguments are for.
+        program: the program's name in help and errors.
     """
     settings = Settings(arguments=tuple(arguments))
     configure_logging(0)
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
         log.debug("where it failed", exc_info=True)
         return _fail(str(error), FAILED, who=program)
     except BrokenPipeError:
-        # The reader of the output ended first, as "head" does.
+        # The reader of the output ended first, for example "head".
         return FAILED
     except OSError as error:
         log.debug("where it failed", exc_info=True)

@@ -1,4 +1,4 @@
-"""``bide broker``: the private RabbitMQ of this machine."""
+"""``bide broker``: a private RabbitMQ on this machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _folder_option = click.option(
 def broker() -> None:
     """A private RabbitMQ on this machine.
 
-    It is run from an installed RabbitMQ, as a node of its own with data, password and ports of its own, and listens on
-    this machine only. Other RabbitMQ nodes are left alone.
+    It uses an installed RabbitMQ, but runs as a separate node with its own data, password and ports, and listens only
+    on this machine. Other RabbitMQ nodes are not affected.
     """
 
 
@@ -47,8 +47,8 @@ def broker() -> None:
 def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path | None, as_json: bool) -> None:
     """Start the broker, and print the URL to use.
 
-    It goes on until 'bide broker stop'. A broker that runs already is left as it is. What is printed can be evaluated
-    by a shell: eval "$(bide broker start)".
+    It runs until 'bide broker stop'. A broker that already runs is not changed. A shell can evaluate the output:
+    eval "$(bide broker start)".
     """
     from bide.local_broker import LocalBroker, find_running
 
@@ -64,7 +64,7 @@ def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path
     was = "runs already" if running else "runs"
     click.echo(
         f"RabbitMQ {local.release} {was}, on this machine only, in {local.folder}; "
-        f"end it with: {_command('stop', local, is_default=folder is None and not ephemeral)}",
+        f"stop it with: {_command('stop', local, is_default=folder is None and not ephemeral)}",
         err=True,
     )
     click.echo(f"export BIDE_URL={local.url}")
@@ -80,7 +80,7 @@ def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path
 def stop(*, folder: Path | None, as_json: bool) -> None:
     """Stop the broker.
 
-    Messages stay for the next start, but those of an ephemeral broker. A broker that does not run is not an error.
+    Its messages are kept for the next start, except those of an ephemeral broker. It is not an error if no broker runs.
     """
     from bide.local_broker import LocalBroker, default_folder
     from bide.local_broker.state import LOCK_FILE

@@ -1,4 +1,4 @@
-"""The command that goes on after one that was interrupted."""
+"""The command that continues an interrupted one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PASSWORD: Final = re.compile(r"(://[^:/@]*):[^@]*@")
 def command(
     arguments: Sequence[str], *, changed: Mapping[str, str | None] | None = None, without: Collection[str] = ()
 ) -> str:
-    """The same command once more, as a shell takes it. Passwords are not shown.
+    """The command to run again, quoted for a shell, without passwords.
 
     Args:
-        arguments: of the program.
-        changed: options with other values, where they were given; None leaves one out.
+        arguments: the arguments of the program.
+        changed: new values of options that were given; None leaves an option out.
         without: arguments to leave out.
     """
     kept, changed = [], changed or {}
@@ -38,5 +38,5 @@ def command(
 
 
 def rest_of(period: timedelta, *, left: int, total: int) -> str:
-    """The time over which to spread what is left at the same pace, at least 1 s, as ``--over`` takes it."""
+    """The value of ``--over`` that sends the remaining messages at the same rate; at least 1 s."""
     return f"{max(round(period.total_seconds() * left / max(total, 1)), 1)}s"

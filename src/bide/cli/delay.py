@@ -1,4 +1,4 @@
-"""``bide delay``: the delay infrastructure of a broker."""
+"""``bide delay``: delay infrastructures on a broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bide.management.api import ManagementApi
 
 _ANSWERS_WITHIN: Final = 10.0
-"""Seconds that applying waits for a management API that it can do without."""
+"""Seconds that ``apply`` waits for the management API, which is optional for it."""
 
 _MARKS: Final = {
     "ok": ("✓", "green"),
@@ -43,10 +43,10 @@ _MARKS: Final = {
 
 @click.group()
 def delay() -> None:
-    """The exchanges and queues that hold messages back.
+    """The exchanges and queues in which delayed messages wait.
 
-    Publishers put them on the broker by themselves where they may. These commands do it ahead, look whether all is
-    well, and take them away.
+    Publishers declare them if their user has the permission. These commands declare them in advance, check them, and
+    delete them.
     """
 
 
@@ -60,10 +60,10 @@ def delay() -> None:
 def apply(
     settings: Settings, *, infrastructure: DelayInfrastructure, guard: bool, protect: bool, as_json: bool
 ) -> None:
-    """Put the infrastructure on the broker. What is there already stays as it is.
+    """Declare the infrastructure. What exists already stays unchanged.
 
-    What exists with other properties is an error that names the difference; nothing of it is changed. Policies that
-    delete or hasten delayed messages are reported as warnings if the management API answers.
+    An exchange or queue with other properties is an error that names the difference, and is not changed. Policies that
+    delete delayed messages or deliver them early are reported as warnings if the management API answers.
     """
     with working("declaring"):
         result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
@@ -78,7 +78,7 @@ def apply(
         f"{counts['bindings']} bindings on {result['broker']}, virtual host {result['vhost']}"
     )
     if guard:
-        click.echo(f"policy {result['guard']}: what has no target goes to the queue {infrastructure.undeliverable}")
+        click.echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
         _show_protection(result["protection"])
 
@@ -118,7 +118,7 @@ async def _apply(
 async def _policy_warnings(
     connection: Connection, api: ManagementApi, infrastructure: DelayInfrastructure
 ) -> list[str]:
-    """What is wrong with policies; nothing where the management API does not answer."""
+    """Warnings about harmful policies; empty if the management API does not answer."""
     from bide.admin.policies import harmful_policies
 
     try:
@@ -136,8 +136,8 @@ async def _policy_warnings(
 def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
     """Check the broker and the infrastructure on it; exit with 1 and suggest a fix if something is wrong.
 
-    Some checks need the management API. Without it they are listed as not checked, which is not a failure. Neither is a
-    warning, marked with an exclamation mark.
+    Some checks need the management API. Without it they are listed as not checked. Neither these nor warnings, marked
+    with an exclamation mark, count as failures.
     """
     with working("looking"):
         report = run_async(_verify(settings, infrastructure))
@@ -168,16 +168,17 @@ def _show(report: VerifyReport) -> None:
 
 
 @delay.command()
-@click.option("--force", is_flag=True, help="Delete messages that still wait, too.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Also delete messages that still wait.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @layout_options()
 @json_option("what was deleted")
 @management_options
 @pass_settings
 def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:
-    """Take the infrastructure away, with its release queues and its policies; nothing else, and no messages.
+    """Delete the infrastructure, its release queues and its policies.
 
-    The streams of its taps stay ('bide tap off --delete' deletes them).
+    Nothing is deleted while messages wait, unless --force is given. The streams of its taps stay ('bide tap off
+    --delete' deletes them).
     """
     if not yes:
         url = settings.broker_url()
@@ -196,7 +197,7 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
         )
     if result.kept:
         click.echo(
-            f"{' and '.join(result.kept)} stay, with what the taps saw: 'bide tap off --delete' deletes them", err=True
+            f"{' and '.join(result.kept)} stay, with their messages: 'bide tap off --delete' deletes them", err=True
         )
 
 
@@ -214,9 +215,10 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 @broker_options
 @pass_settings
 def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
-    """Send the messages in the undeliverable queue to their targets, which are back; exit with 1 if some stay.
+    """Send the messages in the undeliverable queue to their targets; exit with 1 if some stay.
 
-    A message's own headers name its target, so only the targets that --allow names get messages.
+    Use it once the targets exist again. Senders name the targets in headers, so only targets that --allow names get
+    messages.
     """
     with working("sending"):
         result = run_async(_resend(settings, infrastructure, allow))
@@ -239,9 +241,9 @@ async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow
 
 @delay.command()
 @click.argument("delay_text", metavar="DELAY")
-@click.option("--to", metavar="QUEUE", help="The queue that the message goes to.")
-@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that it goes to.")
-@click.option("--routing-key", default="", metavar="KEY", help="Its routing key, for --exchange.")
+@click.option("--to", metavar="QUEUE", help="Target queue of the message.")
+@click.option("--exchange", metavar="NAME", help="Target exchange of the message, instead of a queue.")
+@click.option("--routing-key", default="", metavar="KEY", help="Routing key of the message, with --exchange.")
 @click.option("--mermaid", is_flag=True, help="Print a Mermaid diagram instead of the table.")
 @layout_options(fewer_levels=True)
 @json_option("the rows")
@@ -255,7 +257,7 @@ def explain(
     mermaid: bool,
     as_json: bool,
 ) -> None:
-    """Show the way that a message with this DELAY takes, exchange by exchange. No broker is asked."""
+    """Show the route of a message with this DELAY, exchange by exchange. No broker is needed."""
     from bide.delay import explain as explaining
     from bide.durations import parse_delay
 
@@ -273,10 +275,10 @@ def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:
     from bide.delay.protocol import ExchangeTarget, QueueTarget
 
     if (to is None) == (exchange is None):
-        raise InvalidInputError("name where the message goes: either --to or --exchange")
+        raise InvalidInputError("the message needs one target: give either --to or --exchange")
     if exchange is not None:
         return ExchangeTarget(exchange, routing_key)
     assert to is not None
     if routing_key:
-        raise InvalidInputError("--routing-key goes with --exchange")
+        raise InvalidInputError("--routing-key needs --exchange: add it, or leave out --routing-key")
     return QueueTarget(to)

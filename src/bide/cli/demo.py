@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
     from bide.demo.figures import DemoFigures
     from bide.demo.progress import Progress
-    from bide.demo.report import ReportPlace, Told
+    from bide.demo.report import DemoReport, ReportFolder
     from bide.demo.workload import Shop
 
 _STDERR: Final = 2
@@ -28,12 +28,12 @@ _STDERR: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Broker:
-    """Where the demonstration takes place.
+    """The broker of the demonstration.
 
     Attributes:
         text: the URL, with the password.
-        stream_port: None for the usual one.
-        management_url: None for the usual one.
+        stream_port: the port for the stream protocol; None for the default port.
+        management_url: the URL of the management API; None for the default URL.
     """
 
     url: BrokerUrl
@@ -43,13 +43,13 @@ class _Broker:
 
 
 @click.command()
-@click.option("--messages", default=4000, show_default=True, metavar="N", help="How many to publish.")
-@click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="The longest delay.")
-@click.option("--seed", default=1, show_default=True, metavar="N", help="The same one plans the same messages.")
+@click.option("--messages", default=4000, show_default=True, metavar="N", help="Number of delayed messages.")
+@click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="Longest delay.")
+@click.option("--seed", default=1, show_default=True, metavar="N", help="Random seed; equal seeds plan equal messages.")
 @click.option("--report/--no-report", "reported", default=True, show_default=True,
               help="Also run an endpoint, an audit and a report (needs Spark).")  # fmt: skip
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=Path("bide-demo"), show_default=True,
-              metavar="DIR", help="Folder of the report; an earlier demo's is replaced.")  # fmt: skip
+              metavar="DIR", help="Folder of the report. An earlier report is replaced.")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
               help="Stream port. [default: BIDE_STREAM_PORT, 5552, TLS: 5551]")  # fmt: skip
 @json_option("the figures")
@@ -67,63 +67,68 @@ def demo(
     stream_port: int | None,
     as_json: bool,
 ) -> int:
-    """Publish delayed messages to queues and to a topic exchange, and measure how late each of them arrives.
+    """Publish delayed messages to queues and to a topic exchange, and measure the lateness of each message.
 
-    Then an endpoint whose work fails now and then, and a report with plots of all that: what taps and events tell,
-    audited and drawn by Spark. Without Spark and Java it ends after the first part, and says so.
+    The second part runs an endpoint whose handler sometimes fails, audits taps and events with Spark, and writes a
+    report with plots. It needs Spark and Java; without them the demo ends after the first part.
 
-    On a private RabbitMQ that is started for it, or with --url or BIDE_URL on yours, under names of its own. Everything
-    is taken away again, but the report. Exits with 1 if a message was lost, early, altered, or came where it did not
-    belong, or if the report failed.
+    The demo starts a private RabbitMQ, or uses the broker of --url or BIDE_URL under unique names. It deletes
+    everything at the end, except the report. It exits with 1 if a message was lost, early, altered or delivered to the
+    wrong queue, or if the report failed.
     """
     from rich.console import Console
 
     from bide.demo.plan import make_plan
     from bide.demo.progress import Progress
-    from bide.demo.view import outcome, showing
+    from bide.demo.view import result, showing
     from bide.demo.workload import make_shop
     from bide.durations import parse_delay
 
-    # A broker of its own needs no unique names.
+    # A private broker needs no unique names.
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
     delay = parse_delay(longest)
     progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
     place, why_not = _place(into) if reported else (None, "")
     with ExitStack() as stack:
-        # A file of its own: while Spark starts, standard error is put aside.
-        aside = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
-        console = Console(file=aside, highlight=False)
+        # A duplicate of standard error, because standard error is redirected while Spark starts.
+        duplicate = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
+        console = Console(file=duplicate, highlight=False)
         stack.enter_context(showing(progress, console))
         broker = _broker(settings, stream_port, progress, stack)
         shop = None
         if place is not None and not (why_not := _unreadable(broker)):
             shop = make_shop(prefix, messages=messages, longest=delay, seed=seed)
-        run = _DemoCommand(broker, prefix, progress, shop, place)
-        figures = run.through()
+        demonstration = _DemoCommand(broker, prefix, progress, shop, place)
+        figures = demonstration.run()
     if as_json:
-        report = None if run.told is None else run.told.to_dict()
-        print_json(figures.to_dict() | {"report": report, "no_report": why_not or run.failure or None})
+        report = None if demonstration.report is None else demonstration.report.to_dict()
+        print_json(figures.to_dict() | {"report": report, "no_report": why_not or demonstration.failure or None})
     else:
-        live = console.is_terminal
-        shown = outcome(figures, progress.lateness, live=live, told=run.told, why_not=why_not or run.failure)
+        shown = result(
+            figures,
+            progress.lateness,
+            live=console.is_terminal,
+            report=demonstration.report,
+            no_report=why_not or demonstration.failure,
+        )
         console.print(shown, crop=False)
-    return 1 if figures.problems or run.failure else 0
+    return 1 if figures.problems or demonstration.failure else 0
 
 
-def _place(into: Path) -> tuple[ReportPlace | None, str]:
-    """Where the report goes, or why there will be none.
+def _place(into: Path) -> tuple[ReportFolder | None, str]:
+    """The folder of the report, or why there will be no report.
 
     Raises:
-        InvalidInputError: the folder is none for it.
+        InvalidInputError: the folder cannot be used for a report.
     """
     from bide.pipelines.requirements import missing
 
     if why_not := missing():
         return None, why_not
-    from bide.demo.report import ReportPlace
+    from bide.demo.report import ReportFolder
 
-    place = ReportPlace(into)
-    place.begin()
+    place = ReportFolder(into)
+    place.create()
     return place, ""
 
 
@@ -164,25 +169,25 @@ def _unreadable(broker: _Broker) -> str:
 
 
 class _DemoCommand:
-    """The demonstration on a broker, and what it leaves there taken away again.
+    """The demonstration on a broker, and its cleanup.
 
     Attributes:
-        told: the report, once it is drawn.
-        failure: why it could not be, or empty.
+        report: the report, once it is written.
+        failure: why the report failed, or empty.
     """
 
     def __init__(
-        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: ReportPlace | None
+        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: ReportFolder | None
     ) -> None:
         from bide.delay.clock import Clock
 
-        self.told: Told | None = None
+        self.report: DemoReport | None = None
         self.failure = ""
         self._broker, self._progress, self._shop, self._place = broker, progress, shop, place
         self._clock = Clock(prefix=prefix)
 
-    def through(self) -> DemoFigures:
-        """All of it."""
+    def run(self) -> DemoFigures:
+        """Run the demonstration, write the report, and clean up."""
         from bide.demo.run import demonstrate
 
         broker, shop = self._broker, self._shop
@@ -191,19 +196,19 @@ class _DemoCommand:
                 demonstrate(broker.url, self._clock, self._progress, shop=shop, management_url=broker.management_url)
             )
             if shop is not None and self._place is not None:
-                self._tell(shop, self._place)
+                self._write_report(shop, self._place)
         finally:
             run_async(self._clean())
         return figures
 
-    def _tell(self, shop: Shop, place: ReportPlace) -> None:
-        from bide.demo.report import tell
+    def _write_report(self, shop: Shop, place: ReportFolder) -> None:
+        from bide.demo.report import write_report
 
         broker = self._broker
         try:
             with ended_by_signals():
-                self.told = tell(
-                    broker.text, self._clock, shop, place=place, port=broker.stream_port, progress=self._progress
+                self.report = write_report(
+                    broker.text, self._clock, shop, folder=place, port=broker.stream_port, progress=self._progress
                 )
         except (BideError, OSError) as error:
             # The deliveries are measured: print their figures even if the report fails.

@@ -32,16 +32,16 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 @click.group()
 def errors() -> None:
-    """Failed messages: list, understand, retry, edit, archive, discard.
+    """Failed messages: list, inspect, retry, edit, archive or discard them.
 
-    They work on every error queue and dead-letter queue of any program. Commands that choose messages take ids, or
-    conditions that all must hold.
+    These commands work on error queues and dead-letter queues of any program. To choose messages, give ids or
+    conditions; a message has to match all conditions.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
-    """The options of every command that retries, archives or discards messages."""
+class _OperationOptions:
+    """The common options of commands that retry, archive or discard messages."""
 
     everything: bool
     dry_run: bool
@@ -50,24 +50,24 @@ class _How:
     as_json: bool
 
 
-def _deciding(verb: str) -> Callable[[_Decorated], _Decorated]:
-    """Add the options of :class:`_How`, and hand them over as the argument ``how``."""
+def _operation_options(verb: str) -> Callable[[_Decorated], _Decorated]:
+    """Add the options of :class:`_OperationOptions`, and pass them as the argument ``how``."""
 
     def decorate(command: _Decorated) -> _Decorated:
         @wraps(command)
         def wrapper(
             *args: Any, everything: bool, dry_run: bool, yes: bool, no_audit: bool, as_json: bool, **kwargs: Any
         ) -> Any:
-            how = _How(everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json)
+            how = _OperationOptions(everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json)
             return command(*args, how=how, **kwargs)
 
         wrapped: Any = wrapper
         for option in (
-            json_option("what came of it"),
-            click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit."),
-            click.option("--yes", is_flag=True, help="Do not ask."),
-            click.option("--dry-run", is_flag=True, help=f"Only count what would be {verb}."),
-            click.option("--all", "everything", is_flag=True, help="All messages of the queue."),
+            json_option("the result"),
+            click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit."),
+            click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+            click.option("--dry-run", is_flag=True, help=f"Only count the messages that would be {verb}."),
+            click.option("--all", "everything", is_flag=True, help="Choose all messages of the queue."),
         ):
             wrapped = option(wrapped)
         return wrapped  # type: ignore[no-any-return]
@@ -86,12 +86,12 @@ _allow_option = click.option(
 @errors.command("list")
 @selection_options
 @queue_option
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Number of messages at most.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages.")
 @json_option("one line for each message")
 @management_options
 @pass_settings
 def list_(settings: Settings, selection: Selection, queue: str, limit: int | None, as_json: bool) -> None:
-    """List messages: their id, when and where they failed, and why. Nothing is taken out of the queue."""
+    """List messages: id, time, queue and reason of the failure. The messages stay in the queue."""
 
     async def work() -> int:
         count = 0
@@ -114,7 +114,7 @@ def list_(settings: Settings, selection: Selection, queue: str, limit: int | Non
 @management_options
 @pass_settings
 def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
-    """Show all that is known of one message: by its id or message id."""
+    """Show everything that is known about one message, by its id or message id."""
 
     async def work() -> None:
         async with _queue(settings, queue) as error_queue:
@@ -128,12 +128,12 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 @selection_options
 @queue_option
 @click.option("--by", type=click.Choice(["exception", "type"]), default="exception", show_default=True,
-              help="Exception and first stack frame, or message type.")  # fmt: skip
+              help="Group by exception and stack frame, or message type.")  # fmt: skip
 @json_option("one line for each group")
 @management_options
 @pass_settings
 def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_json: bool) -> None:
-    """Group messages by what went wrong, the largest group first."""
+    """Group messages by their failure, the largest group first."""
 
     async def work() -> None:
         async with _queue(settings, queue) as error_queue:
@@ -170,10 +170,10 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @errors.command()
 @selection_options
 @queue_option
-@click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
-@click.option("--over", metavar="DELAY", help="Spread them evenly over this time, such as 10m.")
+@click.option("--to", metavar="QUEUE", help="Target queue. [default: where each message failed]")
+@click.option("--over", metavar="DELAY", help="Spread the messages evenly over this time, such as 10m.")
 @_allow_option
-@_deciding("sent back")
+@_operation_options("sent back")
 @management_options
 @pass_settings
 def retry(
@@ -183,14 +183,15 @@ def retry(
     to: str | None,
     over: str | None,
     allow: tuple[str, ...],
-    how: _How,
+    how: _OperationOptions,
 ) -> int:
-    """Send messages back to the queues that they failed on.
+    """Send messages back to the queues where they failed.
 
-    Their headers name these queues. The command prints them before it sends anything, unless --yes or --json is given.
-    With --allow, messages for other queues stay, and the exit code is 1.
+    The headers of the messages name these queues. The command prints the queues before it sends anything, unless --yes
+    or --json is given. With --allow, messages for other queues stay, and the exit code is 1.
 
-    With --over, they leave the error queue one after the other. Ctrl-C stops that, and prints the command that goes on.
+    With --over, messages leave the error queue one by one. Ctrl-C stops the command, which then prints the command that
+    continues.
     """
     period = None if over is None else duration_of("--over", over)
     targets = view.Targets(to, allow)
@@ -204,12 +205,12 @@ def retry(
 @errors.command()
 @selection_options
 @queue_option
-@click.option("--keep", default="30d", show_default=True, metavar="DELAY", help="Drop them after this time.")
-@_deciding("archived")
+@click.option("--keep", default="30d", show_default=True, metavar="DELAY", help="Delete archived messages after this.")
+@_operation_options("archived")
 @management_options
 @pass_settings
-def archive(settings: Settings, selection: Selection, queue: str, keep: str, how: _How) -> int:
-    """Put messages aside, into the queue NAME.archive."""
+def archive(settings: Settings, selection: Selection, queue: str, keep: str, how: _OperationOptions) -> int:
+    """Move messages to the queue NAME.archive."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.archive(selection, keep=keep, progress=progress)
@@ -220,11 +221,11 @@ def archive(settings: Settings, selection: Selection, queue: str, keep: str, how
 @errors.command()
 @selection_options
 @queue_option
-@_deciding("put back")
+@_operation_options("put back")
 @management_options
 @pass_settings
-def unarchive(settings: Settings, selection: Selection, queue: str, how: _How) -> int:
-    """Put messages of the archive back into the error queue."""
+def unarchive(settings: Settings, selection: Selection, queue: str, how: _OperationOptions) -> int:
+    """Move messages from the archive back to the error queue."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.unarchive(selection, progress=progress)
@@ -235,11 +236,11 @@ def unarchive(settings: Settings, selection: Selection, queue: str, how: _How) -
 @errors.command()
 @selection_options
 @queue_option
-@_deciding("discarded")
+@_operation_options("discarded")
 @management_options
 @pass_settings
-def discard(settings: Settings, selection: Selection, queue: str, how: _How) -> int:
-    """Drop messages for good. It asks first, unless --yes is given."""
+def discard(settings: Settings, selection: Selection, queue: str, how: _OperationOptions) -> int:
+    """Delete messages. The command asks for confirmation, unless --yes is given."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.discard(selection, progress=progress)
@@ -250,13 +251,13 @@ def discard(settings: Settings, selection: Selection, queue: str, how: _How) -> 
 @errors.command()
 @click.argument("id")
 @queue_option
-@click.option("--body", help="The new body, as text.")
-@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The new body: this file's.")
+@click.option("--body", help="New body, as text.")
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with the new body.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Set a header, as text.")
-@click.option("--remove-header", "without", multiple=True, metavar="NAME", help="Take a header away.")
-@click.option("--to", metavar="QUEUE", help="To this queue rather than where it failed.")
+@click.option("--remove-header", "without", multiple=True, metavar="NAME", help="Remove a header.")
+@click.option("--to", metavar="QUEUE", help="Target queue. [default: where the message failed]")
 @_allow_option
-@click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit.")
+@click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit.")
 @json_option("the new message id")
 @management_options
 @pass_settings
@@ -273,10 +274,10 @@ def edit(
     no_audit: bool,
     as_json: bool,
 ) -> None:
-    """Send one message back with another body or other headers. It gets a new message id, and names the old one."""
+    """Send one message back with a new body or new headers. It gets a new message id; a header has the old one."""
     if body is not None and file is not None:
         raise click.UsageError("both --body and --file were given: give one")
-    # What the shell gave need not be UTF-8.
+    # Arguments from the shell need not be UTF-8.
     content = file.read_bytes() if file is not None else None if body is None else os.fsencode(body)
 
     async def work() -> str:
@@ -293,7 +294,7 @@ def edit(
                     allow=allow or None,
                 )
             except TargetNotAllowedError as error:
-                # The message is at fault, not the command line.
+                # The message is invalid, not the command line: exit with 1, not with 2.
                 raise click.ClickException(str(error)) from error
 
     message_id = run_async(work())
@@ -338,22 +339,26 @@ def _decide(
     act: Callable[[ErrorQueue, Any], Awaitable[OperationResult]],
     verb: str,
     *,
-    how: _How,
+    how: _OperationOptions,
     always_ask: bool = False,
     counted: str | None = None,
     over: timedelta | None = None,
     targets: view.Targets | None = None,
 ) -> int:
-    """Count, ask where that is due, act, and say what came of it; 1 if a chosen message stays."""
+    """Count the messages, ask for confirmation if needed, run the operation and print its result.
+
+    Returns:
+        The exit code: 1 if a chosen message stays.
+    """
     if selection.everything != how.everything:
         raise click.UsageError(
-            "--all means every message: leave out ids and conditions"
+            "--all chooses every message: leave out ids and conditions"
             if how.everything
-            else "choose messages by ids or conditions, or all of them with --all"
+            else "no messages are chosen: give ids or conditions, or --all"
         )
     ask = (how.everything or always_ask) and not how.yes and not how.dry_run
     if ask and not sys.stdin.isatty():
-        raise click.UsageError("the question has no answer on standard input: give --yes to go on without it")
+        raise click.UsageError("standard input has no answer to the question: give --yes to skip it")
 
     async def summarize() -> Summary:
         async with _queue(settings, counted or queue) as error_queue:
@@ -404,7 +409,7 @@ def _go_on(
     over: timedelta | None,
     as_json: bool,
 ) -> None:
-    """Say what was done before an interruption, and how to do the rest."""
+    """Print what was done before an interruption, and the command for the rest."""
     changed = {}
     if over and moved.left is not None:
         total = moved.done + sum(moved.kept.values()) + moved.left
@@ -424,7 +429,7 @@ async def _queue(settings: Settings, queue: str, *, audit: bool = True) -> Async
 
 @contextmanager
 def _progress(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on a terminal; elsewhere nothing."""
+    """A progress bar, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

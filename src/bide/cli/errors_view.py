@@ -1,4 +1,4 @@
-"""Failed messages on a terminal, and as JSON."""
+"""Output of ``bide errors``: failed messages as text and JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from bide.error_queues import AuditRecord, FailedMessage, Group, OperationResult, Summary
 
 _MOST_NAMES: Final = 10
-"""Queues that one line names: a stranger can put any number of names on messages."""
+"""The number of queues that one line names, because headers of failed messages can have any number of names."""
 
 
 def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
-    """A message for JSON; with its body, its stack trace and all properties if ``whole``."""
+    """A message as values for JSON, with body, stack trace and all properties if ``whole``."""
     found: dict[str, Any] = {
         "id": message.id,
         "message_id": message.message_id,
@@ -69,7 +69,7 @@ def write_json_line(value: Mapping[str, Any]) -> None:
 
 
 def counted(number: int) -> str:
-    """A number of messages in words."""
+    """A number of messages as text."""
     return f"{number:,} message{'' if number == 1 else 's'}"
 
 
@@ -81,7 +81,7 @@ def write_line(message: FailedMessage) -> None:
 
 
 def write_whole(message: FailedMessage) -> None:
-    """Print everything that is known of a message."""
+    """Print everything that is known about a message."""
     rows: list[tuple[str, Any]] = [
         ("id", message.id),
         ("message id", message.message_id),
@@ -131,7 +131,7 @@ def write_groups(groups: list[Group]) -> None:
 
 
 def write_summary(summary: Summary) -> None:
-    """Print figures."""
+    """Print the counts of ``bide errors stats``."""
     found = summary.to_dict()
     click.echo(f"{counted(summary.total)}, {summary.size:,} bytes")
     if summary.first and summary.last:
@@ -145,7 +145,7 @@ def write_summary(summary: Summary) -> None:
 
 
 def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
-    """Print what came of an operation."""
+    """Print the result of an operation."""
     if as_json:
         print_json(moved.to_dict())
         return
@@ -154,7 +154,7 @@ def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
 
 
 def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
-    """Print what was done before an interruption, what is left, and the command that goes on."""
+    """Print what was done before an interruption, what remains, and the command that continues."""
     if as_json:
         print_json({**moved.to_dict(), "interrupted": True, "go_on": again})
         return
@@ -174,8 +174,8 @@ class Targets:
     """The queues that a retry sends messages to.
 
     Args:
-        to: one for all of them, instead of those that they failed on; or None.
-        allow: patterns of queues; others get none. Empty for any.
+        to: one queue for all messages, instead of the queues where they failed; or None.
+        allow: patterns of queue names; other queues get no messages. Empty allows all queues.
 
     Raises:
         InvalidInputError: a pattern cannot be used.
@@ -188,7 +188,7 @@ class Targets:
         self._allowed = AllowedTargets.of(allow) if allow else ANY_TARGET
 
     def count(self, summary: Summary) -> tuple[dict[str, int], dict[str, int], int]:
-        """Messages for each allowed queue, for each other queue, and for no queue."""
+        """The numbers of messages by allowed queue, by other queue, and without a known queue."""
         from bide.delay.protocol import QueueTarget
 
         by_queue = summary.by["queue"] if self._to is None else Counter({self._to: summary.total})
@@ -199,7 +199,7 @@ class Targets:
         return allowed, refused, summary.total - by_queue.total()
 
     def describe(self, summary: Summary) -> str:
-        """Each queue with its number of messages, and how many stay."""
+        """The queues with their numbers of messages, and how many messages stay."""
         allowed, refused, nowhere = self.count(summary)
         parts = [f"{number:,} to {name}" for name, number in [*allowed.items()][:_MOST_NAMES]]
         if len(allowed) > _MOST_NAMES:
@@ -209,17 +209,17 @@ class Targets:
             names = ", ".join([*refused][:_MOST_NAMES]) + (", ..." if len(refused) > _MOST_NAMES else "")
             parts.append(f"{_stay(sum(refused.values()))} (not allowed: {names})")
         if nowhere:
-            parts.append(f"{_stay(nowhere)} (the queue they failed on is unknown)")
+            parts.append(f"{_stay(nowhere)} (the queue where they failed is unknown)")
         return ", ".join(parts) or "nothing to send"
 
     def to_dict(self, summary: Summary) -> dict[str, Any]:
-        """As JSON."""
+        """The counts as values for JSON."""
         allowed, refused, _ = self.count(summary)
         return {"queues": allowed, **({"refused": refused} if refused else {})}
 
 
 def write_count(summary: Summary, verb: str, targets: Targets | None, *, as_json: bool) -> None:
-    """Print how many messages something would be done to, and where they would go."""
+    """Print how many messages an operation would affect, and where they would go."""
     if as_json:
         more = {} if targets is None else targets.to_dict(summary)
         print_json({"would_be_done": summary.total, **more})
@@ -252,14 +252,14 @@ def write_malformed(number: int, stream: str) -> None:
 
 
 def _local(moment: datetime | None) -> str:
-    """A time in this machine's zone; in UTC, with a Z, at the ends of the calendar that the zone cannot hold."""
+    """A time in this machine's time zone; in UTC with a Z if the local time would be outside the years 1 to 9999."""
     if moment is None:
         return f"{'?':<19}"
     try:
         local, zone = moment.astimezone(), ""
     except (OverflowError, ValueError):
         local, zone = moment, "Z"
-    # Not by strftime, which writes years before 1000 with fewer digits.
+    # strftime writes years before 1000 with fewer digits.
     return local.replace(tzinfo=None).isoformat(" ", "seconds") + zone
 
 

@@ -1,4 +1,4 @@
-"""A group of commands that are imported when they run."""
+"""A click group whose commands are imported when they run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import click
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and what it does.
+    """The module and the summary of a command.
 
     Attributes:
-        module: has the command under the command's own name.
-        summary: for the help of the group, which imports no command.
+        module: the module, which has the command under the command's name.
+        summary: the text for the help of the group, which imports no command.
     """
 
     module: str
@@ -22,10 +22,10 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group of lazy commands.
+    """A group of commands that are imported when they run.
 
     Args:
-        lazy: command by name.
+        lazy: the commands by name.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ class LazyGroup(click.Group):
         return sorted(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name, imported."""
+        """Import and return a command."""
         if (command := self._lazy.get(cmd_name)) is None:
             return None
         found = getattr(import_module(command.module), cmd_name)
@@ -45,6 +45,6 @@ class LazyGroup(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, without their import."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self._lazy[name].summary) for name in self.list_commands(ctx)])

@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of commands: JSON, progress, and lines on standard output."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def print_json(value: Any) -> None:
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
-    """A value as one line of JSON in UTF-8, whatever AMQP can carry in it.
+    """A value as one line of JSON in UTF-8, for all values of AMQP.
 
-    Times are ISO 8601, bytes are text where they are UTF-8 and base64 where not, and numbers that JSON lacks are text.
+    Times are ISO 8601. Bytes are text if they are UTF-8, and base64 otherwise. Numbers that JSON does not have are
+    text.
     """
     return visible_json(_plain(value)).encode() + b"\n"
 
@@ -59,7 +60,7 @@ def text_or_base64(value: bytes) -> tuple[str, bool]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Say on a terminal what takes a while, and take it away again; elsewhere say nothing."""
+    """Show a message during a slow operation, if standard error is a terminal, and remove it afterwards."""
     if not sys.stderr.isatty():
         yield
         return
@@ -70,9 +71,9 @@ def working(what: str) -> Iterator[None]:
 
 
 class LineWriter:
-    """Writes lines to standard output for good: when :meth:`write` returns, the line has left the process.
+    """Writes lines to standard output without buffering: when :meth:`write` returns, the line has left the process.
 
-    A reader that stops reading holds back the writer, not the event loop, so that heartbeats go on.
+    If the reader stops reading, only the writer waits. The event loop continues, and with it heartbeats.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ class LineWriter:
         rest = memoryview(line)
         while rest:
             await self._writable()
-            # A pipe that is writable takes at least this much without blocking.
+            # A pipe that is writable accepts at least this many bytes without blocking.
             rest = rest[os.write(self._file, rest[: select.PIPE_BUF]) :]
 
     async def _writable(self) -> None:
@@ -98,7 +99,7 @@ class LineWriter:
         poll.register(self._file, select.POLLOUT)
         if poll.poll(0):
             return
-        # Only pipes, sockets and terminals are ever not writable, and those the event loop can watch.
+        # Only pipes, sockets and terminals can be not writable, and the event loop can watch these.
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_writer(self._file, ready.set)

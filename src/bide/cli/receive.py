@@ -1,4 +1,4 @@
-"""``bide receive``: print the messages of a queue as they come."""
+"""``bide receive``: print the messages of a queue as they arrive."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PREFETCH: Final = 100
 
 @click.command()
 @click.argument("queue")
-@click.option("--declare", is_flag=True, help="Make it, as a quorum queue, if it does not exist.")
+@click.option("--declare", is_flag=True, help="Declare QUEUE as a quorum queue if it does not exist.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="End after this many messages.")
 @click.option(
     "--timeout",
     metavar="DELAY",
-    help="End after this time; exit with 1 if short of --count.",
+    help="End after this time; exit with 1 if below --count.",
 )
 @json_option("one object per line")
 @broker_options
@@ -39,10 +39,10 @@ PREFETCH: Final = 100
 def receive(
     settings: Settings, *, queue: str, declare: bool, count: int | None, timeout: str | None, as_json: bool
 ) -> None:
-    """Print the messages of QUEUE as they come, until interrupted.
+    """Print the messages of QUEUE as they arrive, until interrupted.
 
-    A message is acknowledged once its line is written: what was not printed stays in the queue, and nothing is lost
-    when this command ends, however it ends.
+    A message is acknowledged once its line is written. Messages that were not printed stay in the queue, and nothing is
+    lost when this command ends, however it ends. The queues of a delay infrastructure are refused.
 
     --json prints body, exchange, routing_key, message_id, headers, due and lateness_ms. A body that is not UTF-8 is
     base64, and body_encoding says so.
@@ -51,7 +51,7 @@ def receive(
 
     limit = None if timeout is None else parse_delay(timeout)
     render = _json if as_json else _text
-    run_async(_receive(settings, queue, declare=declare, count=count, patience=limit, render=render))
+    run_async(_receive(settings, queue, declare=declare, count=count, time_limit=limit, render=render))
 
 
 async def _receive(
@@ -60,40 +60,47 @@ async def _receive(
     *,
     declare: bool,
     count: int | None,
-    patience: timedelta | None,
+    time_limit: timedelta | None,
     render: Callable[[Message], bytes],
 ) -> None:
     from bide.client.client import connect
     from bide.durations import format_delay
+    from bide.error_queues.delay_queues import refuse_delay_queue
     from bide.topology import Queue, Topology
 
     async with connect(settings.broker_url()) as client:
+        await refuse_delay_queue(client, queue, None)
         if declare:
             await client.declare(Topology(queues=[Queue.quorum(queue)]))
-        received = await _print_messages(client, queue, count=count, patience=patience, render=render)
+        received = await _print_messages(client, queue, count=count, time_limit=time_limit, render=render)
     if count is not None and received < count:
-        assert patience is not None
+        assert time_limit is not None
         raise click.ClickException(
-            f"{received} of {count} messages came from {queue!r} within {format_delay(patience)}: wait longer with "
+            f"{received} of {count} messages came from {queue!r} within {format_delay(time_limit)}: wait longer with "
             "--timeout, or leave it out"
         )
 
 
 async def _print_messages(
-    client: Client, queue: str, *, count: int | None, patience: timedelta | None, render: Callable[[Message], bytes]
+    client: Client, queue: str, *, count: int | None, time_limit: timedelta | None, render: Callable[[Message], bytes]
 ) -> int:
-    """Print messages until there were *count*, or the time is over; return how many there were."""
+    """Print up to *count* messages until the timeout, and return their number."""
+    from bide.delay.recognition import refusal
+    from bide.error_queues.delay_queues import holds_waiting
+
     writer = LineWriter()
     prefetch = PREFETCH if count is None else min(PREFETCH, count)
     received = 0
-    # The broker sends as many messages as are acknowledged, and the prefetch more. So the last ones of a limited
-    # number are acknowledged at the end: it then has sent none that would go back to the queue as delivered before.
+    # The broker sends as many more messages as are acknowledged. So the last messages of a limited number are
+    # acknowledged at the end: the broker has then sent no message that would be requeued as redelivered.
     last: list[Message] = []
-    limit = asyncio.timeout(None if patience is None else patience.total_seconds())
+    limit = asyncio.timeout(None if time_limit is None else time_limit.total_seconds())
     try:
         async with limit, client.consume(queue, prefetch=prefetch) as messages:
             try:
                 async for message in messages:
+                    if holds_waiting(message.raw):
+                        raise refusal(queue, "waiting")
                     await writer.write(render(message))
                     received += 1
                     if count is None or received <= count - prefetch:
@@ -117,7 +124,7 @@ async def _acknowledge(message: Message) -> None:
     try:
         await message.ack()
     except DeliveryLostError as error:
-        # Printed already, and to be printed again: at least once is what is promised.
+        # The message will be delivered and printed again: delivery is at least once.
         log.info("%s", error)
 
 

@@ -1,4 +1,4 @@
-"""``bide relay``: the process that a waiting hall needs."""
+"""``bide relay``: the relay process of a waiting hall."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ log = logger(__name__)
     default=1000,
     show_default=True,
     metavar="N",
-    help="Prefetch for each of its two queues.",
+    help="Unacknowledged messages per queue of the hall.",
 )
 @click.option(
     "--declare/--no-declare",
     default=True,
     show_default=True,
-    help="Put the waiting hall on the broker where it is missing.",
+    help="Declare the waiting hall if it is missing.",
 )
 @allow_option
 @hall_options
-@json_option("at the end what was done")
+@json_option("the counts at the end")
 @broker_options
 @pass_settings
 def relay(
     settings: Settings, *, hall: WaitingHall, allow: tuple[str, ...], prefetch: int, declare: bool, as_json: bool
 ) -> None:
-    """Send the messages of a waiting hall on, until Ctrl-C or SIGTERM.
+    """Relay the messages of a waiting hall until Ctrl-C or SIGTERM.
 
-    Without a relay, messages wait in the hall; nothing is lost. Any number may work on one hall: each message is
-    acknowledged when the broker has its successor. The first signal lets it finish the messages that it holds,
-    a second one ends it at once; then another relay takes over what was left.
+    Without a relay, messages wait in the hall and are not lost. Several relays can work on one hall. A relay
+    acknowledges a message when the broker has confirmed its copy. The first signal lets the relay finish its
+    unacknowledged messages. A second signal ends it at once; another relay then takes over these messages.
 
-    The relay delivers with its own permissions. So it sends messages only to the targets that --allow names and to the
-    pick-up exchange; a message for another target is set aside in the undeliverable queue.
+    The relay delivers with its own permissions, so it sends messages only to the targets that --allow names and to the
+    pick-up exchange. A message for another target goes to the undeliverable queue.
 
     With large bodies, a lower --prefetch takes less memory.
     """
@@ -69,7 +69,7 @@ def relay(
         return
     click.echo(
         f"{done.delivered} delivered, {done.delayed} sent to the levels, {done.rounds} sent round, "
-        f"{done.refused} times refused by targets, {done.undeliverable} set aside"
+        f"{done.refused} times refused by targets, {done.undeliverable} undeliverable"
     )
 
 

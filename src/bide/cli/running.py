@@ -1,8 +1,9 @@
-"""Run the asynchronous core of a command, with an orderly end whatever ends it."""
+"""Running the asynchronous part of a command, with cleanup after signals."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import signal
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -21,14 +22,14 @@ _Result = TypeVar("_Result")
 
 
 def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run *work* to its end.
+    """Run *work* and return its result.
 
-    Ctrl-C, SIGTERM and SIGHUP cancel it, so that whatever it opened is closed. A second one of the same kind ends the
-    process at once, for an end that hangs.
+    Ctrl-C, SIGTERM and SIGHUP cancel it, so that it closes what it opened. A second signal of the same kind ends the
+    process at once, in case the cleanup hangs.
 
     Raises:
-        KeyboardInterrupt: it ended by Ctrl-C.
-        SystemExit: it ended by one of the other two, with 128 and the signal's number, as a shell reports it.
+        KeyboardInterrupt: Ctrl-C ended it.
+        SystemExit: another signal ended it; the code is 128 plus the signal's number, as in a shell.
     """
     received: list[signal.Signals] = []
     try:
@@ -49,29 +50,28 @@ async def _cancelled_by_signals(work: Coroutine[Any, Any, _Result], received: li
         loop.remove_signal_handler(number)
         task.cancel()
 
-    # Ctrl-C is asyncio's own business: asyncio.run cancels at the first one and breaks off at the second.
+    # asyncio.run handles Ctrl-C: it cancels the task at the first one and aborts at the second.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, end, number)
     return await work
 
 
 def confirm(question: str) -> None:
-    """Ask before something is deleted or moved; "no" ends the command.
+    """Ask for confirmation before messages are deleted or moved. "No" ends the command.
 
     Raises:
         ClickException: the answer was no.
         Abort: Ctrl-C.
-        UsageError: there is no answer, because standard input is empty.
+        UsageError: there is no answer, because standard input is empty or closed.
     """
     try:
         agreed = click.confirm(question, err=True)
-    except click.Abort as error:
-        if isinstance(error.__context__, EOFError):
+    except (click.Abort, OSError) as error:
+        is_closed = isinstance(error, OSError) and error.errno == errno.EBADF
+        if is_closed or isinstance(error.__context__, EOFError):
             click.echo(err=True)
-            raise click.UsageError(
-                "the question has no answer on standard input: give --yes to go on without it"
-            ) from None
+            raise click.UsageError("standard input has no answer to the question: give --yes to skip it") from None
         raise
     if not agreed:
         raise click.ClickException("nothing was done: the answer was no")
@@ -79,12 +79,10 @@ def confirm(question: str) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end what is in the block by an exception, so that what it opened is closed.
-
-    Ctrl-C does so anyway.
+    """Raise an exception in the block for SIGTERM and SIGHUP, as for Ctrl-C, so that the block closes what it opened.
 
     Raises:
-        SystemExit: one of them came, with 128 and its number, as a shell reports it.
+        SystemExit: a signal came; the code is 128 plus its number, as in a shell.
     """
 
     def end(number: int, _: FrameType | None) -> None:
@@ -93,7 +91,7 @@ def ended_by_signals() -> Iterator[None]:
     before = {
         number: signal.getsignal(number)
         for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup leaves it
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup ignores SIGHUP
     }
     for number in before:
         signal.signal(number, end)
@@ -109,8 +107,8 @@ async def connected(settings: Settings, purpose: str) -> AsyncIterator[tuple[Con
     """A connection to the broker that the settings name, and its management API.
 
     Args:
-        settings: of the command.
-        purpose: what the connection's name says in brackets.
+        settings: the settings of the command.
+        purpose: the text in brackets of the connection's name.
     """
     from bide.admin.locate import management_api
     from bide.amqp.connection import Connection

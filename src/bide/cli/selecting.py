@@ -1,4 +1,4 @@
-"""Options that choose failed messages."""
+"""Options to choose failed messages."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def queue_option(command: _Decorated) -> _Decorated:
         default="error",
         show_default=True,
         metavar="NAME",
-        help="The error queue: of an endpoint, or any dead-letter queue.",
+        help="Error queue or dead-letter queue.",
     )(command)
 
 
 def selection_options(command: _Decorated) -> _Decorated:
-    """Add the options that choose messages, and hand them over as the argument ``selection``."""
+    """Add the options that choose messages, and pass them as the argument ``selection``."""
     options = [
         click.argument("ids", nargs=-1, metavar="[ID]..."),
-        click.option("--group", metavar="NAME", help="Of this group, as 'bide errors groups' names it."),
-        click.option("--failed-on", metavar="QUEUE", help="Failed on this queue, or one like 'orders.*'."),
-        click.option("--endpoint", metavar="NAME", help="Failed in this endpoint."),
-        click.option("--exception", metavar="TYPE", help="With this exception, with or without its module."),
-        click.option("--text", metavar="PART", help="Whose exception says this, in capitals or not."),
-        click.option("--body-text", metavar="PART", help="Whose body has this in it, to the letter."),
-        click.option("--type", "message_type", metavar="NAME", help="Of this message type."),
-        click.option("--reason", metavar="WORD", help="failed, rejected, expired, maxlen, delivery_limit..."),
-        click.option("--older-than", metavar="DELAY", help="Failed longer ago than this: 90s, 2h, 3d."),
-        click.option("--newer-than", metavar="DELAY", help="Failed less long ago than this."),
-        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="With this header."),
+        click.option("--group", metavar="NAME", help="Group of 'bide errors groups'."),
+        click.option("--failed-on", metavar="QUEUE", help="Queue of the failure, or a pattern such as 'orders.*'."),
+        click.option("--endpoint", metavar="NAME", help="Endpoint of the failure."),
+        click.option("--exception", metavar="TYPE", help="Exception type, with or without its module."),
+        click.option("--text", metavar="PART", help="Part of the exception's text, ignoring case."),
+        click.option("--body-text", metavar="PART", help="Part of the body, matching case."),
+        click.option("--type", "message_type", metavar="NAME", help="Message type."),
+        click.option("--reason", metavar="WORD", help="Reason: failed, rejected, expired, maxlen, delivery_limit."),
+        click.option("--older-than", metavar="DELAY", help="Minimum time since the failure: 90s, 2h, 3d."),
+        click.option("--newer-than", metavar="DELAY", help="Maximum time since the failure: 90s, 2h, 3d."),
+        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header value. Repeatable."),
     ]
     wrapped = _with_selection(command)
     for option in reversed(options):
@@ -91,7 +91,7 @@ def pairs(values: tuple[str, ...]) -> dict[str, str]:
     """``NAME=VALUE`` options as a mapping.
 
     Raises:
-        click.UsageError: one has no ``=``.
+        click.UsageError: an option has no ``=``.
     """
     found = {}
     for one in values:

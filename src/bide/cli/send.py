@@ -1,4 +1,4 @@
-"""``bide send``: publish messages, now or later."""
+"""``bide send``: publish messages, delayed or not."""
 
 from __future__ import annotations
 
@@ -22,23 +22,27 @@ if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
 
 IN_FLIGHT: Final = 1_000
-"""Messages of ``--count`` that are on their way at a time."""
+"""The number of unconfirmed messages with ``--count``."""
 
 
 @click.command()
 @click.argument("body", required=False)
-@click.option("--to", metavar="QUEUE", help="The queue that it goes to.")
-@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that it goes to.")
-@click.option("--routing-key", metavar="KEY", help="Its routing key, for --exchange.")
-@click.option("--in", "delay", metavar="DELAY", help="Deliver it so long from now: 90s, 1h30m, PT1H30M.")
-@click.option("--at", "deliver_at", metavar="TIME", help="Deliver it then: 2026-12-24T18:00:00+01:00.")
-@click.option("--file", type=click.File("rb"), help="Read the body from this file; - is standard input.")
+@click.option("--to", metavar="QUEUE", help="Target queue.")
+@click.option("--exchange", metavar="NAME", help="Target exchange, instead of a queue.")
+@click.option("--routing-key", metavar="KEY", help="Routing key, with --exchange.")
+@click.option("--in", "delay", metavar="DELAY", help="Time until delivery: 90s, 1h30m, PT1H30M.")
+@click.option("--at", "deliver_at", metavar="TIME", help="Due time: 2026-12-24T18:00:00+01:00.")
+@click.option("--file", type=click.File("rb"), help="File with the body; - is standard input.")
 @click.option(
-    "--count", type=click.IntRange(min=1), default=1, metavar="N", help="How many times to send it. [default: 1]"
+    "--count",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Number of times to send the message. [default: 1]",
 )
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header, as text; may be repeated.")
-@click.option("--message-id", metavar="ID", help="Its message id. [default: a new one]")
-@click.option("--type", "kind", metavar="NAME", help="Its message type, which endpoints choose a handler by.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header, as text. Repeatable.")
+@click.option("--message-id", metavar="ID", help="Message id. [default: a new id]")
+@click.option("--type", "kind", metavar="NAME", help="Message type; endpoints choose the handler by it.")
 @click.option("--content-type", metavar="TYPE", help="MIME type of the body, such as application/json.")
 @click.option("--isolated", is_flag=True, help="Use a release queue for the target (clock; one hop more).")
 @click.option(
@@ -71,19 +75,19 @@ def send(
     infrastructure: DelayInfrastructure,
     as_json: bool,
 ) -> None:
-    """Send BODY, now, after a delay, or at a due time; return when the broker has it.
+    """Send BODY now, after a delay or at a due time, and return when the broker has confirmed it.
 
-    Without BODY and --file the body is read from standard input. With --in and --at the broker does the waiting: this
-    command ends at once. --json prints message_id, due, hops and attempts.
+    Without BODY and --file, the body is read from standard input. With --in and --at, the message waits in the broker,
+    and this command ends at once. --json prints message_id, due, hops and attempts.
     """
     if (to is None) == (exchange is None):
-        raise click.UsageError("name where it goes: --to QUEUE, or --exchange NAME with --routing-key")
+        raise click.UsageError("the message needs one target: --to QUEUE, or --exchange NAME with --routing-key")
     if routing_key is not None and exchange is None:
-        raise click.UsageError("--routing-key goes with --exchange; a message to a queue needs none")
+        raise click.UsageError("--routing-key needs --exchange; a message to a queue needs none")
     if delay is not None and deliver_at is not None:
         raise click.UsageError("give --in or --at, not both")
     if message_id is not None and count > 1:
-        raise click.UsageError(f"--message-id names one message, and --count {count} sends more: leave one of them out")
+        raise click.UsageError(f"--message-id is for one message, and --count {count} sends more: leave out one option")
     message = {
         "body": _body(body, file),
         "to": to,
@@ -107,7 +111,7 @@ def _body(body: str | None, file: BinaryIO | None) -> bytes:
         return body.encode("utf-8", errors="surrogateescape")
     if file is None:
         if sys.stdin.isatty():
-            click.echo("type the body, and end it with Ctrl-D on a line of its own:", err=True)
+            click.echo("type the body, and end it with Ctrl-D on an empty line:", err=True)
         file = sys.stdin.buffer
     return file.read()
 
@@ -135,7 +139,7 @@ async def _send(
     from bide.messages.outgoing import OutgoingMessage
     from bide.messages.prepared import check_message
 
-    check_message(OutgoingMessage(**message))  # what cannot be sent is said before a broker is needed
+    check_message(OutgoingMessage(**message))  # report an invalid message before connecting to a broker
     last: list[Receipt] = []
 
     def on_receipt(receipt: Receipt) -> None:
@@ -154,7 +158,7 @@ async def _publish(client: Client, message: dict[str, Any], count: int, on_recei
     """Publish the message *count* times, in order, and report every receipt.
 
     Raises:
-        BideError: one was not taken. Those that were under way with it are waited for and counted first.
+        BideError: a message was not accepted. It is raised after the results of all messages in flight are known.
     """
     under_way: deque[asyncio.Task[Receipt]] = deque()
     failure: BideError | None = None

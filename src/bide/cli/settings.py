@@ -1,4 +1,4 @@
-"""Settings of all commands, such as the broker's URL and verbosity, and their options."""
+"""Common settings of commands, such as broker URL and verbosity, and their options."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 @dataclass(slots=True)
 class Settings:
-    """The options of the program itself; a command's own ``--url`` wins over one before the command.
+    """The options of the program. ``--url`` after a command overrides ``--url`` before the command.
 
     Attributes:
-        url: of the broker, or None if none was given.
-        management_url: of its management API, or None.
-        verbosity: how many ``-v`` were given.
-        arguments: of the program, as they were given.
+        url: the URL of the broker, or None if none was given.
+        management_url: the URL of its management API, or None.
+        verbosity: the number of ``-v`` options.
+        arguments: the arguments of the program, as given.
     """
 
     url: str | None = None
@@ -41,10 +41,10 @@ class Settings:
     arguments: tuple[str, ...] = ()
 
     def broker_url(self) -> BrokerUrl:
-        """The broker's URL: by default that of RabbitMQ on this machine.
+        """The broker's URL; by default RabbitMQ's default URL on this machine.
 
         Raises:
-            InvalidUrlError: it cannot be read.
+            InvalidUrlError: the URL cannot be read.
         """
         from bide.amqp.url import DEFAULT_URL, BrokerUrl
 
@@ -55,7 +55,7 @@ pass_settings = click.make_pass_decorator(Settings)
 
 
 class _Formatter(logging.Formatter):
-    """One line per record; a traceback only where details were asked for."""
+    """Formats a record as one line, with a traceback only if details are wanted."""
 
     def __init__(self, *, details: bool) -> None:
         super().__init__(f"{PROGRAM}: %(asctime)s %(name)s: %(message)s" if details else f"{PROGRAM}: %(message)s")
@@ -70,10 +70,10 @@ class _Formatter(logging.Formatter):
 
 
 def duration_of(option: str, text: str) -> timedelta:
-    """Read the value of an option that is a duration.
+    """Parse an option's value as a duration.
 
     Raises:
-        InvalidDelayError: it is none; the message names the option.
+        InvalidDelayError: the value is not a duration; the error names the option.
     """
     from bide.durations import parse_delay
 
@@ -84,7 +84,7 @@ def duration_of(option: str, text: str) -> timedelta:
 
 
 def configure_logging(verbosity: int) -> None:
-    """Send log records to standard error: warnings, with ``-v`` also what happens, with ``-vv`` every detail."""
+    """Log to standard error: warnings, with ``-v`` also progress, with ``-vv`` all details."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter(details=verbosity > 0))
     root = logging.getLogger()
@@ -119,7 +119,7 @@ def _url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]
 
 
 def _management_url(command: _Decorated) -> _Decorated:
-    # The environment's is not read here: whether it is meant depends on the broker.
+    # BIDE_MANAGEMENT_URL is not read here, because it applies only to the broker of BIDE_URL.
     return click.option(
         "--management-url",
         metavar="URL",
@@ -142,7 +142,7 @@ def verbose_option(command: _Decorated) -> _Decorated:
 
 
 def program_options(command: _Decorated) -> _Decorated:
-    """Add the options before the command. Only these read the environment: a command's own options win over them."""
+    """Add the options before the command. Only these read the environment, and a command's options override them."""
     return _url("BIDE_URL")(_management_url(verbose_option(command)))
 
 
@@ -160,7 +160,7 @@ def json_option(what: str) -> Callable[[_Decorated], _Decorated]:
     """Add ``--json``.
 
     Args:
-        what: what it prints, for its help text.
+        what: the printed values, for the help text.
     """
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
 
@@ -177,10 +177,10 @@ def allow_option(command: _Decorated) -> _Decorated:
 
 
 def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Decorated]:
-    """Add the options that choose a delay infrastructure, and hand it over as the argument ``infrastructure``.
+    """Add the options that choose a delay infrastructure, and pass it as the argument ``infrastructure``.
 
     Args:
-        fewer_levels: let ``--levels`` shorten the cascade of NServiceBus too, for what never touches a broker.
+        fewer_levels: let ``--levels`` also shorten the cascade of NServiceBus, for commands that use no broker.
     """
     from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS
 
@@ -190,10 +190,10 @@ def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Dec
             type=click.Choice(LAYOUTS),
             default="clock",
             show_default=True,
-            help="Delay infrastructure: bide's or another system's.",
+            help="Delay infrastructure.",
         ),
         click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]"),
-        click.option("--max-delay", metavar="DELAY", help="Make no queues for longer delays (clock)."),
+        click.option("--max-delay", metavar="DELAY", help="Longest delay that gets queues (clock)."),
         click.option("--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s (clock, waiting-hall)."),
         click.option("--lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
         click.option(
@@ -245,7 +245,7 @@ def _with_infrastructure(command: _Decorated, *, fewer_levels: bool) -> _Decorat
 
         if levels is not None and layout.startswith("nservicebus") and not fewer_levels:
             raise InvalidInputError(
-                "the levels of nservicebus are 28 on every broker, as the other endpoints have them: leave out --levels"
+                "the layout nservicebus always has 28 levels, as its other endpoints do: leave out --levels"
             )
         infrastructure: DelayInfrastructure = make_infrastructure(
             layout,
@@ -263,12 +263,12 @@ def _with_infrastructure(command: _Decorated, *, fewer_levels: bool) -> _Decorat
 
 
 def hall_options(command: _Decorated) -> _Decorated:
-    """Add the options of a waiting hall, and hand it over as the argument ``hall``."""
+    """Add the options of a waiting hall, and pass it as the argument ``hall``."""
     from functools import wraps
 
-    @click.option("--prefix", metavar="NAME", help="Start of all its names. [default: bide]")
-    @click.option("--levels", type=int, metavar="N", help="Levels, of 1, 2, 4... times the resolution. [default: 20]")
-    @click.option("--resolution", metavar="DELAY", help="The wait of the lowest level. [default: 1s]")
+    @click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide]")
+    @click.option("--levels", type=int, metavar="N", help="Number of levels, each twice as long. [default: 20]")
+    @click.option("--resolution", metavar="DELAY", help="Wait of the lowest level. [default: 1s]")
     @wraps(command)
     def wrapper(*args: Any, prefix: str | None, levels: int | None, resolution: str | None, **kwargs: Any) -> Any:
         from bide.delay.by_name import make_infrastructure

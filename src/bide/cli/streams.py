@@ -1,4 +1,4 @@
-"""Standard input, output and error, also where the caller closed them or the disk is full."""
+"""Standard input, output and error that are closed, or whose disk is full."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _FAILED: Final = 1
 
 
 def open_missing() -> None:
-    """Have three standard streams, whatever the caller closed.
+    """Open standard streams that the caller closed, so that all three exist.
 
-    Otherwise a socket would get the number of a closed one, and what is printed would go to the broker. Reading from a
-    closed input fails, and so does writing to a closed output: nothing that was not printed counts as printed.
+    Otherwise a socket would get the file descriptor of a closed stream, and output would go to the broker. Reading from
+    a closed input and writing to a closed output still fail, so that lost output is reported.
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one. The mode is the one that makes its use fail, but for errors.
+            # This is the lowest free descriptor. The mode makes its use fail, except for standard error.
             os.open(os.devnull, mode)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for the life of the process)
@@ -31,7 +31,7 @@ def open_missing() -> None:
 
 
 def finished(code: int) -> int:
-    """Write what is still in memory, and return the exit code: 1 if the output cannot be written."""
+    """Flush standard output, and return the exit code: 1 if the output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -45,7 +45,7 @@ def finished(code: int) -> int:
 
 
 def discard_output() -> None:
-    """Let the interpreter not try once more, at its end, to write what cannot be written."""
+    """Keep the interpreter from trying again, at exit, to write output that cannot be written."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,4 +1,4 @@
-"""``bide tap``: the taps of a delay infrastructure, switched on and off while it runs."""
+"""``bide tap``: switch the taps of a delay infrastructure on and off."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ _SIZE: Final = re.compile(r"(\d+)\s*([A-Za-z]*)")
 
 @click.group()
 def tap() -> None:
-    """Two streams that see every delayed message when it is scheduled and when it is due.
+    """Two streams that record every delayed message when it is scheduled and when it is due.
 
-    Publishers and consumers notice nothing. The taps of a running NServiceBus or Celery system need nothing of it
-    either.
+    Publishers and consumers need no change. NServiceBus and Celery systems need no change either.
     """
 
 
 @tap.command()
-@click.option("--max-age", metavar="DELAY", help="Keep messages this long, in each stream. [default: 7d]")
-@click.option("--max-bytes", metavar="SIZE", help="Keep this much of each stream: 500MB, 2TB... [default: 10GB]")
+@click.option("--max-age", metavar="DELAY", help="Age limit of messages in each stream. [default: 7d]")
+@click.option("--max-bytes", metavar="SIZE", help="Size limit of each stream: 500MB, 2TB. [default: 10GB]")
 @layout_options()
 @json_option("what was done")
 @broker_options
@@ -54,7 +53,7 @@ def on(
     max_bytes: str | None,
     as_json: bool,
 ) -> None:
-    """Declare the streams and bind them. Streams that are there already go on with what they hold."""
+    """Declare the streams and bind them. Streams that exist already keep their messages."""
     from bide.delay.taps import taps_of
 
     retention = _retention(max_age, max_bytes)
@@ -69,8 +68,8 @@ def on(
         click.echo(f"  {which}  {name}  {'new' if name in done.created else 'goes on'}")
     if taps.defeats:
         click.echo(
-            f"note: from now on a message for a deleted endpoint is in {taps.delivered} only: the tap on "
-            f"{taps.defeats} counts as its route, so that no guard and no alternate exchange sets it aside",
+            f"note: from now on a message for a deleted endpoint is only in {taps.delivered}: the tap on "
+            f"{taps.defeats} counts as its route, so the alternate exchange does not get it",
             err=True,
         )
 
@@ -86,14 +85,14 @@ async def _on(
 
 
 @tap.command()
-@click.option("--delete", is_flag=True, help="Delete the streams, too, with all that they hold.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--delete", is_flag=True, help="Also delete the streams with their messages.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @layout_options()
 @json_option("what was done")
 @broker_options
 @pass_settings
 def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool, yes: bool, as_json: bool) -> None:
-    """Unbind the streams. They stay, with what they hold, unless --delete says otherwise."""
+    """Unbind the streams. They stay with their messages, unless --delete is given."""
     from bide.delay.taps import taps_of
 
     names = taps_of(infrastructure).names
@@ -106,7 +105,7 @@ def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool
         return
     said = "taps off"
     if done.kept:
-        said += f"; {' and '.join(done.kept)} stay with what they hold"
+        said += f"; {' and '.join(done.kept)} stay with their messages"
     if done.deleted:
         said += f"; {' and '.join(done.deleted)} deleted, with about {done.messages} messages"
     click.echo(f"{infrastructure.name}: {said}")
@@ -125,9 +124,10 @@ async def _off(settings: Settings, infrastructure: DelayInfrastructure, *, delet
 @management_options
 @pass_settings
 def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
-    """Say whether the taps are on, and what their streams hold; exit with 1 if they miss some messages.
+    """Show whether the taps are on, and the sizes of their streams; exit with 1 if they miss some messages.
 
-    Only the management API knows the bindings and the limits. The broker counts the messages every five seconds.
+    Bindings and limits are shown only if the management API answers. The broker updates message counts every five
+    seconds.
     """
     with working("looking"):
         found = run_async(_status(settings, infrastructure))
@@ -139,10 +139,10 @@ def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
 
 
 async def _status(settings: Settings, infrastructure: DelayInfrastructure) -> TapStatus:
-    from bide.admin.taps import look
+    from bide.admin.taps import read_status
 
     async with connected(settings, "tap") as (connection, api):
-        return await look(connection, infrastructure, api)
+        return await read_status(connection, infrastructure, api)
 
 
 def _show(found: TapStatus) -> None:
@@ -150,13 +150,13 @@ def _show(found: TapStatus) -> None:
     for which, stream in found.streams.items():
         click.echo(f"  {which}  {stream.name}  {_shown(stream)}")
     if found.state == "incomplete":
-        click.echo("some messages are not seen: run 'bide tap on' with the same options", err=True)
+        click.echo("some messages are not recorded: run 'bide tap on' with the same options", err=True)
     if found.why:
         click.echo(f"bindings and limits are not known: {found.why}", err=True)
     if found.port == 0:
         click.echo(
             "the broker does not speak the stream protocol: run 'rabbitmq-plugins enable rabbitmq_stream' to read the "
-            "streams by it",
+            "streams with it",
             err=True,
         )
 
@@ -174,7 +174,7 @@ def _shown(stream: StreamStatus) -> str:
 
 
 def _retention(max_age: str | None, max_bytes: str | None) -> Retention | None:
-    """The limits that were given; None where none was, so that a stream keeps those that it has."""
+    """The limits that were given; None without any, so that an existing stream keeps its limits."""
     from bide.delay.taps import Retention
 
     given: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def _retention(max_age: str | None, max_bytes: str | None) -> Retention | None:
 
 
 def _size(text: str) -> int:
-    """A number of bytes as people write it."""
+    """Parse a number of bytes with an optional unit."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].upper() not in _UNITS:
         raise InvalidInputError(f"the size {text!r} cannot be read: give a whole number of bytes, or 500MB, 10GB, 2TB")

@@ -1,10 +1,11 @@
-"""``bide topology``: patterns of exchanges and queues, and where a message would go."""
+"""``bide topology``: patterns of exchanges and queues, and the route of a message."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 
 @click.group()
 def topology() -> None:
-    """Patterns of exchanges, queues and bindings: look at them, apply them, and ask where a message would go.
+    """Patterns of exchanges, queues and bindings: show or apply them, and explain the route of a message.
 
-    'bide topology list' names them, 'bide topology show NAME --help' lists the options of one.
+    'bide topology list' lists the patterns; 'bide topology show NAME --help' lists the options of a pattern.
     """
 
 
 @topology.command("list")
 @json_option("one array, with options and caveats")
 def list_patterns(*, as_json: bool) -> None:
-    """Name all patterns, the eighteen in their order first."""
+    """List all patterns, the eighteen numbered ones first."""
     from bide.cli.topology_view import pattern_lines, pattern_values
     from bide.patterns.catalogue import PATTERNS
 
@@ -48,12 +49,12 @@ def list_patterns(*, as_json: bool) -> None:
 
 
 class _PatternGroup(click.Group):
-    """A command for each pattern, made when it is asked for.
+    """A group with a command for each pattern, created when it is used.
 
     Args:
-        name: of the group.
-        work: what such a command does with the topology, and with its own options.
-        purpose: its help text.
+        name: the name of the group.
+        work: the function of these commands, which gets the topology and the command's options.
+        purpose: the help text of the group.
     """
 
     def __init__(self, name: str, work: Callable[..., int | None], purpose: str) -> None:
@@ -81,17 +82,31 @@ class _PatternGroup(click.Group):
         )
 
 
+class _PatternOption(click.Option):
+    """An option of a pattern, with marks behind its help text. It is not required beside ``--sample``."""
+
+    def __init__(self, names: Sequence[str], *, marks: Sequence[str], **options: Any) -> None:
+        super().__init__(names, **options)
+        self._marks = marks
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return (record[0], f"{record[1]}  [{', '.join(self._marks)}]") if record and self._marks else record
+
+
 def _pattern_options(pattern: Pattern) -> list[click.Option]:
     options = [
-        click.Option(
+        _PatternOption(
             [f"--{one.name}", f"pattern_{one.parameter}"],
             multiple=True,
             metavar=one.form,
-            help=f"{one.help}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
+            # The docstring of the pattern has the rest of the sentence.
+            help=re.split(r"[;.](?:\s|$)", one.help)[0],
+            marks=[mark for mark, holds in (("repeatable", one.repeatable), ("required", one.required)) if holds],
         )
         for one in pattern.options
     ]
-    sample = click.Option(["--sample"], is_flag=True, help="Take a ready-made instance instead of the options above.")
+    sample = click.Option(["--sample"], is_flag=True, help="Use sample values instead of the options above.")
     return [*options, sample]
 
 
@@ -100,7 +115,7 @@ def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callabl
         texts = {one.name: values.pop(f"pattern_{one.parameter}") for one in pattern.options}
         given = {name: list(value) for name, value in texts.items() if value}
         if sample and given:
-            raise click.UsageError(f"--sample has options of its own: leave out --{next(iter(given))}")
+            raise click.UsageError(f"--sample sets all options of the pattern: leave out --{next(iter(given))}")
         made = pattern.sample_topology() if sample else pattern.topology(given)
         return work(pattern, made, **values)
 
@@ -122,7 +137,7 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
         case ("definitions",):
             print_json(definitions(made))
         case (one, another, *_):
-            raise click.UsageError(f"--{one} and --{another} are two forms: name one")
+            raise click.UsageError(f"--{one} and --{another} are two output formats: give one")
         case _:
             click.echo(pattern.summary)
             for line in topology_lines(made):
@@ -160,8 +175,8 @@ def _refuse_exclusive(made: Topology) -> None:
     for queue in made.queues:
         if queue.exclusive:
             raise InvalidInputError(
-                f"the queue {queue.name!r} would be exclusive to this command's connection, and gone with it: declare "
-                "it in the program that uses it"
+                f"the queue {queue.name!r} would be exclusive to this command's connection and deleted with it: "
+                "declare it in the program that uses it"
             )
 
 
@@ -190,8 +205,8 @@ async def _compared(settings: Settings, made: Topology) -> Comparison:
         return await compare_live(api, vhost, made)
 
 
-@click.option("--force", is_flag=True, help="Delete the messages in its queues, too.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Also delete queues that hold messages.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("what was deleted")
 @broker_options
 @pass_settings
@@ -221,28 +236,32 @@ async def _removed(settings: Settings, made: Topology, *, force: bool) -> Remove
 
 for _group in (
     _PatternGroup("show", _show, "Print the topology of a pattern."),
-    _PatternGroup("apply", _apply, "Put a pattern on the broker. What is there already stays as it is."),
+    _PatternGroup("apply", _apply, "Declare a pattern. What exists already stays unchanged."),
     _PatternGroup(
-        "diff", _diff, "Compare a pattern with what is on the broker; exit with 1 if something is missing or different."
+        "diff", _diff, "Compare a pattern with the broker; exit with 1 if something is missing or different."
     ),
-    _PatternGroup("destroy", _destroy, "Take a pattern's exchanges and queues away; nothing else, and no messages."),
+    _PatternGroup("destroy", _destroy, "Delete a pattern's exchanges and queues, unless the queues hold messages."),
 ):
     topology.add_command(_group)
 
 
 @topology.command()
-@click.option("--exchange", required=True, metavar="NAME", help="Where it is published; '' is the default exchange.")
-@click.option("--key", default="", metavar="KEY", help="Its routing key.")
+@click.option("--exchange", required=True, metavar="NAME", help="Exchange of the publish; '' is the default exchange.")
+@click.option("--key", default="", metavar="KEY", help="Routing key.")
 @click.option(
-    "--header", "headers", multiple=True, metavar="NAME=VALUE", help='A header: 2 is a number, "2" in quotes a text.'
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help='Header; 2 is a number, "2" in quotes is text. Repeatable.',
 )
-@click.option("--cc", multiple=True, metavar="KEY", help="One more key, in the CC header.")
-@click.option("--bcc", multiple=True, metavar="KEY", help="One more key, in the BCC header.")
-@click.option("--pattern", "pattern_text", metavar="TEXT", help="Ask a pattern: its name and options, as for 'show'.")
-@click.option("--definitions", "file", type=click.File("rb"), help="Ask this file of RabbitMQ definitions; - is stdin.")
-@click.option("--vhost", metavar="NAME", help="The virtual host in the file, where it holds several.")
-@click.option("--from-broker", is_flag=True, help="Ask the broker, its policies included.")
-@click.option("--all", "every", is_flag=True, help="Name every binding that does not match.")
+@click.option("--cc", multiple=True, metavar="KEY", help="Additional routing key in the CC header. Repeatable.")
+@click.option("--bcc", multiple=True, metavar="KEY", help="Additional routing key in the BCC header. Repeatable.")
+@click.option("--pattern", "pattern_text", metavar="TEXT", help="Use a pattern: its name and options, as for 'show'.")
+@click.option("--definitions", "file", type=click.File("rb"), help="Use a file of RabbitMQ definitions; - is stdin.")
+@click.option("--vhost", metavar="NAME", help="Virtual host in the file, if it has several.")
+@click.option("--from-broker", is_flag=True, help="Use the broker's topology, including policies.")
+@click.option("--all", "every", is_flag=True, help="List every binding that does not match.")
 @json_option("the way")
 @management_options
 @pass_settings
@@ -261,18 +280,18 @@ def explain(
     every: bool,
     as_json: bool,
 ) -> int:
-    """Tell where a message would go, and why not elsewhere; exit with 1 if nothing would take it.
+    """Show where a message would go, and which bindings do not match; exit with 1 if it is unroutable.
 
-    Nothing is sent. Name one place to look: --pattern, --definitions or --from-broker.
+    Nothing is sent. Give one topology: --pattern, --definitions or --from-broker.
     """
     from bide.cli.topology_view import itinerary_lines
     from bide.delay.protocol import check_name
     from bide.topology.itinerary import plan
 
     if sum((pattern_text is not None, file is not None, from_broker)) != 1:
-        raise click.UsageError("name one place to look: --pattern, --definitions or --from-broker")
+        raise click.UsageError("explain needs one topology: give --pattern, --definitions or --from-broker")
     if vhost is not None and file is None:
-        raise click.UsageError("--vhost goes with --definitions; a broker's is in its URL")
+        raise click.UsageError("--vhost needs --definitions; the virtual host of a broker is in its URL")
     message = _message_headers(headers, cc, bcc)
     check_name("routing key", key, empty=True)
     if pattern_text is not None:
@@ -307,7 +326,7 @@ def _message_headers(headers: tuple[str, ...], cc: tuple[str, ...], bcc: tuple[s
 
 
 def _pattern_topology(text: str) -> Topology:
-    """The topology of a pattern that is given with its options in one text."""
+    """The topology of a pattern whose name and options are given as one text."""
     from bide.patterns.catalogue import find_pattern
 
     try:
@@ -330,7 +349,7 @@ def _pattern_topology(text: str) -> Topology:
     )
     command.main(arguments, prog_name=f"--pattern {pattern.name}", standalone_mode=False)
     if not made:
-        # Its --help was asked for, and shown.
+        # The text has --help, and the help was printed.
         raise click.UsageError("--pattern takes the options of a topology: leave out --help")
     return made[0]
 
@@ -341,22 +360,22 @@ def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
     try:
         document = json.load(file)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions anew") from error
+        raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions again") from error
     if not isinstance(document, Mapping):
         raise InvalidInputError(
-            f"{file.name} does not hold an object, so it is not a file of definitions: export them anew"
+            f"{file.name} does not hold an object, so it is not a file of definitions: export them again"
         )
     asked = from_definitions(document, vhost)
     hosts = _virtual_hosts(document)
     if vhost is None and len(hosts) > 1:
         raise InvalidInputError(f"{file.name} holds the virtual hosts {_named(hosts)}: choose one with --vhost")
     if vhost is not None and hosts and vhost not in hosts:
-        raise InvalidInputError(f"{file.name} holds no virtual host {vhost!r}: choose one of {_named(hosts)}")
+        raise InvalidInputError(f"{file.name} has no virtual host {vhost!r}: choose one of {_named(hosts)}")
     return asked
 
 
 def _virtual_hosts(document: Mapping[str, Any]) -> list[str]:
-    """The virtual hosts that definitions name; none in those of a single one."""
+    """The virtual hosts in definitions; empty for definitions of a single virtual host."""
     entries = [one for kind in ("exchanges", "queues", "bindings") for one in document.get(kind, ())]
     return sorted({str(one["vhost"]) for one in entries if "vhost" in one})
 

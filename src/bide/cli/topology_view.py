@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bide.admin.live_topology import Comparison
     from bide.patterns.catalogue import Pattern
     from bide.topology import Binding, Exchange, Queue, Topology
-    from bide.topology.itinerary import Itinerary, TopologyView
+    from bide.topology.itinerary import Itinerary, RouteDecision
 
 
 def pattern_lines(patterns: tuple[Pattern, ...]) -> Iterator[str]:
@@ -155,6 +155,6 @@ def itinerary_lines(way: Itinerary, *, every: bool = False) -> Iterator[str]:
     yield from map(visible, way.later)
 
 
-def _look(look: TopologyView) -> str:
+def _look(look: RouteDecision) -> str:
     mark, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[look.goes]
     return f"  {click.style(mark, fg=colour)} " + visible(f"{look.kind} {look.name or '(default)'}: {look.reason}")

@@ -1,1 +1,1 @@
-"""The client: connections that come and go, confirmed publishing, deliveries."""
+"""The client: reconnecting connections, confirmed publishing, consuming."""

@@ -1,13 +1,13 @@
-"""What a publisher knows of the broker as long as one connection lasts."""
+"""The known state of the broker on one publishing connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from datetime import timedelta
 from functools import partial
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from bide.admin.apply import apply, check_streams, exists, is_into, names_in
 from bide.admin.settling import settle
@@ -20,69 +20,80 @@ from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget,
 from bide.durations import sending_time
 from bide.errors import (
     AccessRefusedError,
+    BideError,
     MessageTooLargeError,
     NotAppliedError,
     TargetNotFoundError,
+    UnroutableError,
     UnsupportedTargetError,
 )
 from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
-from bide.topology import Exchange, Topology
+from bide.topology import Binding, Exchange, Topology
 
 log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""How often bindings in use are declared again: a queue that is deleted and declared again has lost them.
-
-The queues of an infrastructure that grows are checked as often.
-"""
+"""The interval at which bindings in use are declared again, because a queue that is deleted and declared again loses
+them. The queues of an infrastructure that grows are checked at the same interval."""
 
 _ASKING: Final = 100
-"""Messages that ask for their exchange at once, each on a channel of its own. RabbitMQ allows a connection 2,047."""
+"""The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
 
 _BINDING: Final = 100
-"""Targets that are bound at once. More would be many declarations under way at a busy broker."""
+"""The number of targets bound concurrently, which limits the declarations that a busy broker gets at once."""
 
 MAX_RELEASE_QUEUES: Final = 1000
-"""Pairs of exchange and routing key for which one connection declares a release queue: thousands harm the broker."""
+"""The number of pairs of exchange and routing key with a release queue, per connection. Thousands harm the broker."""
 
 _FRESH: Final = 0.1
-"""Seconds after which the digits of a due time are computed again: older digits make the message late by their age."""
+"""Seconds after which the digits of a due time are computed again. Older digits make the message late by their age."""
 
 _MOST_PREPARATIONS: Final = 3
-"""How often a message is prepared at most, where each declaration takes longer than ``_FRESH``."""
+"""The maximum number of preparations of a message, if each declaration takes longer than ``_FRESH``."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Preparation(NamedTuple):
-    """The result of a check that everything exists that a message needs on its way.
+    """The result of a check that everything that a message needs exists.
 
     Attributes:
         moment: the time for which digits were declared. The digits of a due time change as time passes.
-        number: how often the message was prepared for this sending, this time included.
+        number: the number of preparations for this sending, including this one.
     """
 
     moment: Moment
     number: int
 
 
-class BrokerState:
-    """Declares or checks everything that messages need on their way, and remembers it.
-
-    Args:
-        infrastructure: with the settings that this broker's release needs.
-        declare: whether to declare it where it is missing, rather than raise.
-        tasks: declare what several messages need once for all of them.
-        spares_neighbours: look for NServiceBus before the first delayed message, and again as often as targets are
-            bound, because an endpoint may start at any time.
+class Returnable(Protocol):
+    """A message that was sent, and that the broker may return.
 
     Attributes:
-        encoder: of the messages that go through this connection.
-        is_outdated: NServiceBus uses the virtual host now, and another session has to use the infrastructure beside it.
-        suspects: held while a message is sent on a channel of its own, see :meth:`Publisher.publish`.
+        hops: queues that it waits in.
+        unroutable: whether it came back before.
+    """
+
+    hops: int
+    unroutable: bool
+
+
+class BrokerState:
+    """Declares or checks everything that messages need, and remembers it.
+
+    Args:
+        infrastructure: the infrastructure in its variant for this broker's release.
+        declare: whether to declare missing items; if not, they are an error.
+        tasks: shared tasks, so that items which several messages need are declared once.
+        spares_neighbours: look for NServiceBus at the first delayed message, and again when targets are bound again.
+
+    Attributes:
+        encoder: the encoder for messages on this connection.
+        is_outdated: whether a new state is needed, because NServiceBus now uses the virtual host.
+        suspects: held while a message is sent on its own channel; see :meth:`Publisher.publish`.
     """
 
     def __init__(
@@ -103,17 +114,17 @@ class BrokerState:
         self.suspects = asyncio.Lock()
         self._declare = declare
         self._spares_neighbours = spares_neighbours
-        self._neighbours_known_until = 0.0
+        self._nservicebus_checked_until = 0.0
         self.is_outdated = False
         self._channel: Channel | None = None
         self._applied = False
-        self._core_put = False
-        self._largest: int | None = None
+        self._core_declared = False
+        self._size_limit: int | None = None
         self._targets = BoundedCache[tuple[Target, bool], float]()
         self._requirements = BoundedCache[Topology, float]()
         self._release_queues: set[str] = set()
         self._exchanges = BoundedCache[str, float]()
-        self._kinds = BoundedCache[tuple[MessageTemplate, bool], float]()
+        self._templates = BoundedCache[tuple[MessageTemplate, bool], float]()
         self._doubt_at = inf
         self._opening = asyncio.Lock()
         self._binding = asyncio.Semaphore(_BINDING)
@@ -121,10 +132,10 @@ class BrokerState:
         self._tasks = tasks
 
     async def channel(self) -> Channel:
-        """The publishing channel, once the broker and the socket take more.
+        """The publishing channel, once broker and socket accept more.
 
         Raises:
-            BideError: the connection broke.
+            BideError: the connection was lost.
         """
         while True:
             channel = self._channel
@@ -138,17 +149,17 @@ class BrokerState:
                 return channel
 
     def moment(self) -> Moment:
-        """The present, as a message is sent with it."""
+        """The current time, for sending a message."""
         return Moment(sending_time(self.connection.now()), self.connection.monotonic())
 
     def is_prepared(self, message: PreparedMessage) -> bool:
-        """Whether :meth:`prepare` has nothing to do, as far as is known without asking the broker."""
-        if self._largest is not None and len(message.body) > self._largest:
+        """Whether :meth:`prepare` has nothing to do, according to the known state."""
+        if self._size_limit is not None and len(message.body) > self._size_limit:
             return False
         now = self.connection.loop.time()
         if now >= self._doubt_at:
             self._doubt(now)
-        if message.kind is None:
+        if message.template is None:
             return False
         if message.due is None:
             waits = bool(message.delay)
@@ -156,46 +167,47 @@ class BrokerState:
             moment = self.moment()
             due = message.starting(*moment).due
             waits = due is not None and due > moment.now
-        return self._kinds.get((message.kind, waits), 0.0) > now
+        return self._templates.get((message.template, waits), 0.0) > now
 
     async def prepare(
         self, message: PreparedMessage, previous: Preparation | None = None, *, digits: bool = True
     ) -> Preparation:
-        """Declare or check everything that this message needs on its way.
+        """Declare or check everything that this message needs.
 
         Args:
-            previous: what this returned before for the same sending, if :meth:`encode` found it too old.
-            digits: whether to include the queues that it waits in.
+            previous: the previous result for the same sending, if :meth:`encode` found it too old.
+            digits: whether to include the queues that the message waits in.
 
         Returns:
-            A value for :meth:`encode`. Where the digits at the time of sending have no queues, the message is sent with
-            the digits of its preparation: late by the time in between, and never early.
+            A value for :meth:`encode`. A message is sent with the digits of its preparation if those at the time of
+            sending have no queues. It is then late by the time in between, and never early.
 
         Raises:
-            MessageTooLargeError: the broker's limit is known, and the message over it.
-            TargetNotFoundError: its queue or exchange does not exist.
+            MessageTooLargeError: the broker's limit is known, and the message exceeds it.
+            TargetNotFoundError: the target queue or exchange does not exist.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
-            UnsupportedBrokerError: the broker lacks a feature that it needs.
-            BrokerError: the broker refuses, or the connection broke.
+            UnsupportedBrokerError: the broker lacks a required feature.
+            BrokerError: the broker refuses, or the connection was lost.
         """
-        if self._largest is not None and len(message.body) > self._largest:
-            raise too_large(message, self._largest)
+        if self._size_limit is not None and len(message.body) > self._size_limit:
+            raise too_large(message, self._size_limit)
         moment = self.moment()
         prepared = Preparation(moment, previous.number + 1 if previous is not None else 1)
         route = message.starting(*moment).route(self.infrastructure, moment.now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):
                 await self._expect(message.target.exchange)
-                self._remember_kind(message.kind, self._exchanges.get(message.target.exchange, 0.0), waits=False)
+                until = self._exchanges.get(message.target.exchange, 0.0)
+                self._remember_template(message.template, until, waits=False)
             else:
-                self._remember_kind(message.kind, inf, waits=False)
+                self._remember_template(message.template, inf, waits=False)
             return prepared
         if route.hops and not self._applied:
             await self._tasks.run((self, "infrastructure"), self._ensure_applied)
-        if route.hops and self._spares_neighbours and self._neighbours_known_until <= self.connection.loop.time():
-            await self._tasks.run((self, "neighbours"), self._look_for_neighbours)
+        if route.hops and self._spares_neighbours and self._nservicebus_checked_until <= self.connection.loop.time():
+            await self._tasks.run((self, "neighbours"), self._check_for_nservicebus)
         if self.is_outdated:
-            # Another session binds the target so that NServiceBus is spared.
+            # A new state binds the target in the way that NServiceBus needs.
             return prepared
         if self._growth is not None and digits:
             try:
@@ -206,26 +218,27 @@ class BrokerState:
                 await self._tasks.run((self, "infrastructure"), self._ensure_applied)
                 await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
-        self._remember_kind(message.kind, self._targets.get(key, 0.0), waits=route.hops > 0)
+        self._remember_template(message.template, self._targets.get(key, 0.0), waits=route.hops > 0)
         return prepared
 
     def encode(
         self, message: PreparedMessage, *, channel: int, mandatory: bool, prepared: Preparation | None
     ) -> tuple[PreparedMessage, Encoded] | None:
-        """Encode a message that is sent now. Its delay counts from here: all of it, or of a repeated one the rest.
+        """Encode a message that is sent now. Its delay, or the rest of it for a repeated sending, counts from now.
 
         Args:
-            prepared: what :meth:`prepare` returned for this sending, if it was called.
+            prepared: the result of :meth:`prepare` for this sending, if it was called.
 
         Returns:
-            The message, started, with its frames; None if digits of its delay are not ready, or were prepared so long
-            ago that the message would be late: then it is prepared again.
+            The message with its due time, and its frames. None if the message has to be prepared again: digits of its
+            delay are not ready, or were prepared so long ago that the message would be late.
 
         Raises:
-            InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
+            InvalidInputError: this message cannot be delayed in this way or for this long, or a value cannot be
+                encoded.
         """
         now = sending_time(self.connection.now())
-        # Bulk publishing calls this for most messages, so the second clock is read only where it is needed.
+        # Bulk publishing calls this for most messages, so the second clock is read only if needed.
         started = message if message.delay is None else message.starting(now, self.connection.monotonic())
         encoded = self.encoder.encode(started, now, channel=channel, mandatory=mandatory)
         if encoded is None and prepared is not None:
@@ -236,28 +249,41 @@ class BrokerState:
         return None if encoded is None else (started, encoded)
 
     def remember_limit(self, size: int) -> None:
-        """Remember the largest body in bytes that the broker takes."""
-        self._largest = size
+        """Remember the broker's limit for bodies, in bytes."""
+        self._size_limit = size
 
     def forget(self, exchange: str) -> None:
-        """Forget an exchange that was deleted, or that this user may not use any more."""
+        """Forget an exchange that was deleted, or that this user may no longer use."""
         self._exchanges.pop(exchange, None)
         if self.infrastructure.owns(exchange):
             # The infrastructure was deleted, and is declared again at its next use.
-            self._applied = self._core_put = False
+            self._applied = self._core_declared = False
             if self._growth is not None:
                 self._growth.forget()
-            self._requirements.clear()
+        self._forget_targets()
+
+    def _forget_targets(self) -> None:
         self._targets.clear()
-        self._kinds.clear()
+        self._requirements.clear()
+        self._templates.clear()
+
+    def is_worth_repeating(self, sent: Returnable, error: BideError) -> bool:
+        """Whether a message may be routed when it is sent again, because its delay infrastructure is declared again.
+
+        An exchange or a binding behind the exchange that the message entered by was deleted, or is not there yet. Each
+        message is sent again for this reason once.
+        """
+        if not isinstance(error, UnroutableError) or not sent.hops or sent.unroutable:
+            return False
+        sent.unroutable = True
+        self.forget(self.infrastructure.delivery_exchange)
+        return True
 
     async def _ensure_applied(self) -> None:
         probes = self.infrastructure.probes()
         is_complete = await exists(self.connection, probes)
         if self._growth is not None:
-            if not is_complete and not (self._core_put and await self._has_exchanges(self._growth)):
-                await self._put_core(self._growth)
-                self._core_put = True
+            await self._ensure_core(self._growth, is_complete=is_complete)
             self._growth.is_complete = is_complete
             self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
         elif is_complete:
@@ -266,7 +292,7 @@ class BrokerState:
             await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
             applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
             await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
-            log.info("put the delay infrastructure %s on the broker: %s", self.infrastructure.name, applied)
+            log.info("declared the delay infrastructure %s: %s", self.infrastructure.name, applied)
         else:
             raise NotAppliedError(
                 f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
@@ -275,45 +301,56 @@ class BrokerState:
             )
         self._applied = True
 
-    async def _has_exchanges(self, growth: Growth) -> bool:
-        return await exists(self.connection, Topology(growth.core.exchanges))
+    async def _ensure_core(self, growth: Growth, *, is_complete: bool) -> None:
+        """Declare what every delay needs, or its bindings alone where the mark says that the rest is there."""
+        was_there = is_complete or self._core_declared
+        is_there = was_there and await exists(self.connection, Topology(growth.core.exchanges, growth.core.queues))
+        if is_there and self._core_declared:
+            return
+        if not is_there:
+            reason = "exchanges or queues that every delay needs are missing" if was_there else ""
+            await self._declare_core(growth, reason)
+        elif self._declare:
+            await self._bind_again(growth.core.bindings)
+        self._core_declared = True
+        # An exchange that was deleted took the bindings of targets with it.
+        self._forget_targets()
 
-    async def _put_core(self, growth: Growth) -> None:
+    async def _declare_core(self, growth: Growth, reason: str) -> None:
         if not self._declare:
-            raise growth.not_applied()
+            raise growth.not_applied(reason)
         delivery = self.infrastructure.delivery_exchange
         try:
             if not await exists(self.connection, Topology([Exchange(delivery)])):
                 await check_streams(self.connection, prefix=delivery)
             await apply(self.connection, growth.core, can_move=False)
         except AccessRefusedError as error:
-            raise growth.not_applied(str(error)) from error
+            raise growth.not_applied(reason or str(error)) from error
 
     async def _complete(self, probes: Topology) -> None:
         """Declare the bindings of the probes: the probes are declared last, so nothing else can be missing."""
         if not self._declare:
             return
         queues = {one.name for one in probes.queues}
-        bindings = [one for one in self.infrastructure.topology().bindings if is_into(one, queues)]
-        try:
-            await apply(
-                self.connection,
-                Topology(bindings=bindings),
-                external=names_in(Topology(bindings=bindings)),
-                can_move=False,
-            )
-        except AccessRefusedError as error:
-            log.debug("the delay infrastructure is taken as it is: %s", error)
+        await self._bind_again(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
 
-    async def _look_for_neighbours(self) -> None:
+    async def _bind_again(self, bindings: Iterable[Binding]) -> None:
+        """Declare bindings of the infrastructure again, if this user may."""
+        topology = Topology(bindings=bindings)
+        try:
+            await apply(self.connection, topology, external=names_in(topology), can_move=False)
+        except AccessRefusedError as error:
+            log.debug("the existing delay infrastructure is used unchanged: %s", error)
+
+    async def _check_for_nservicebus(self) -> None:
         # Imported here, because few clients need the layout of NServiceBus.
         from bide.admin.neighbours import uses_nservicebus
 
         self.is_outdated = await uses_nservicebus(self.connection)
-        self._neighbours_known_until = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+        self._nservicebus_checked_until = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
     async def _ensure_bound(self, target: Target, route: DelayRoute) -> tuple[Target, bool]:
-        # A route without delay needs less than one with, so each kind is remembered for itself.
+        # An undelayed route needs less than a delayed one, so both are remembered separately.
         key = (target, bool(len(route.requires)))
         if not self._is_known(self._targets, key):
             await self._tasks.run((self, "target", key), partial(self._bind, key, route))
@@ -340,7 +377,7 @@ class BrokerState:
             except TargetNotFoundError:
                 if await exists(self.connection, Topology([Exchange(delivery)])):
                     raise
-                # It is the infrastructure that was deleted, not the target.
+                # The infrastructure was deleted, not the target.
                 self.forget(delivery)
                 await self._tasks.run((self, "infrastructure"), self._ensure_applied)
                 await apply(self.connection, requires, external=names_in(requires), can_move=False)
@@ -348,7 +385,7 @@ class BrokerState:
                 await settle(self.connection, prefix=delivery, can_move=False)
         except TargetNotFoundError as error:
             raise TargetNotFoundError(
-                f"{error} (nothing can be delivered to it)", reply_code=error.reply_code
+                f"{error} (messages cannot be delivered to it)", reply_code=error.reply_code
             ) from error
         self._remember(self._requirements, requires)
 
@@ -360,14 +397,14 @@ class BrokerState:
         if len(self._release_queues | keyed) > MAX_RELEASE_QUEUES:
             raise UnsupportedTargetError(
                 f"the exchange {target.exchange!r} with the routing key {target.routing_key!r} needs a release queue, "
-                f"and this connection has declared {len(self._release_queues)}, the most that it may: use fewer "
+                f"and this connection has declared {len(self._release_queues)}, which is the limit: use fewer "
                 "routing keys, name queues as targets (to=...), or use the clock layout on a virtual host without "
                 "NServiceBus"
             )
         return keyed
 
     async def _expect(self, exchange: str) -> None:
-        # A publish to a missing exchange closes the channel, and takes the confirms of others with it.
+        # A publish to a missing exchange closes the channel, and other messages lose their confirms.
         if not self._is_known(self._exchanges, exchange):
             await self._tasks.run((self, "exchange", exchange), partial(self._look_for, exchange))
 
@@ -397,10 +434,9 @@ class BrokerState:
     def _is_known(self, known: dict[_Key, float], key: _Key) -> bool:
         return known.get(key, 0.0) > self.connection.loop.time()
 
-    def _remember_kind(self, kind: MessageTemplate | None, until: float, *, waits: bool) -> None:
-        if kind is None:
-            return
-        self._kinds[kind, waits] = until
+    def _remember_template(self, template: MessageTemplate | None, until: float, *, waits: bool) -> None:
+        if template is not None:
+            self._templates[template, waits] = until
 
     def _remember(self, known: dict[_Key, float], key: _Key) -> None:
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
@@ -410,5 +446,5 @@ def too_large(message: PreparedMessage, limit: int) -> MessageTooLargeError:
     """The error for a body over the broker's limit."""
     return MessageTooLargeError(
         f"the body of the message {message.message_id!r} has {len(message.body)} bytes, the broker's limit is {limit}: "
-        "send less, or raise max_message_size on the broker"
+        "send a smaller body, or raise max_message_size on the broker"
     )

@@ -1,4 +1,4 @@
-"""The client: publish now or later, receive, declare."""
+"""The client: publish messages, delayed or not, consume, and declare."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from bide.client.consumer import Consumer
 
 Stamp = Callable[[PreparedMessage], AbstractContextManager[Mapping[str, Any]]]
-"""Entered before a message is sent, and left when the broker has it, or with the error. It gives headers to add; the
-message's own of the same names win."""
+"""A context manager for sending a message: entered before sending, and left after the confirm or with the error. It
+returns headers to add; the message's own headers take precedence."""
 
 _Result = TypeVar("_Result")
 
 
 class Client:
-    """A client of one broker. Make it with :func:`connect`.
+    """A client of one broker. Create it with :func:`connect`.
 
-    It keeps one connection for publishing and one for receiving, so that a broker that blocks publishers still gets
-    acknowledgements, and opens them again when they break.
+    It has one connection for publishing and one for consuming, so that a broker that blocks publishers still gets
+    acknowledgements. It opens lost connections again.
     """
 
     def __init__(self, url: BrokerUrl, publisher: Publisher, *, stamp: Stamp | None = None) -> None:
@@ -47,8 +47,8 @@ class Client:
         self._publisher = publisher
         self._stamp = stamp
         self._receiving = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
-        publisher.link.on_leave = self._receiving.leave
-        # A consumer that the caller has dropped must not be kept.
+        publisher.reconnecting.on_leave = self._receiving.leave
+        # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
@@ -66,7 +66,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close: unsettled messages go back to their queues, unconfirmed publishes are reported as in doubt."""
+        """Close the client. Unsettled messages go back to their queues; unconfirmed publishes are in doubt."""
         try:
             await asyncio.gather(*(one.close() for one in list(self._consumers)))
             await asyncio.gather(self._receiving.close(), self._publisher.close())
@@ -75,16 +75,16 @@ class Client:
             raise
 
     async def _cut(self) -> None:
-        """Close the connections without waiting for the broker, which may be what took too long."""
+        """Close the connections without waiting for the broker, which may not answer."""
         closing = [asyncio.create_task(one) for one in (self._receiving.close(), self._publisher.close())]
-        # They have to begin: one that is cancelled after that cuts its connection.
+        # The closing tasks have to start: a task that is cancelled after that cuts its connection.
         await asyncio.sleep(0)
         for task in closing:
             task.cancel()
         await asyncio.wait(closing)
 
     def now(self) -> datetime:
-        """The time by which delays are counted, in UTC: this machine's, or that of a broker in memory."""
+        """The time in UTC by which delays are counted: this machine's, or that of an in-memory broker."""
         return self.url.transport.now()
 
     async def release(self) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ class Client:
         return (await self._in_time(self._publisher.connection())).release
 
     async def infrastructure(self) -> DelayInfrastructure:
-        """The delay infrastructure as it is used on this broker.
+        """The delay infrastructure in its variant for this broker.
 
         Raises:
             BrokerError: the broker cannot be reached.
@@ -105,17 +105,18 @@ class Client:
 
     @takes(OutgoingMessage)
     async def publish(self, message: OutgoingMessage) -> Receipt:
-        """Send a message and wait until the broker has it. The parameters are the fields of :class:`OutgoingMessage`.
+        """Send a message and wait for its confirm. The parameters are the fields of :class:`OutgoingMessage`.
 
         Raises:
-            InvalidInputError: in one of its kinds; nothing was sent.
+            InvalidInputError: or a subclass of it; nothing was sent.
             TargetNotFoundError: the queue or exchange does not exist.
-            UnroutableError: no queue takes it.
-            PublishRefusedError: no queue stored it.
-            PublishInDoubtError: the connection broke before the confirm, and ``on_lost`` is ``"raise"``, or there was
-                no time left to repeat, or repeating met with another error, which is the cause then.
-            PublishError: it was not sent in time.
-            ClosedError: the client was closed before it was sent.
+            UnroutableError: no queue takes the message.
+            PublishRefusedError: no queue stored the message.
+            PublishInDoubtError: the connection broke before the confirm, and the message was not sent again:
+                ``on_lost`` is ``"raise"``, or the time was up, or sending it again failed with another error, which is
+                the cause.
+            PublishError: the message was not sent in time.
+            ClosedError: the client was closed before the message was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
         return await self._send(message)
@@ -134,40 +135,40 @@ class Client:
         window: int | None = None,
         on_lost: OnLost | None = None,
     ) -> BulkPublish:
-        """Send many messages as fast as the broker takes them, each confirmed; see :class:`bide.BulkPublish`.
+        """Send many messages as fast as the broker accepts them, each confirmed; see :class:`bide.BulkPublish`.
 
         ::
 
             messages = (bide.OutgoingMessage(row, to="orders", delay="5m") for row in rows)
             async for result in client.publish_many(messages): ...
 
-        Messages go out in the order of the input, and what becomes of them is told in the order in which the broker
-        does, which may be another. A message that cannot be sent, or that the broker refuses, is reported as an outcome
-        and holds nothing up. However long the input, memory holds the window alone, and of an asynchronous input up to
-        1,000 messages, or 8 MB of bodies, that are read ahead.
+        Messages are sent in the order of the input. Results come in the order of the broker's confirms, which may
+        differ. A message that cannot be sent, or that the broker refuses, is reported as a result and does not hold up
+        others. For an input of any length, memory holds only the window, and up to 1,000 messages, or 8 MB of bodies,
+        read ahead from an asynchronous input.
 
-        While the broker says that it takes no publishes (an alarm), it waits; when nothing is confirmed for the
-        client's ``timeout`` otherwise, it gives up.
+        While the broker blocks publishers (an alarm), the publish waits. If the broker confirms nothing for the
+        client's ``timeout`` without an alarm, the publish ends with an error.
 
         Args:
-            messages: taken one by one, as there is room for more. What they raise is raised again once everything
-                before it is known.
-            window: messages sent and not yet confirmed, 1 to 1,000,000; the client's ``max_in_flight`` if None. Bodies
-                count too: not more than 64 MB of them are in flight, or one.
+            messages: the input, read when there is room for more. An exception that it raises is raised again once the
+                results of all earlier messages are known.
+            window: the number of unconfirmed messages, 1 to 1,000,000; the client's ``max_in_flight`` if None. The
+                bodies of unconfirmed messages have at most 64 MB together, unless a single body is larger.
             on_lost: what to do with messages whose confirms were lost with the connection; the client's own if None.
                 ``"repeat"`` sends them again, ``"raise"`` ends with ``BulkInDoubtError``.
 
         Raises:
-            InvalidInputError: an argument cannot be used. Messages that cannot be sent are outcomes.
-            BulkPublishError: awaited, and some messages were not taken; all others are on the broker.
-            BulkInDoubtError: nothing is confirmed any more, or the connection broke and ``on_lost`` is ``"raise"``. It
-                names what is in doubt, and what was taken from the input and not sent; awaited, it has the report of
-                all others.
+            InvalidInputError: an argument is invalid. Messages that cannot be sent are results.
+            BulkPublishError: if awaited: some messages were not accepted; all others are on the broker.
+            BulkInDoubtError: the broker stopped confirming, or the connection broke and ``on_lost`` is ``"raise"``. The
+                error lists the messages in doubt, and those that were taken from the input and not sent. If awaited, it
+                has the summary of all others.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
-            BrokerError: the broker cannot be reached, or refuses. If messages of an asynchronous input were read ahead
-                then, it is the cause of a BulkInDoubtError that names them; so with NotAppliedError.
+            BrokerError: the broker cannot be reached, or refuses. If messages of an asynchronous input were read ahead,
+                this error or NotAppliedError is the cause of a BulkInDoubtError that lists them.
         """
-        # Only here: "import bide" should not pay for what not everybody uses.
+        # Imported here, so that "import bide" stays fast.
         from bide.client.bulk.publish import BulkPublish
         from bide.client.bulk.sender import BulkSender
 
@@ -182,7 +183,7 @@ class Client:
         return BulkPublish(run)
 
     async def forward(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
-        """Send a message that was made from a received one, and wait until the broker has it.
+        """Send a message that was made from a received one, and wait for its confirm.
 
         Raises:
             BideError: as :meth:`publish`.
@@ -190,9 +191,9 @@ class Client:
         return await self._publisher.publish(message, mandatory=mandatory)
 
     async def bind(self, queue: str) -> None:
-        """Bind a queue to the delay infrastructure, which is put on the broker where it is missing.
+        """Bind a queue to the delay infrastructure, which is declared if it is missing.
 
-        Delayed messages that others send can then be delivered to it, also if it was deleted and made again.
+        Delayed messages of other senders can then be delivered to the queue, even if it was deleted and declared again.
 
         Raises:
             TargetNotFoundError: the queue does not exist.
@@ -205,18 +206,19 @@ class Client:
             await self._publisher.prepare(message)
         except TimeoutError as error:
             raise BrokerUnreachableError(
-                f"the broker at {self.url} did not bind {queue!r} in time: see that it is up and what it is busy with, "
-                "and try again"
+                f"the broker at {self.url} did not bind {queue!r} in time: check that it is running and not "
+                "overloaded, and try again"
             ) from error
 
     async def exists(self, queue: str) -> bool:
         """Whether a queue of this name exists.
 
         Raises:
-            InvalidNameError: the name cannot be one.
-            TargetNotFoundError: it exists, and could not be reached for half a minute, as where its node is down.
+            InvalidNameError: the name is invalid.
+            TargetNotFoundError: the queue exists, but could not be reached for half a minute, for example because its
+                node is down.
             ClosedError: the client was closed.
-            BrokerError: the broker cannot be reached, or this user may not see it.
+            BrokerError: the broker cannot be reached, or this user may not see the queue.
         """
         check_name("queue", queue)
         return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
@@ -232,12 +234,12 @@ class Client:
         """The messages of a queue: ``async for message in client.consume("orders")``; see :class:`bide.Consumer`.
 
         Args:
-            prefetch: at most this many unsettled messages, 1 to 65,535.
-            arguments: of the consumer, such as ``x-priority`` or ``x-stream-offset``.
-            exclusive: refuse to share a classic queue with other consumers; quorum queues ignore it.
+            prefetch: the maximum number of unsettled messages, 1 to 65,535.
+            arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
+            exclusive: refuse to share a classic queue with other consumers; quorum queues ignore this.
 
         Raises:
-            InvalidInputError: a bad name or prefetch. Errors of the broker come with the first message.
+            InvalidInputError: the name or prefetch is invalid. Errors of the broker are raised for the first message.
         """
         # Imported here, because a client that only publishes does not need it.
         from bide.client.consumer import Consumer
@@ -247,17 +249,18 @@ class Client:
         return consumer
 
     async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
-        """Declare exchanges, queues and bindings; what exists as wanted is left as it is.
+        """Declare exchanges, queues and bindings. Items that exist with these properties stay unchanged.
 
-        What a busy broker refuses for a moment is tried again, until nothing has succeeded for the client's
-        ``timeout``. What was declared before is not declared again.
+        Temporary refusals of a busy broker are retried until nothing has succeeded for the client's ``timeout``. Items
+        that were declared are not declared again.
 
         Args:
-            external: names of exchanges and queues that others declare, and that bindings and arguments may refer to.
+            external: names of exchanges and queues that other programs declare, and that bindings and arguments may
+                refer to.
 
         Raises:
             InvalidTopologyError: the topology contradicts itself; nothing was declared.
-            DeclarationMismatchError: something exists with other properties.
+            DeclarationMismatchError: an item exists with other properties.
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
         """
@@ -265,21 +268,21 @@ class Client:
         return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
     async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
-        """Delete the exchanges and queues of a topology; what is gone already is no error.
+        """Delete the exchanges and queues of a topology. Missing ones are not an error.
 
         Args:
-            force: delete queues that hold messages, and the messages with them.
+            force: also delete queues that hold messages.
             external: as for :meth:`declare`.
 
         Raises:
-            NotEmptyError: queues hold messages and ``force`` is off; nothing was deleted that was not made again.
+            NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
             BrokerError: the broker cannot be reached, or refuses.
         """
         connection = await self._in_time(self._publisher.connection())
         return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
     async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
-        """Wait for a connection that is opened again, but not for ever."""
+        """Wait for a lost connection to be opened again, up to the client's timeout."""
         try:
             async with asyncio.timeout(self._publisher.timeout.total_seconds()):
                 return await reaching
@@ -289,8 +292,8 @@ class Client:
     def _unreached(self) -> BrokerUnreachableError:
         seconds = self._publisher.timeout.total_seconds()
         return BrokerUnreachableError(
-            f"the connection to {self.url} broke and was not back within {seconds:g} s: see that the broker is up and "
-            "can be reached, or connect with a longer timeout"
+            f"the connection to {self.url} broke and was not back within {seconds:g} s: check that the broker is "
+            "running and can be reached, or connect with a longer timeout"
         )
 
 
@@ -325,19 +328,19 @@ def connect(
     """Connect to a broker: ``async with bide.connect("amqp://localhost") as client``.
 
     Args:
-        url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
-        infrastructure: how delays are made; ``Clock()`` if None.
-        declare: put the delay infrastructure on the broker at the first delayed message where it is missing.
-        timeout: for one publish, reconnecting and repeating included; of other calls, for reconnecting, and for how
-            long what the broker refuses for a moment is tried again.
+        url: the broker's URL; None uses ``BIDE_URL``, or RabbitMQ's default URL on this machine.
+        infrastructure: the delay infrastructure; ``Clock()`` if None.
+        declare: declare the delay infrastructure at the first delayed message if it is missing.
+        timeout: the limit for one publish, including reconnecting and sending again. For other calls, the limit for
+            reconnecting and for retrying temporary refusals.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
-        max_in_flight: messages sent and not yet confirmed; further publishes wait.
-        stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds its sending
-            and gives headers to add to it. ``bide.observability.tracing`` has one.
+        max_in_flight: the maximum number of unconfirmed messages; further publishes wait.
+        stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds the sending
+            and returns headers to add. ``bide.observability.tracing`` has one.
 
     Raises:
-        InvalidInputError: a value cannot be used. Errors of the broker come when the client is opened.
+        InvalidInputError: a value is invalid. Errors of the broker are raised when the client is opened.
     """
     address = (
         url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)

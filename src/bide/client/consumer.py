@@ -1,4 +1,4 @@
-"""Receiving: an endless sequence of messages that outlives its connection."""
+"""Consumers: messages of a queue as an iterator that survives lost connections."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _LONGEST_PAUSE: Final = 2.0
 class Consumer:
     """Messages of one queue, as an asynchronous iterator.
 
-    It subscribes at the first message asked for. When the connection breaks it subscribes again; what it had received
-    and not yet handed out is dropped then, because the broker delivers it again. Several tasks may iterate over it.
+    It subscribes when the first message is requested, and again when the connection breaks. It then drops messages that
+    it had received and not yet returned, because the broker delivers them again. Several tasks may iterate over it.
 
-    Close it, or leave its ``async with`` block, to give all unsettled messages back. A consumer that nothing refers to
-    any more, as after a ``break`` out of ``async for message in client.consume(...)``, gives back what it had not yet
-    handed out; what it had can still be settled.
+    Close it, or leave its ``async with`` block, to return all unsettled messages to their queue. When nothing refers to
+    a consumer anymore, as after a ``break`` out of ``async for message in client.consume(...)``, messages that it had
+    not yet returned go back to their queue; the others can still be settled.
 
     Args:
-        prefetch: at most this many unsettled messages, 1 to 65,535.
-        arguments: of the consumer, such as ``x-priority`` or ``x-stream-offset``.
-        exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore it: declare them with
+        prefetch: the maximum number of unsettled messages, 1 to 65,535.
+        arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
+        exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore this: declare them with
             ``x-single-active-consumer``.
     """
 
     def __init__(
         self,
-        link: ReconnectingConnection,
+        reconnecting: ReconnectingConnection,
         queue: str,
         *,
         prefetch: int = 100,
@@ -52,7 +52,7 @@ class Consumer:
     ) -> None:
         check_name("queue", queue)
         self.queue = queue
-        self._link = link
+        self._reconnecting = reconnecting
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._arguments = arguments
         self._exclusive = exclusive
@@ -62,21 +62,21 @@ class Consumer:
         self._was_subscribed = False
         self._stopped: Subscription | None = None
         self._closed = False
-        self._patience: asyncio.Timeout | None = None
+        self._subscribe_timeout: asyncio.Timeout | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the consumer was closed."""
         return self._closed
 
     @property
     def subscribed(self) -> bool:
-        """Whether the broker sends it messages at the moment."""
+        """Whether the consumer is subscribed now."""
         return self._subscription is not None and self._subscription.channel.is_open
 
     @property
     def ready(self) -> int:
-        """How many messages are there without waiting."""
+        """The number of messages available without waiting."""
         return self._subscription.ready if self._subscription is not None else 0
 
     def __aiter__(self) -> Self:
@@ -104,26 +104,26 @@ class Consumer:
                 return Message(delivery, subscription, received_at)
 
     def stop(self) -> None:
-        """Take no more: what was received and not handed out goes back; what was can be settled until it is closed."""
+        """Stop receiving. Messages not yet returned go back to the queue; the others can still be settled."""
         self._end()
-        subscription = self._let_go()
+        subscription = self._detach_subscription()
         if subscription is not None:
             self._stopped = subscription
             subscription.stop()
 
     async def close(self) -> None:
-        """Stop: what was not settled goes back to the queue. Who waits for a message gets none any more."""
+        """Close the consumer. Unsettled messages go back to the queue, and tasks that wait for a message get none."""
         self._end()
-        subscription = self._let_go() or self._stopped
+        subscription = self._detach_subscription() or self._stopped
         self._stopped = None
         if subscription is not None:
             await subscription.close()
 
     def _end(self) -> None:
         self._closed = True
-        patience, self._patience = self._patience, None
+        patience, self._subscribe_timeout = self._subscribe_timeout, None
         if patience is not None:
-            # Who wants to subscribe may wait for a broker that is away for long.
+            # A task that subscribes may otherwise wait long for a broker that is down.
             patience.reschedule(asyncio.get_running_loop().time())
 
     async def _subscribed(self) -> Subscription | None:
@@ -131,21 +131,22 @@ class Consumer:
 
         Raises:
             TargetNotFoundError: the queue does not exist.
-            AccessRefusedError: this user may not read from it, or another consumer has it for itself.
-            BrokerError: it cannot be reached, or refuses, before the first subscription; later ones are tried again.
+            AccessRefusedError: this user may not read from the queue, or another consumer uses it exclusively.
+            BrokerError: the broker cannot be reached, or refuses. Raised before the first subscription only; later
+                failures are retried.
         """
         async with self._subscribing:
             if self._closed or self._subscription is not None:
                 return self._subscription
             try:
-                async with asyncio.timeout(None) as self._patience:
+                async with asyncio.timeout(None) as self._subscribe_timeout:
                     subscription = await self._subscribe()
             except TimeoutError:
                 if self.closed:
                     return None
                 raise
             finally:
-                self._patience = None
+                self._subscribe_timeout = None
             if self.closed:
                 subscription.channel.abandon()
                 return None
@@ -157,7 +158,7 @@ class Consumer:
     async def _subscribe(self) -> Subscription:
         pause = _FIRST_PAUSE
         while True:
-            connection = await self._link.connection()
+            connection = await self._reconnecting.connection()
             try:
                 return await Subscription.open(
                     connection,
@@ -167,7 +168,7 @@ class Consumer:
                     exclusive=self._exclusive,
                 )
             except BrokerError as error:
-                if connection.is_open and not (self._was_subscribed and _may_pass(error)):
+                if connection.is_open and not (self._was_subscribed and _is_temporary(error)):
                     raise
                 log.info("cannot consume from %s yet: %s", self.queue, error)
                 await asyncio.sleep(pause)
@@ -175,18 +176,18 @@ class Consumer:
 
     def _ended(self, subscription: Subscription, error: BideError) -> None:
         if self._closed or self._subscription is not subscription:
-            # Another task has seen to it.
+            # Another task has handled it already.
             return
-        self._let_go()
+        self._detach_subscription()
         if isinstance(error, ConsumerCancelledError):
             raise ConsumerCancelledError(f"{error} ({self.queue!r})", reply_code=error.reply_code) from error
         if subscription.channel.connection.is_open:
-            # The broker closed this channel alone: an acknowledgement timeout, or a wrong settlement.
+            # The broker closed only this channel: an acknowledgement timeout, or an invalid settlement.
             log.warning("the broker closed the channel of the consumer of %s: %s", self.queue, error)
         else:
             log.info("consuming from %s again after: %s", self.queue, error)
 
-    def _let_go(self) -> Subscription | None:
+    def _detach_subscription(self) -> Subscription | None:
         subscription, self._subscription = self._subscription, None
         if self._retiring is not None:
             self._retiring.detach()
@@ -194,9 +195,9 @@ class Consumer:
         return subscription
 
 
-def _may_pass(error: BrokerError) -> bool:
-    """Whether a refusal may end by itself: the connection is back, but the queue or its leader may not be, or the
-    broker may not have noticed yet that the connection before is gone."""
+def _is_temporary(error: BrokerError) -> bool:
+    """Whether a refusal may be temporary: the queue or its leader may not be back yet after an outage, or the broker
+    may not have noticed yet that the previous connection is lost."""
     if isinstance(error, TargetNotFoundError):
         return "inaccessible" in str(error)
     if isinstance(error, AccessRefusedError):

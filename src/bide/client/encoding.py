@@ -1,4 +1,4 @@
-"""Messages as the bytes that go on the wire, as quickly as the delay infrastructure allows."""
+"""Encoding of outgoing messages as AMQP frames, with compiled routes where possible."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _SENT: Final = codec.short_string(HEADER_SENT) + b"l"
 _DUE: Final = codec.short_string(HEADER_DUE) + b"l"
 _LEAST_INT64: Final = 1 << 31
 _FLAGS: Final = codec.bits(False), codec.bits(True)
-"""The end of a method frame's payload: of what may be dropped, and of what is mandatory."""
+"""The end of a method frame's payload: for a message that may be dropped, and for a mandatory one."""
 
 
 class Encoded(NamedTuple):
-    """A message on the wire.
+    """An encoded message.
 
     Attributes:
-        frames: all of them.
-        exchange: where it is published to.
-        routing_key: what it is published with.
-        hops: queues that it waits in.
+        frames: all of its frames.
+        exchange: the exchange that it is published to.
+        routing_key: the routing key that it is published with.
+        hops: the number of queues that it waits in.
     """
 
     frames: bytes
@@ -52,12 +52,12 @@ class Encoded(NamedTuple):
 class Encoder:
     """Encodes messages for one delay infrastructure.
 
-    Of messages that come with their kind only what differs is encoded, if the infrastructure has a compiled route. The
-    bytes are the same either way.
+    If a message has a template, and the infrastructure has a compiled route, only the fields that differ are encoded.
+    The bytes are the same either way.
 
     Args:
-        frame_max: of the connection, in bytes.
-        ready: which digits of the infrastructure are ready; None if all are.
+        frame_max: the connection's maximum frame size in bytes.
+        ready: the digits of the infrastructure that are ready; None if all are.
     """
 
     def __init__(
@@ -72,38 +72,39 @@ class Encoder:
         """Encode a message that is sent now.
 
         Args:
-            message: started, if it has a delay; see :meth:`PreparedMessage.starting`.
+            message: the message, with its due time if it has a delay; see :meth:`PreparedMessage.starting`.
             channel: the number of the channel.
 
         Returns:
             None if digits of its delay are not ready; see :class:`bide.client.growth.Growth`.
 
         Raises:
-            InvalidInputError: it cannot be delayed so long, or so, or a value cannot be encoded.
+            InvalidInputError: this message cannot be delayed in this way or for this long, or a value cannot be
+                encoded.
         """
-        kind = message.kind
-        if kind is not None and not message.is_copy:
+        template = message.template
+        if template is not None and not message.is_copy:
             try:
-                prepared = self._prepared[kind]
+                prepared = self._prepared[template]
             except KeyError:
-                prepared = self._prepare(kind)
+                prepared = self._prepare(template)
             if prepared is not None:
                 encoded = prepared.encode(message, now, channel, mandatory)
                 if encoded is not None:
                     return encoded
         return self._encode_all(message, now, channel, mandatory)
 
-    def _prepare(self, kind: MessageTemplate) -> _Direct | _Delayed | None:
+    def _prepare(self, template: MessageTemplate) -> _Direct | _Delayed | None:
         prepared: _Direct | _Delayed | None = None
         try:
-            if not kind.is_delayed:
-                prepared = _Direct(self._infrastructure, kind, self._frame_max)
-            elif (route := self._infrastructure.compile(kind.target, codec, self._ready)) is not None:
-                prepared = _Delayed(self._infrastructure, kind, self._frame_max, route)
+            if not template.is_delayed:
+                prepared = _Direct(self._infrastructure, template, self._frame_max)
+            elif (route := self._infrastructure.compile(template.target, codec, self._ready)) is not None:
+                prepared = _Delayed(self._infrastructure, template, self._frame_max, route)
         except InvalidInputError:
-            # It may still be sent without a wait; what is wrong is said by whoever finds it in a message.
+            # A message of this template may still be sent without a delay. Encoding it in full raises the error.
             prepared = None
-        self._prepared[kind] = prepared
+        self._prepared[template] = prepared
         return prepared
 
     def _encode_all(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
@@ -129,16 +130,16 @@ class Encoder:
 
 
 class _Direct:
-    """Messages of a kind that are not delayed."""
+    """Encodes undelayed messages of a template."""
 
-    def __init__(self, infrastructure: DelayInfrastructure, kind: MessageTemplate, frame_max: int) -> None:
-        self._template = PublishTemplate(kind.values, frame_max=frame_max)
-        self._expected = infrastructure.compile_headers(kind.values, codec)
-        self._exchange, self._routing_key = _plain_address(kind.target)
+    def __init__(self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int) -> None:
+        self._template = PublishTemplate(template.values, frame_max=frame_max)
+        self._expected = infrastructure.compile_headers(template.values, codec)
+        self._exchange, self._routing_key = _plain_address(template.target)
         self._starts = _starts(self._exchange, self._routing_key)
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
-        """None where a header that the receivers expect is among the message's own."""
+        """Encode a message; None if it has its own value of a header that receivers expect."""
         values = message.values
         headers = _first_headers(now, values.get("headers"))
         if self._expected is not None:
@@ -159,16 +160,16 @@ class _Direct:
 
 
 class _Delayed:
-    """Messages of a kind that are delayed by a compiled route."""
+    """Encodes delayed messages of a template with a compiled route."""
 
     def __init__(
-        self, infrastructure: DelayInfrastructure, kind: MessageTemplate, frame_max: int, route: CompiledRoute
+        self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int, route: CompiledRoute
     ) -> None:
-        values = dict(kind.values)
-        # See PreparedMessage.wire_values for what becomes of these two while a message waits.
+        values = dict(template.values)
+        # These two are sent as headers while a message waits; see PreparedMessage.wire_values.
         carried = {HEADER_EXPIRATION: values.pop("expiration", None), HEADER_PRIORITY: values.pop("priority", None)}
         self._template = PublishTemplate(values, frame_max=frame_max)
-        self._expected = infrastructure.compile_headers(kind.values, codec)
+        self._expected = infrastructure.compile_headers(template.values, codec)
         self._after = route.after
         self._names = route.names
         self._routing_key = route.routing_key
@@ -176,7 +177,8 @@ class _Delayed:
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
-        """None for what only the infrastructure itself can tell: too long a delay, none any more, digits not ready."""
+        """Encode a message; None if the infrastructure has to compute the route: the delay is too long or already over,
+        or digits are not ready."""
         due = message.due
         assert due is not None
         span = due - now
@@ -215,7 +217,7 @@ class _Delayed:
         return Encoded(frames, exchange, routing_key, hops)
 
     def _remember(self, exchange: str) -> tuple[bytes, bytes]:
-        """The start of the method frames' payloads: all of it, or up to a routing key that differs."""
+        """The start of the method frames' payloads: complete, or up to the routing key if that varies."""
         key = self._routing_key
         heads = (codec.publish_to(exchange),) * 2 if key is None else _starts(exchange, key)
         self._heads[exchange] = heads
@@ -223,13 +225,13 @@ class _Delayed:
 
 
 def _first_headers(now: datetime, own: Mapping[str, Any] | None) -> bytes:
-    """What every message begins its headers with: the sender's own, and when it was sent."""
+    """The first headers of every message: the sender's own, and the sending time."""
     sent = _SENT + _TIME.pack(to_milliseconds(now))
     return codec.table_items(own) + sent if own else sent
 
 
 def _starts(exchange: str, routing_key: str) -> tuple[bytes, bytes]:
-    """The method frames' payloads: of what may be dropped, and of what is mandatory."""
+    """The method frames' payloads: for a message that may be dropped, and for a mandatory one."""
     head = codec.publish_to(exchange) + codec.short_string(routing_key)
     return head + _FLAGS[False], head + _FLAGS[True]
 

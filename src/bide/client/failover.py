@@ -20,46 +20,46 @@ log = logger(__name__)
 
 TICK: Final = 0.5
 PROBE_AFTER: Final = 3.0
-"""Seconds without any answer, while something waits for one, after which the node is probed."""
+"""Seconds without an answer, while a message or call waits for one, after which the node is probed."""
 PROBE_ANSWER: Final = 3.0
 """Seconds that the node has to answer the probe."""
 LEAVE_AFTER: Final = 6.0
-"""Seconds without any answer after which the node is left, if another host is better."""
+"""Seconds without an answer after which the client leaves the node, if another host is better."""
 JITTER: Final = 1.3
-"""Both times are up to this factor longer, at random: the clients of a node must not all leave it at once."""
+"""Both times are randomised up to this factor, so that the clients of a node do not all leave it at once."""
 TRIAL: Final = 10.0
 """Seconds that another host has to confirm messages. Electing a new leader of a quorum queue takes 5 to 11 s."""
 
 FIRST_PAUSE: Final = 5.0
 LONGEST_PAUSE: Final = 60.0
-"""Seconds between two probes while nothing is answered, and after a move; randomised."""
+"""Seconds between two probes while the node does not answer, and after a move; randomised."""
 
 Reason = Literal["silent", "unconfirmed"]
 """Why a node was left: it sent no byte, or it confirmed nothing while another host confirmed a message."""
 
 moves: Final = Counter[Reason]()
-"""How often connections of this process left a node."""
+"""The number of times that connections of this process left a node, by reason."""
 
 Trial = Callable[[Connection], Awaitable[bool]]
 """Sends a message that waits for its confirm over another connection, and returns whether that was confirmed."""
 
 
 class Failover:
-    """Watches a connection on which something waits for an answer.
+    """Watches a connection on which messages or calls wait for an answer.
 
-    A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. It is left if
-    another host lets us in. A node that was cut off from the majority of its cluster answers probes and sends
-    heartbeats, but confirms nothing for quorum queues: it is left if another host confirms a message that waits here.
-    A node that confirms anything meanwhile is slow and not broken, and one that blocks publishers says so: neither is
-    left.
+    A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. The client leaves
+    it if another host accepts the client. A node that was cut off from the majority of its cluster answers probes and
+    sends heartbeats, but confirms nothing for quorum queues. The client leaves it if another host confirms a message
+    that waits here. The client does not leave a node that confirms anything meanwhile, because it is slow and not
+    broken, or one that blocks publishers.
 
-    Messages to several targets are tried, because the target itself may be the reason why a message is not confirmed.
-    The node is not left before all of them are confirmed or refused, or ``TRIAL`` is over: the first message of a
-    channel to a queue holds up the whole channel for as long as the queue has no leader
-    (``rabbit_fifo_client:enqueue``, RabbitMQ 3.10 to 4.3).
+    The trial uses messages to several targets, because the target may be the reason why a message is not confirmed.
+    The client leaves only after all of them are confirmed or refused, or after ``TRIAL``: the first message of a
+    channel to a queue blocks the whole channel while the queue has no leader (``rabbit_fifo_client:enqueue``, RabbitMQ
+    3.10 to 4.3).
 
     Args:
-        trials: returns one ``Trial`` for each target to try; none if no message waits that may be sent again.
+        trials: returns one ``Trial`` for each target to try; empty if no waiting message may be sent again.
         on_move: called with the new connection. It has to close the old one.
     """
 
@@ -75,7 +75,7 @@ class Failover:
         self._rests_until = 0.0
 
     def watch(self, connection: Connection) -> None:
-        """Watch this connection from now on, as long as it is open."""
+        """Watch this connection while it is open."""
         if self._handle is not None:
             self._handle.cancel()
         self._note_answer(connection)
@@ -97,7 +97,7 @@ class Failover:
         if self._is_well(connection):
             self._note_answer(connection)
             return
-        # Ticks are counted and not seconds: nothing can be received while the event loop is blocked.
+        # Ticks are counted, not seconds: a blocked event loop cannot receive anything.
         self._quiet += TICK
         is_examined = self._task is not None and not self._task.done()
         if self._quiet >= self._limit and not is_examined and connection.loop.time() >= self._rests_until:
@@ -115,7 +115,7 @@ class Failover:
             self._pause = FIRST_PAUSE
 
     async def _examine(self, connection: Connection) -> None:
-        """Find out whether the node is broken, and leave it if it is and another host is not."""
+        """Find out whether the node is broken, and leave it if another host is better."""
         begun = connection.loop.time()
         connection.probe()
         other, reason = None, None
@@ -140,20 +140,20 @@ class Failover:
         hosts = tuple(one for one in url.hosts if address_of(*one) != connection.address)
         if not hosts:
             return None, ""
-        # In random order, whatever the URL says: otherwise a first host that is broken too would be tried every time.
+        # In random order, even with order=given: otherwise a first host that is broken too would be tried every time.
         others = replace(url, hosts=hosts, shuffle=True, timeout=timedelta(seconds=PROBE_ANSWER))
         try:
             other = await Connection.open(others)
         except BideError as error:
             return None, str(error)
-        # With all hosts: it may have to be left for one of them later.
+        # With all hosts: the client may later have to move from this one to another.
         other.url = url
         return other, ""
 
     async def _verdict(
         self, connection: Connection, other: Connection | None, *, begun: float, failure: str
     ) -> Reason | None:
-        """Why to leave the node, or None for staying there."""
+        """The reason to leave the node, or None to stay."""
         create_task = connection.loop.create_task
         trying = [] if other is None else [create_task(_succeeds(one, other)) for one in self._trials()]
         patience = _jittered(LEAVE_AFTER)
@@ -185,11 +185,11 @@ class Failover:
 
 def _described(connection: Connection, *, is_silent: bool, failure: str) -> str:
     if is_silent:
-        return f"the node at {connection.address} answers nothing at all: see whether it is up and can be reached"
-    others = f", and no other host of the URL lets us in ({failure})" if failure else ""
+        return f"the node at {connection.address} answers nothing at all: check that it is running and can be reached"
+    others = f", and no other host of the URL accepts the client ({failure})" if failure else ""
     cause = "most likely the majority of the cluster's nodes is lost"
     if len(connection.url.hosts) == 1:
-        # Nothing in AMQP says whether the node is one of a cluster.
+        # AMQP does not show whether the node belongs to a cluster.
         cause = "it is overloaded, or it is one node of a cluster and the majority of the cluster's nodes is lost"
     return (
         f"the node at {connection.address} answers, but confirms and declares nothing{others}: {cause}; start the "
@@ -202,7 +202,7 @@ def _jittered(seconds: float) -> float:
 
 
 async def _succeeds(trial: Trial, other: Connection) -> bool:
-    """Whether the trial succeeds. Each try has a new channel: an old one may wait for a leader on a lost node."""
+    """Whether the trial succeeds. Each attempt has a new channel: an old one may wait for a leader on a lost node."""
     try:
         while True:
             with suppress(TimeoutError):

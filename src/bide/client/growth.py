@@ -1,4 +1,4 @@
-"""The queues of a delay infrastructure that grows with use, as one connection knows them."""
+"""Declaring the queues of a delay infrastructure that grows with use, on one connection."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = logger(__name__)
 
 
 class Growth:
-    """Declares the queue of a digit, and the binding that leads to it, before the first message that needs it is sent.
+    """Declares the queue and the binding of a digit before the first message that needs them.
 
     Digits that are needed while a declaration runs are declared together after it.
 
     Args:
-        growing: with the settings that this broker's release needs.
-        tasks: declare for all callers that wait.
-        declare: whether to declare what is missing, rather than raise.
+        growing: the infrastructure in its variant for this broker's release.
+        tasks: shared tasks, so that a declaration serves all callers that wait for it.
+        declare: whether to declare missing items; if not, they are an error.
 
     Attributes:
-        ready: the digits whose queues and bindings are there.
-        is_complete: whether the broker has the mark of ``bide delay apply``. Then every queue that exists is bound, and
+        ready: the digits whose queues and bindings exist.
+        is_complete: whether the broker has the mark of ``bide delay apply``. If so, every existing queue is bound, and
             keeps its messages when its node is killed.
     """
 
@@ -47,7 +47,7 @@ class Growth:
 
     @property
     def core(self) -> Topology:
-        """What is declared before any digit."""
+        """The topology that is declared before any digit."""
         return self._growing.core_topology()
 
     def forget(self) -> None:
@@ -57,11 +57,11 @@ class Growth:
         self.ready.doubt()
 
     async def ensure(self, digits: Iterable[Digit]) -> None:
-        """Wait until everything that these digits need is there.
+        """Wait until the queues and bindings of these digits exist.
 
         Raises:
             NotAppliedError: a queue is missing and may not be declared.
-            BrokerError: the broker refuses, or the connection broke.
+            BrokerError: the broker refuses, or the connection was lost.
         """
         missing = self.ready.missing(digits)
         while missing:
@@ -73,8 +73,8 @@ class Growth:
             missing = self.ready.missing(missing)
 
     async def _declare_wanted(self) -> Mapping[Digit, BideError]:
-        """Declare what is wanted by now, and return the errors of the digits that this fails for."""
-        # Let other publishes of this turn of the event loop add their digits.
+        """Declare the digits wanted by now, and return the errors of those that failed."""
+        # Let other publishes of this iteration of the event loop add their digits.
         await asyncio.sleep(0)
         digits, self._wanted = self._wanted, set()
         failed: dict[Digit, BideError] = {}
@@ -83,7 +83,7 @@ class Growth:
         except BideError as error:
             if len(digits) == 1 or not isinstance(error, BrokerError) or not self._connection.is_open:
                 return dict.fromkeys(digits, error)
-            # One queue that cannot be declared must not stop the others, so each is declared by itself.
+            # A queue that cannot be declared must not stop the others, so each is declared separately.
             for one in digits:
                 try:
                     await self._prepare({one})
@@ -105,7 +105,7 @@ class Growth:
             if not self._declare and not self.is_complete:
                 raise self.not_applied()
             await self._declare_queues(rest)
-        # Another client may have declared a known queue again, with bindings for keys of another number of words only.
+        # Another client may have declared a known queue again, but only with bindings for keys of another word count.
         wanted = self._growing.digit_topology(digits if self._declare else rest)
         bindings = Topology(bindings=wanted.bindings)
         try:
@@ -119,7 +119,8 @@ class Growth:
             log.debug("the delay queues %s are ready", _listed(_queues(self._growing, rest)))
 
     async def _declare_queues(self, digits: set[Digit]) -> None:
-        """Declare the queues of digits and make them safe: they are bound after that, and get no message before."""
+        """Declare the queues of digits and make them survive a crash. They are bound after that, and get no message
+        before."""
         queues = _queues(self._growing, digits)
         if not self._declare:
             if not await exists(self._connection, queues):

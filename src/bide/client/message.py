@@ -1,4 +1,4 @@
-"""A received message, and what may be done with it."""
+"""Received messages, and their settlement."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ KEPT_PROPERTIES: Final = (
     "timestamp",
     "persistent",
 )
-"""What a message that is sent on keeps of the one that was received, by the names of attributes and of arguments."""
+"""The properties that a forwarded message keeps, by the names of attributes and arguments."""
 
 _DIGITS: Final = re.compile(r"[0-9]{1,13}")
 
 
 class Message:
-    """A message as it was sent, without what carried it here.
+    """A received message as it was sent, without the changes of a delay infrastructure.
 
-    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. What is not settled returns to its queue when the
-    consumer or its connection closes, or when nothing refers to either of them any more.
+    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. An unsettled message returns to its queue when the
+    consumer or its connection closes, or when nothing refers to message and consumer anymore.
 
     Attributes:
-        body: the bytes.
-        received_at: when this process got it.
+        body: the body.
+        received_at: when this process received it.
         redelivered: whether the queue delivered it before.
         raw: the delivery with all properties and headers, as the broker sent it.
     """
 
-    __slots__ = ("_history", "_restored_once", "_sent", "_subscription", "body", "raw", "received_at", "redelivered")
+    __slots__ = ("_history", "_restored_message", "_sent", "_subscription", "body", "raw", "received_at", "redelivered")
 
     def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
         self.raw = delivery
         self.body = delivery.body
         self.received_at = received_at
         self.redelivered = delivery.redelivered
-        self._restored_once: SentMessage | None = None
+        self._restored_message: SentMessage | None = None
         self._sent: SentMessage | None = None
         self._history: History | None = None
         self._subscription = subscription
 
     def _restored(self) -> SentMessage:
-        """The message as it was sent, worked out at the first use."""
-        if self._restored_once is None:
-            self._restored_once = restore(self.raw.exchange, self.raw.routing_key, self.raw.values)
-        return self._restored_once
+        """The message as it was sent, computed at the first use."""
+        if self._restored_message is None:
+            self._restored_message = restore(self.raw.exchange, self.raw.routing_key, self.raw.values)
+        return self._restored_message
 
     @property
     def _values(self) -> Mapping[str, Any]:
@@ -78,7 +78,7 @@ class Message:
 
     @property
     def exchange(self) -> str:
-        """The exchange that it was sent to; empty for one sent to a queue."""
+        """The exchange that it was sent to; empty for a message sent to a queue."""
         return self._restored().exchange
 
     @property
@@ -93,40 +93,42 @@ class Message:
 
     @property
     def due(self) -> datetime | None:
-        """When it was due, or None if it was not delayed by bide."""
+        """The due time, or None if bide did not delay the message."""
         return self._restored().due
 
     @property
     def sent_at(self) -> datetime | None:
-        """When it was sent, as far as its sender says; None where nothing says it.
+        """The sending time, or None if the message has none.
 
-        bide tells it to the millisecond, NServiceBus to the microsecond, a ``timestamp`` to the second.
+        Its resolution is a millisecond from bide, a microsecond from NServiceBus, and a second from the ``timestamp``
+        property.
         """
         sent = self._restored().sent_at
         return sent or read_nservicebus_time(self.headers.get(NSERVICEBUS_SENT)) or self.timestamp
 
     @property
     def history(self) -> History:
-        """The attempts behind it, where an :class:`bide.Endpoint` retried it."""
+        """The earlier attempts, if an :class:`bide.Endpoint` retried the message."""
         if self._history is None:
             self._history = History.read(self.raw.values.get("headers") or {})
         return self._history
 
     @property
     def lateness(self) -> timedelta | None:
-        """Time from the due time to the receipt, or None without a due time. The clocks of both machines count."""
+        """The time from the due time to the receipt, or None without a due time. It depends on the clocks of sender and
+        receiver."""
         return None if self.due is None else self.received_at - self.due
 
     @property
     def delivery_count(self) -> int:
-        """How often a quorum queue delivered it before; 0 where the queue does not count."""
+        """The number of earlier deliveries by a quorum queue; 0 if the queue does not count them."""
         headers = self.raw.values.get("headers") or {}
         value = headers.get("x-delivery-count", 0)
         return value if isinstance(value, int) else 0
 
     @property
     def counted(self) -> bool:
-        """Whether the queue counts its deliveries, as quorum queues do from the second one on."""
+        """Whether the message has a delivery count, which quorum queues add from the second delivery."""
         headers = self.raw.values.get("headers") or {}
         return "x-delivery-count" in headers or "x-acquired-count" in headers
 
@@ -152,7 +154,7 @@ class Message:
 
     @property
     def reply_to(self) -> str | None:
-        """The queue for answers."""
+        """The queue for replies."""
         return self._text("reply_to")
 
     @property
@@ -189,7 +191,7 @@ class Message:
 
     @property
     def expiration(self) -> timedelta | None:
-        """How long after its due time, or its sending, the sender cares for it."""
+        """How long the message stays valid after its due time, or after its sending if it was not delayed."""
         value = self._values.get("expiration")
         return timedelta(milliseconds=int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
@@ -197,9 +199,8 @@ class Message:
     def expired(self) -> bool:
         """Whether a delayed message came later than its due time plus its ``expiration``.
 
-        The broker cannot watch over the expiration of a delayed message once that waited for its due time. Of a copy,
-        such as one that is being retried, ``history.expires_at`` tells: the time counts from the due time that the
-        sender gave, or else from the sending.
+        The broker does not enforce the expiration of a delayed message. For a copy, such as a retry, see
+        ``history.expires_at``: it counts from the sender's due time, or from the sending without one.
         """
         if self.history.expires_at is not None:
             return self.received_at > self.history.expires_at
@@ -211,10 +212,10 @@ class Message:
         return value if isinstance(value, str) else None
 
     def json(self) -> Any:
-        """The body read as JSON.
+        """Parse the body as JSON.
 
         Raises:
-            UndecodableMessageError: it is not JSON.
+            UndecodableMessageError: the body is not JSON.
         """
         try:
             return json.loads(self.body)
@@ -225,25 +226,25 @@ class Message:
 
     @property
     def settled(self) -> bool:
-        """Whether it was acknowledged, requeued or rejected."""
+        """Whether the message was acknowledged, requeued or rejected."""
         return self._subscription is None
 
     @property
     def lost(self) -> bool:
-        """Whether the connection that delivered it is gone before it was settled: the broker delivers it again."""
+        """Whether the connection was lost before the message was settled: the broker delivers it again."""
         return self._subscription is not None and not self._subscription.channel.is_open
 
     @property
     def sent_by(self) -> str | None:
-        """Who published it, as far as the message says: the application, or else the user name."""
+        """The publisher according to the message: the application id, or else the user name."""
         kept = (self.raw.values.get("headers") or {}).get(HEADER_SENT_BY)
         named = kept or self.headers.get("NServiceBus.OriginatingEndpoint") or self.app_id or self.user_id
         return named if isinstance(named, str) else None
 
     def as_sent(self) -> SentMessage:
-        """Where it was sent to, and its properties, without its body: what copies of it are made from.
+        """The target and the properties of the original message, for making copies of it.
 
-        It has the due time that an NServiceBus endpoint gave, too.
+        They include a due time that an NServiceBus endpoint set.
         """
         if self._sent is None:
             due = self.due if self.due is not None else nservicebus_due(self.raw.values.get("headers") or {})
@@ -251,34 +252,34 @@ class Message:
         return self._sent
 
     async def ack(self) -> None:
-        """Done: the queue forgets the message.
+        """Acknowledge the message: the queue deletes it.
 
         Raises:
-            DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
             InvalidInputError: it was settled before.
         """
         await self._settle(lambda channel: channel.ack(self.raw.delivery_tag))
 
     async def requeue(self) -> None:
-        """Back to the queue, to be delivered again. On a quorum queue it counts towards the delivery limit.
+        """Return the message to the queue, which delivers it again. A quorum queue counts this for its delivery limit.
 
         Raises:
-            DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
             InvalidInputError: it was settled before.
         """
         await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=True))
 
     async def reject(self) -> None:
-        """Away with it: to the queue's dead-letter exchange, or dropped where the queue has none.
+        """Reject the message: the queue dead-letters it, or drops it if it has no dead-letter exchange.
 
         Raises:
-            DeliveryLostError: the connection that delivered it is gone; the broker delivers it again.
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
             InvalidInputError: it was settled before.
         """
         await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=False))
 
     async def _settle(self, how: Callable[[Channel], None]) -> None:
-        # Given up with the settling, so that messages that are kept do not keep the consumer's channel open.
+        # Drop the reference, so that settled messages that are kept do not keep the consumer's channel open.
         subscription, self._subscription = self._subscription, None
         if subscription is None:
             raise InvalidInputError(f"the message {self.message_id!r} was settled already: settle a message once")
@@ -286,11 +287,11 @@ class Message:
         channel = subscription.channel
         try:
             how(channel)
-            # What is settled is written in the background; this only holds a caller back who settles too fast.
+            # Acknowledgements are written in the background; this only holds back a caller that settles too fast.
             await channel.connection.drained()
         except BideError as error:
             raise DeliveryLostError(
-                f"the message {self.message_id!r} cannot be settled any more: the broker delivers it again ({error})"
+                f"the message {self.message_id!r} can no longer be settled: the broker delivers it again ({error})"
             ) from error
 
     def __repr__(self) -> str:

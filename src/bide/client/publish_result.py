@@ -24,7 +24,7 @@ from bide.messages.outgoing import OutgoingMessage
 Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt", "unsent"]
 
 _STATUSES: Final[Mapping[type[BideError], Status]] = {
-    # Only the broker knows its limit, and it is told once a body was over it.
+    # Only the broker knows its limit, and reports it after a body has exceeded it.
     MessageTooLargeError: "failed",
     UnroutableError: "returned",
     PublishRefusedError: "refused",
@@ -40,11 +40,11 @@ class PublishResult:
     """The result of publishing one message.
 
     Attributes:
-        message: as it was given.
-        position: its place in the input, from 0 on.
-        message_id: its message id, given or made; None where the message could not be read.
-        due: when it will be delivered; None for one that is not delayed, or was not sent.
-        attempts: how often it was sent; more than one may mean that it arrives more than once.
+        message: the message as given.
+        position: its position in the input, from 0.
+        message_id: its message id, given or generated; None if the message could not be read.
+        due: its due time; None if it is not delayed, or was not sent.
+        attempts: the number of times it was sent; with more than one it may arrive more than once.
         error: why it is not on the broker, or None if it is.
     """
 
@@ -57,12 +57,12 @@ class PublishResult:
 
     @property
     def status(self) -> Status:
-        """In one word.
+        """The status as one word.
 
-        ``confirmed``: the broker has it. ``returned``: no queue takes it. ``refused``: no queue stored it. ``invalid``:
-        it cannot be sent. ``failed``: the broker, or what it has to pass, refuses it for another reason. ``in doubt``:
-        the broker may have it, from a sending that was not confirmed. ``unsent``: the publishing ended before it was
-        sent.
+        ``confirmed``: the broker has the message. ``returned``: no queue takes it. ``refused``: no queue stored it.
+        ``invalid``: it cannot be sent. ``failed``: the broker, or something that the message needs, refuses it for
+        another reason. ``in doubt``: the broker may have it, because it was sent and not confirmed. ``unsent``: the
+        bulk publish ended before it was sent.
         """
         error = self.error
         if error is None:
@@ -70,7 +70,7 @@ class PublishResult:
         return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), "failed")
 
     def again(self) -> OutgoingMessage:
-        """The message to send again: with the same message id, and due when it was due the first time."""
+        """The message to send again: with the same message id and the same due time."""
         if self.due is None:
             return replace(self.message, message_id=self.message_id)
         return replace(self.message, message_id=self.message_id, delay=None, deliver_at=self.due)
@@ -78,16 +78,17 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishSummary:
-    """What became of several messages.
+    """The results of several messages, as counts.
 
     Attributes:
-        confirmed: how many are on the broker.
-        returned: how many no queue takes.
-        refused: how many no queue stored.
-        invalid: how many cannot be sent.
-        failed: how many were refused for another reason.
-        in_doubt: how many the broker may have or not: they were sent and not confirmed, and refused when sent again.
-        failures: the outcomes of those that are not confirmed; of a whole publishing, the first 1,000 of them.
+        confirmed: messages that are on the broker.
+        returned: messages that no queue takes.
+        refused: messages that no queue stored.
+        invalid: messages that cannot be sent.
+        failed: messages that were refused for another reason.
+        in_doubt: messages that the broker may or may not have: they were sent and not confirmed, and refused when sent
+            again.
+        failures: the results of messages that are not confirmed; for a whole bulk publish, the first 1,000 of them.
     """
 
     confirmed: int = 0
@@ -100,7 +101,7 @@ class PublishSummary:
 
     @property
     def total(self) -> int:
-        """How many messages there were."""
+        """The number of messages."""
         return self.confirmed + self.returned + self.refused + self.invalid + self.failed + self.in_doubt
 
     def __str__(self) -> str:
@@ -116,10 +117,10 @@ class PublishSummary:
 
 
 class Tally:
-    """Counts outcomes.
+    """Counts results.
 
     Args:
-        keep: at most so many failures.
+        keep: the maximum number of failures to keep.
     """
 
     def __init__(self, *, keep: int) -> None:
@@ -128,23 +129,23 @@ class Tally:
         self._failures: list[PublishResult] = []
 
     def add(self, report: PublishSummary) -> None:
-        """Count what is in a report that has all its failures."""
+        """Add a summary that has all its failures."""
         self.confirm(report.confirmed)
         self.fail(report.failures)
 
     def confirm(self, number: int) -> None:
-        """Count so many successes."""
+        """Count confirmed messages."""
         self._counts["confirmed"] += number
 
     def fail(self, outcomes: Iterable[PublishResult]) -> None:
-        """Count outcomes that are no successes."""
+        """Count results of failures."""
         for outcome in outcomes:
             self._counts[outcome.status] += 1
             if len(self._failures) < self._keep:
                 self._failures.append(outcome)
 
     def report(self) -> PublishSummary:
-        """What was counted."""
+        """The summary of everything counted."""
         counts = self._counts
         return PublishSummary(
             confirmed=counts["confirmed"],
@@ -158,16 +159,16 @@ class Tally:
 
 
 def not_taken(report: PublishSummary) -> BulkPublishError:
-    """The error for a report with failures."""
+    """The error for a summary with failures."""
     return BulkPublishError(
-        f"of {report.total} messages {report.total - report.confirmed} were not taken ({report}); the first: "
+        f"{report.total - report.confirmed} of {report.total} messages were not accepted ({report}); the first: "
         f"{report.failures[0].error}",
         report=report,
     )
 
 
 def in_doubt(message_id: str, reason: str) -> PublishInDoubtError:
-    """The error of a message that was sent and not confirmed."""
+    """The error for a message that was sent and not confirmed."""
     return PublishInDoubtError(
         f"it is not known whether the broker has the message {message_id!r}: {reason}; send it again with the same "
         "message id",
@@ -176,28 +177,28 @@ def in_doubt(message_id: str, reason: str) -> PublishInDoubtError:
 
 
 def denied(message_id: str, error: BideError) -> PublishInDoubtError:
-    """The error of a message that was sent and not confirmed, and with which the broker then said this."""
+    """The error for a message that was sent and not confirmed, and failed with this error when it was sent again."""
     doubt = in_doubt(message_id, f"it was sent, and not confirmed, and then: {error}")
     doubt.__cause__ = error
     return doubt
 
 
 def not_sent(message_id: str | None, reason: str) -> UnsentError:
-    """The error of a message that was taken and not sent."""
+    """The error for a message that was taken from the input and not sent."""
     return UnsentError(f"it was not sent: {reason}", message_id=message_id)
 
 
 def _unsent(outgoing: Any, position: int, reason: str) -> PublishResult:
-    """The outcome of a message that was taken and not sent."""
+    """The result of a message that was taken from the input and not sent."""
     message_id = getattr(outgoing, "message_id", None)
     return PublishResult(outgoing, position, message_id, None, 0, not_sent(message_id, reason))
 
 
 def with_unsent(error: BideError, messages: Iterable[Any], *, first: int) -> BideError:
-    """The same error, or a BulkInDoubtError for it, with more messages that were not sent; itself if there are none.
+    """The error, or a BulkInDoubtError for it, with further messages that were not sent. Without any, the error itself.
 
     Args:
-        first: the position of the first of them.
+        first: the position of the first of these messages.
     """
     doubt = error if isinstance(error, BulkInDoubtError) else None
     reason = str(error) if doubt is None else doubt.reason

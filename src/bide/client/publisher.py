@@ -1,4 +1,4 @@
-"""Confirmed publishing through a connection that comes and goes."""
+"""Confirmed publishing over a reconnecting connection."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from bide.admin.apply import check_release
-from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Awaited
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client.broker_state import BrokerState, Preparation, too_large
-from bide.client.publish_result import denied, in_doubt
+from bide.client.broker_state import BrokerState, Preparation
+from bide.client.channel_closure import ChannelClosure, final_error
+from bide.client.publish_result import in_doubt
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.trials import Trials
 from bide.delay.protocol import DelayInfrastructure
@@ -25,11 +25,8 @@ from bide.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidInputError,
-    MessageTooLargeError,
     PublishError,
     PublishInDoubtError,
-    TargetNotFoundError,
-    UnroutableError,
 )
 from bide.messages.checker import MessageChecker
 from bide.messages.prepared import PreparedMessage
@@ -39,14 +36,14 @@ from bide.runtime.shared_tasks import SharedTasks
 log = logger(__name__)
 
 OnLost = Literal["repeat", "raise"]
-"""What to do with a message whose confirm was lost with the connection: send it again, or tell the caller."""
+"""What to do with a message whose confirm was lost with the connection: send it again, or raise an error."""
 
 
 def checked_on_lost(value: OnLost) -> OnLost:
-    """The value, if it is one.
+    """Return the value if it is valid.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the value is neither ``"repeat"`` nor ``"raise"``.
     """
     if value not in ("repeat", "raise"):
         raise InvalidInputError(f"on_lost={value!r}: give 'repeat' or 'raise'")
@@ -55,13 +52,13 @@ def checked_on_lost(value: OnLost) -> OnLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The broker has the message.
+    """The confirm of a published message.
 
     Attributes:
-        due: when it will be delivered; None for a message that was not delayed.
-        hops: queues that it waits in.
-        attempts: how often it was sent; more than one may mean that it arrives more than once. One does not mean that
-            it arrives once: brokers dead-letter some messages twice when leaders of queues change.
+        due: the due time; None for a message that was not delayed.
+        hops: the number of queues that it waits in.
+        attempts: the number of times it was sent. With more than one, it may arrive more than once. With one, it may
+            also arrive twice, because brokers dead-letter some messages twice when leaders of queues change.
     """
 
     message_id: str
@@ -72,28 +69,33 @@ class Receipt:
 
 @dataclass(slots=True)
 class _Sending:
-    """One message on its way to the broker.
+    """A message that is being published.
 
     Attributes:
-        attempts: how often it was sent.
+        attempts: the number of times it was sent.
+        refusals: how many of these attempts the broker certainly did not accept.
         was_lost: whether the connection broke after it was sent.
         reason: why it is not confirmed yet.
-        suspect: whether it may be the one for which the broker closed a channel.
-        blamed: whether it certainly is.
+        failure: the error of the last attempt that failed before the message was sent.
+        suspect: whether it may be the message for which the broker closed a channel.
+        verdict: the error to report, if it certainly is that message.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
-        preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
+        preparation: the preparation for its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
-        unroutable: whether the delay infrastructure had no way for it, and was looked after since.
-        trouble: what was known of the node, when a connection broke that it waited on.
+        unroutable: whether the broker returned it; see
+            :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
+        trouble: the trouble of the node, if a connection was lost while the message waited for its confirm.
     """
 
     message: PreparedMessage
     mandatory: bool
     reason: str
     attempts: int = 0
+    refusals: int = 0
+    failure: str = ""
     was_lost: bool = False
     suspect: bool = False
-    blamed: bool = False
+    verdict: BideError | None = None
     lacks_digits: bool = False
     preparation: Preparation | None = None
     elsewhere: bool = False
@@ -102,7 +104,7 @@ class _Sending:
     hops: int = 0
 
     def receipt(self) -> Receipt:
-        """What the caller gets once the broker has it."""
+        """The receipt for the caller."""
         message = self.message
         return Receipt(message_id=message.message_id, due=message.due, hops=self.hops, attempts=self.attempts)
 
@@ -110,19 +112,12 @@ class _Sending:
         """The error for a message that was sent and not confirmed."""
         return in_doubt(self.message.message_id, reason)
 
-    def may_be_there(self, error: BideError) -> bool:
-        """Whether the broker may have it from an earlier sending, though it refuses it now."""
-        if isinstance(error, TargetNotFoundError):
-            # What it goes to was there before.
-            return self.attempts > 1
-        return self.was_lost and not isinstance(error, MessageTooLargeError)
-
     def out_of_time(self, seconds: float, connection: Connection | None) -> PublishError:
-        """The error for a message whose time is up."""
+        """The error for a message that timed out."""
         reason = (connection.trouble if connection is not None else "") or self.trouble or self.reason
         if connection is not None and connection.is_open and connection.blocked_by is not None:
-            reason = f"the broker takes no publishes at the moment: {connection.blocked_by}"
-        if self.attempts:
+            reason = f"the broker blocks publishing at the moment: {connection.blocked_by}"
+        if self.attempts > self.refusals:
             return self.in_doubt(f"no confirm within {seconds:g} s: {reason}")
         message_id = self.message.message_id
         return PublishError(
@@ -134,15 +129,15 @@ class Publisher:
     """Sends messages, each confirmed by the broker.
 
     Args:
-        declare: put the delay infrastructure on the broker where it is missing; else its absence is an error.
-        timeout: for one message; declaring what it needs, reconnecting and repeating included.
+        declare: declare the delay infrastructure if it is missing; if not, its absence is an error.
+        timeout: the limit for one message, including declarations, reconnecting and sending again.
         on_lost: see ``OnLost``.
-        max_in_flight: messages sent and not yet confirmed; further publishes wait.
+        max_in_flight: the maximum number of unconfirmed messages; further publishes wait.
 
     Attributes:
-        checker: checks what is to be sent.
-        link: the publishing connection, as it comes and goes.
-        trials: send messages that wait to another host, where this one confirms nothing.
+        checker: checks outgoing messages.
+        reconnecting: the reconnecting publishing connection.
+        trials: send waiting messages to another host if this one confirms nothing.
         timeout, on_lost, max_in_flight: as given.
     """
 
@@ -157,9 +152,9 @@ class Publisher:
         max_in_flight: int = 10_000,
     ) -> None:
         self.checker = MessageChecker()
-        self.trials = Trials(self._session_on)
+        self.trials = Trials(self._state_on)
         self.trials.sources.add(self._unconfirmed)
-        self.link = ReconnectingConnection(url, trials=self.trials.of_targets)
+        self.reconnecting = ReconnectingConnection(url, trials=self.trials.of_targets)
         self._infrastructure = infrastructure
         self._declare = declare
         self.timeout = timeout
@@ -167,148 +162,145 @@ class Publisher:
         self.max_in_flight = max_in_flight
         self._waiting: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
-        self._session: BrokerState | None = None
+        self._state: BrokerState | None = None
         self._tasks = SharedTasks()
         self._opening = asyncio.Lock()
 
     async def connection(self) -> Connection:
         """The publishing connection."""
-        return (await self.session()).connection
+        return (await self.state()).connection
 
     async def infrastructure(self) -> DelayInfrastructure:
-        """The delay infrastructure as it is used on this broker's release."""
-        return (await self.session()).infrastructure
+        """The delay infrastructure in its variant for this broker's release."""
+        return (await self.state()).infrastructure
 
     async def close(self) -> None:
         """Close the connection."""
         try:
             await self._tasks.stop()
         finally:
-            await self.link.close()
+            await self.reconnecting.close()
 
     async def prepare(self, message: PreparedMessage) -> None:
-        """See to it that such a message can be delivered after its delay, without sending it.
+        """Declare or check everything that such a message needs, without sending it.
 
         Raises:
-            BideError: as :meth:`publish`, but for what only a sending can meet.
+            BideError: as :meth:`publish`, except errors of the sending itself.
         """
         async with asyncio.timeout(self.timeout.total_seconds()):
             while True:
-                session = await self.session()
+                state = await self.state()
                 try:
-                    await session.prepare(message, digits=False)
+                    await state.prepare(message, digits=False)
                 except BrokerError:
-                    if session.connection.is_open:
+                    if state.connection.is_open:
                         raise
                 else:
-                    if not session.is_outdated:
+                    if not state.is_outdated:
                         return
 
     async def publish(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send one message and wait for its confirm.
 
-        The broker answers a message that it cannot accept by closing the channel, with all that is unconfirmed on it,
-        and does not always say for which. Then each of these is sent again on a channel of its own, one at a time: the
-        one to blame fails, the others go through. If an exchange is gone, the broker may have some of those that were
-        on their way to it: they are sent again where it can be put back.
+        If the broker cannot accept a message, it closes the channel with all unconfirmed messages on it, and does not
+        always say which message was the cause. Then each of them is sent again on its own channel, one at a time: the
+        message that was the cause fails, and the others are confirmed. If an exchange is gone, the broker may have some
+        messages that were in flight to it. They are sent again if the exchange can be declared again.
 
         Raises:
-            UnroutableError: no queue takes it.
-            PublishRefusedError: no queue stored it.
-            PublishInDoubtError: the connection broke before the confirm, and repeating is off, out of time, or met with
-                another error, which is the cause then.
-            PublishError: it was not sent in time.
-            TargetNotFoundError: its queue or exchange does not exist.
+            UnroutableError: no queue takes the message.
+            PublishRefusedError: no queue stored the message.
+            PublishInDoubtError: the connection broke before the confirm, and the message was not sent again:
+                ``on_lost`` is ``"raise"``, or the time was up, or sending it again failed with another error, which is
+                the cause.
+            PublishError: the message was not sent in time.
+            TargetNotFoundError: the target queue or exchange does not exist.
             NotAppliedError: the delay infrastructure is missing and may not be declared.
             MessageTooLargeError: the body is over the broker's limit.
-            ClosedError: the client was closed before it was sent.
+            ClosedError: the client was closed before the message was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        sending = _Sending(message, mandatory, f"{self.max_in_flight} messages before it are not confirmed yet")
+        sending = _Sending(message, mandatory, f"{self.max_in_flight} earlier messages are not confirmed yet")
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds), self._window:
                 self._waiting[id(sending)] = sending
                 sending.reason = "the broker was not reached"
                 while True:
-                    session = await self._session_for(sending)
-                    if await self._round(session, sending):
+                    state = await self._state_for(sending)
+                    if await self._round(state, sending):
                         return sending.receipt()
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
             if sending.elsewhere:
                 return sending.receipt()
-            connection = self._session.connection if self._session is not None else None
+            connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.lost.done():
-                sending.reason = f"{sending.reason}: {connection.lost.result()}"
+                lost = str(connection.lost.result())
+                sending.reason = sending.reason if lost in sending.reason else f"{sending.reason}: {lost}"
             raise sending.out_of_time(seconds, connection) from error
         finally:
             self._waiting.pop(id(sending), None)
 
-    async def _session_for(self, sending: _Sending) -> BrokerState:
+    async def _state_for(self, sending: _Sending) -> BrokerState:
         try:
-            return await self.session()
+            return await self.state()
         except BideError as error:
-            if not sending.attempts:
+            if (final := final_error(sending, error)) is error:
                 raise
-            raise denied(sending.message.message_id, error) from error
+            raise final from error
 
-    async def _round(self, session: BrokerState, sending: _Sending) -> bool:
-        """Try to send a message once, and tell whether it was confirmed; False if it is worth another try."""
+    async def _round(self, state: BrokerState, sending: _Sending) -> bool:
+        """Try to send a message once, and return whether it was confirmed; False if it should be tried again."""
         before = sending.attempts
         try:
-            sending.reason = "what it needs on its way was not there yet"
-            if sending.lacks_digits or not session.is_prepared(sending.message):
-                sending.preparation = await session.prepare(sending.message, sending.preparation)
-                if session.is_outdated:
+            missing = "the queues and bindings that it needs were not declared yet"
+            sending.reason = f"{missing}: {sending.failure}" if sending.failure else missing
+            if sending.lacks_digits or not state.is_prepared(sending.message):
+                sending.preparation = await state.prepare(sending.message, sending.preparation)
+                if state.is_outdated:
                     return False
             if not sending.suspect:
-                return await self._send(session, await session.channel(), sending)
-            async with session.suspects, await session.connection.channel(confirms=True) as channel:
-                await session.connection.writable()
-                return await self._send(session, channel, sending)
-        except PublishError as error:
-            if sending.elsewhere:
-                return True
-            if isinstance(error, UnroutableError) and sending.hops and not sending.unroutable:
-                # Somebody deleted an exchange or a binding behind the exchange that it enters by.
-                sending.unroutable = True
-                sending.reason = str(error)
-                session.forget(session.infrastructure.delivery_exchange)
-                return False
-            if sending.attempts < (3 if sending.unroutable else 2):
-                raise
-            # The broker may have taken it before, and that was not heard.
-            raise denied(sending.message.message_id, error) from error
+                return await self._send(state, await state.channel(), sending)
+            async with state.suspects, await state.connection.channel(confirms=True) as channel:
+                await state.connection.writable()
+                return await self._send(state, channel, sending)
         except BideError as error:
             if sending.elsewhere:
                 return True
-            sending.reason = str(error)
-            sending.trouble = session.connection.trouble
-            if sending.attempts == before:
-                # Nothing was sent: what the broker, or our own checks, said before would only come again.
-                # (That a connection broke that only checked the broker is not its last word.)
-                is_open = session.connection.is_open and not isinstance(error, ConnectionLostError)
-                if is_open or not isinstance(error, BrokerError):
-                    if not before or isinstance(error, MessageTooLargeError):
-                        raise
-                    raise denied(sending.message.message_id, error) from error
-            elif sending.blamed:
-                if not sending.may_be_there(error):
-                    raise
-                raise denied(sending.message.message_id, error) from error
-            elif self.on_lost == "raise" or isinstance(error, ClosedError):
-                raise sending.in_doubt(str(error)) from error
-            else:
-                sending.was_lost = sending.was_lost or not session.connection.is_open
-            return False
+            final = self._final_error(state, sending, error, was_sent=sending.attempts > before)
+            if final is None:
+                return False
+            if final is error:
+                raise
+            raise final from error
+
+    def _final_error(
+        self, state: BrokerState, sending: _Sending, error: BideError, *, was_sent: bool
+    ) -> BideError | None:
+        """The error to report after a failed attempt; None if the message should be tried again."""
+        sending.reason = str(error)
+        if isinstance(error, PublishError):
+            sending.refusals += 1
+            return None if state.is_worth_repeating(sending, error) else final_error(sending, error)
+        sending.trouble = state.connection.trouble
+        if not was_sent:
+            sending.failure = str(error)
+            # An error of the broker or of a check would only be repeated.
+            # (Unless only the connection was lost that checked the broker.)
+            is_open = state.connection.is_open and not isinstance(error, ConnectionLostError)
+            return final_error(sending, error) if is_open or not isinstance(error, BrokerError) else None
+        if sending.verdict is None and (self.on_lost == "raise" or isinstance(error, ClosedError)):
+            return sending.in_doubt(str(error))
+        sending.was_lost = sending.was_lost or not state.connection.is_open
+        return sending.verdict
 
     def _unconfirmed(self) -> Iterable[_Sending]:
         return self._waiting.values() if self.on_lost == "repeat" else ()
 
-    async def _send(self, session: BrokerState, channel: Channel, sending: _Sending) -> bool:
-        """Send it and wait for the confirm; False if nothing was sent, because digits of its delay are not ready."""
-        made = session.encode(
+    async def _send(self, state: BrokerState, channel: Channel, sending: _Sending) -> bool:
+        """Send a message and wait for its confirm; False if it was not sent, as digits of its delay are not ready."""
+        made = state.encode(
             sending.message, channel=channel.number, mandatory=sending.mandatory, prepared=sending.preparation
         )
         sending.lacks_digits = made is None
@@ -319,7 +311,7 @@ class Publisher:
         sending.message = message
         sending.hops = encoded.hops
         confirm = Awaited(
-            encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=session.connection.loop
+            encoded.exchange, encoded.routing_key, message.message_id, message.body, loop=state.connection.loop
         )
         channel.post(encoded.frames, confirm)
         sending.attempts += 1
@@ -327,74 +319,47 @@ class Publisher:
         try:
             await confirm.future
             return True
-        except PublishError:
-            raise
         except BrokerError as error:
-            if session.connection.is_open:
-                # The broker closed the channel alone: one of the messages on it is to blame.
-                self._judge(session, channel, sending, encoded.exchange, error)
+            if state.connection.is_open and not isinstance(error, PublishError):
+                # The broker closed only the channel, for one of the messages on it.
+                closure = ChannelClosure(error, channel.close_text, channel.confirms.failed)
+                sending.suspect = not closure.is_known
+                if closure.applies_to(encoded.exchange, message.body):
+                    closure.record(state)
+                    may_return = state.infrastructure.owns(encoded.exchange) and self.on_lost == "repeat"
+                    sending.verdict = closure.verdict(sending, may_return=may_return)
             raise
 
-    def _judge(
-        self, session: BrokerState, channel: Channel, sending: _Sending, exchange: str, error: BrokerError
-    ) -> None:
-        """Find out whether this message made the broker close the channel, or was only on it too."""
-        text, failed = channel.close_text, channel.confirms.failed
-        size = reply_codes.size_limit(text)
-        if size is not None:
-            _, limit = size
-            session.remember_limit(limit)
-            sending.blamed = len(sending.message.body) > limit
-            if sending.blamed:
-                raise too_large(sending.message, limit) from error
-            return
-        refused = reply_codes.subject(text)
-        if refused == exchange:
-            session.forget(exchange)
-            if isinstance(error, TargetNotFoundError) and sending.attempts == 1:
-                is_alone = failed[exchange] == 1
-                may_return = session.infrastructure.owns(exchange) and self.on_lost == "repeat"
-                if may_return or not is_alone:
-                    # The exchange was there before, and may have taken it. It is looked for once more, or put there.
-                    return
-        if sending.suspect or failed.total() == 1:
-            sending.blamed = True
-        elif refused is not None:
-            # Whether an exchange may be written to, the broker asks for the first message of a channel to it.
-            sending.blamed = refused == exchange
-        else:
-            sending.suspect = True
-
-    async def session(self) -> BrokerState:
-        """What is known of the broker, on an open connection.
+    async def state(self) -> BrokerState:
+        """The known state of the broker, on an open connection.
 
         Raises:
             ClosedError: the publisher was closed.
-            BrokerError: the first connection could not be opened, or the broker is none that can be used.
+            BrokerError: the first connection could not be opened, or the broker is not supported.
         """
-        session = self._session
-        if session is not None and session.connection.is_open and not session.is_outdated:
-            if session.connection.loop is not asyncio.get_running_loop():
-                await self.link.connection()
-            return session
+        state = self._state
+        if state is not None and state.connection.is_open and not state.is_outdated:
+            if state.connection.loop is not asyncio.get_running_loop():
+                await self.reconnecting.connection()
+            return state
         async with self._opening:
-            session = self._session
-            if session is not None and session.connection.is_open and not session.is_outdated:
-                return session
+            state = self._state
+            if state is not None and state.connection.is_open and not state.is_outdated:
+                return state
             while True:
-                connection = await self.link.connection()
+                connection = await self.reconnecting.connection()
                 try:
-                    session = self._session = self._session_on(connection, self._session)
-                    return session
+                    state = self._state = self._state_on(connection, self._state)
+                    return state
                 except BrokerError:
                     if connection.is_open:
                         raise
 
-    def _session_on(self, connection: Connection, replacing: BrokerState | None) -> BrokerState:
-        """What is not known yet of the broker on a connection.
+    def _state_on(self, connection: Connection, replacing: BrokerState | None) -> BrokerState:
+        """A new state of the broker for a connection.
 
         Args:
-            replacing: the session that was used before. Where it found NServiceBus, this one spares NServiceBus.
+            replacing: the previous state. If it found NServiceBus, the new state uses the variant for NServiceBus.
         """
         check_release(connection)
         infrastructure = self._infrastructure.for_release(connection.release)

@@ -1,4 +1,4 @@
-"""A connection that is opened when it is needed, and opened again when it broke."""
+"""Reconnecting connections: opened when needed, and opened again when lost."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ FIRST_PAUSE: Final = timedelta(milliseconds=50)
 LONGEST_PAUSE: Final = timedelta(seconds=5)
 
 STEADY: Final = timedelta(seconds=1)
-"""A connection that lasted this long is opened again without a pause when it breaks."""
+"""A connection that lasted this long is opened again without a pause."""
 
 LONGEST_FLAPPING_PAUSE: Final = timedelta(milliseconds=250)
-"""Between connections that the broker accepts, but that break at once."""
+"""The longest pause between connections that the broker accepts but that break at once."""
 
 
 class ReconnectingConnection:
-    """Keeps one connection. Several tasks may ask for it at once: it is opened once.
+    """One connection that is opened again when it is lost. If several tasks ask for it at once, it is opened once.
 
     Args:
-        trials: how to find out that another host confirms what this one does not; see
-            :class:`bide.client.failover.Failover`.
+        trials: the trials of another host if this one confirms nothing; see :class:`bide.client.failover.Failover`.
 
     Attributes:
-        on_leave: called with the address of a host that was left as broken, for other links to the same hosts.
+        on_leave: called with the address of a host that was left as broken, for other connections to the same hosts.
     """
 
     def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
@@ -63,14 +62,14 @@ class ReconnectingConnection:
     async def connection(self) -> Connection:
         """The open connection.
 
-        The first time, a failure is raised at once. Later ones are tried again, with growing and randomised pauses,
-        until the connection is back or the caller's own time limit ends the wait.
+        The first failure to connect is raised at once. Later failures are retried with backoff, until the connection is
+        back or the caller's timeout ends the wait.
 
         Raises:
-            ClosedError: the link was closed.
+            ClosedError: this connection was closed.
             InvalidInputError: it was opened in another event loop.
             BrokerError: the first connection could not be opened.
-            TlsError: the broker's certificate is not to be trusted, the first time or later.
+            TlsError: the broker's certificate is not trusted, the first time or later.
         """
         self.check_loop()
         connection = self._connection
@@ -86,10 +85,10 @@ class ReconnectingConnection:
                 await self._open()
 
     def check_loop(self) -> None:
-        """Belong to the event loop that asks first.
+        """Bind to the running event loop at the first call, and check it at later calls.
 
         Raises:
-            InvalidInputError: another one did.
+            InvalidInputError: another event loop is running.
         """
         running = asyncio.get_running_loop()
         if self._loop is None:
@@ -100,7 +99,7 @@ class ReconnectingConnection:
             )
 
     async def _spare_the_broker(self) -> None:
-        """Pause before a connection is opened that breaks at once again and again."""
+        """Pause before opening a connection again that repeatedly breaks at once."""
         if self._connection is None or self._opened_at is None:
             return
         self._connection = None
@@ -119,7 +118,7 @@ class ReconnectingConnection:
         except InvalidUrlError:
             raise
         except BrokerError as error:
-            # A broker that starts again may refuse a login, a virtual host, or TLS, for a moment.
+            # A broker that restarts may temporarily refuse a login, a virtual host, or TLS.
             if not was_open or _is_untrusted(error):
                 raise
             level = logging.WARNING if isinstance(error, AuthenticationError) else logging.INFO
@@ -148,7 +147,7 @@ class ReconnectingConnection:
             self.on_leave(left.address)
 
     def leave(self, address: str) -> None:
-        """Leave this host, which another link has found broken, and try it last from now on."""
+        """Leave this host, which another connection has found broken, and try it last in future."""
         self._left = address
         connection = self._connection
         if connection is not None and connection.is_open and connection.address == address:
@@ -164,7 +163,7 @@ class ReconnectingConnection:
                 await self._closed.wait()
 
     async def close(self) -> None:
-        """Close the connection and open no other.
+        """Close the connection for good.
 
         Raises:
             InvalidInputError: it was opened in another event loop.
@@ -175,7 +174,7 @@ class ReconnectingConnection:
         try:
             await self._failover.stop()
         finally:
-            # Also where this is cancelled: the connection must not stay open.
+            # Even if this task is cancelled, the connection must not stay open.
             if connection is not None:
                 await connection.close()
 

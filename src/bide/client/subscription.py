@@ -1,4 +1,4 @@
-"""One consumer on one channel: what a :class:`bide.Consumer` has until the connection breaks."""
+"""One AMQP consumer on one channel, for a :class:`bide.Consumer` on one connection."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ log = logger(__name__)
 
 
 class _Inbox:
-    """What the broker sent and nobody has taken yet.
+    """Deliveries that were received and not yet returned to the application.
 
-    It knows nothing of the subscription: the connection holds on to it, and must not keep that alive.
+    It has no reference to the subscription, because the connection refers to it and must not keep the subscription
+    alive.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -29,32 +30,32 @@ class _Inbox:
         self._deliveries: deque[tuple[Delivery, datetime]] = deque()
         self._error: BideError | None = None
         self._retired = False
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def put(self, delivery: Delivery) -> None:
         if self._retired:
             self._channel.nack(delivery.delivery_tag)
             return
         if self._error is not None:
-            # The channel is about to close, and it goes back then.
+            # The channel is about to close, and the broker then requeues the message.
             return
         self._deliveries.append((delivery, self._channel.connection.now()))
-        self._news.set()
+        self._changed.set()
 
     def end(self, error: BideError) -> None:
         if not isinstance(error, ConsumerCancelledError):
-            # They cannot be settled any more, and the broker delivers them again.
+            # These can no longer be settled, and the broker delivers them again.
             self._deliveries.clear()
         self._error = error
-        self._news.set()
+        self._changed.set()
 
     async def get(self) -> tuple[Delivery, datetime]:
-        # Several may wait, and all of them wake.
+        # Several tasks may wait, and all of them wake.
         while not self._deliveries:
             if self._error is not None:
                 raise self._error
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return self._deliveries.popleft()
 
     @property
@@ -74,17 +75,17 @@ class _Inbox:
 
 
 class Subscription:
-    """A consumer on a channel of its own, which is closed when nothing refers to the subscription any more.
+    """A consumer on its own channel, which is closed when nothing refers to the subscription anymore.
 
-    The consumer and every unsettled message refer to it. So a message can be settled as long as somebody has it, and
-    what nobody has any more goes back to its queue.
+    The consumer and every unsettled message refer to it. So a message can be settled as long as the application has a
+    reference to it, and goes back to its queue when there is none.
     """
 
     def __init__(self, channel: Channel, inbox: _Inbox, tag: str) -> None:
         self.channel = channel
         self._inbox = inbox
         self._tag = tag
-        self._in_hand = 0
+        self._unsettled = 0
         weakref.finalize(self, _in_loop, channel.connection.loop, channel.abandon).atexit = False
 
     @classmethod
@@ -94,7 +95,7 @@ class Subscription:
         """Start to consume.
 
         Raises:
-            BideError: the broker refuses, or the connection broke.
+            BideError: the broker refuses, or the connection was lost.
         """
         channel = await connection.channel()
         inbox = _Inbox(channel)
@@ -104,47 +105,47 @@ class Subscription:
                 queue, on_message=inbox.put, on_end=inbox.end, arguments=arguments, exclusive=exclusive
             )
         except BaseException:
-            # A caller that was cancelled must not leave a consumer behind that hoards messages.
+            # If the caller was cancelled, no consumer must stay behind and hold messages.
             channel.abandon()
             raise
         return cls(channel, inbox, tag)
 
     async def next(self) -> tuple[Delivery, datetime]:
-        """The next delivery, and when it came.
+        """The next delivery, and the time of its receipt.
 
         Raises:
-            BideError: no more will come, with the reason.
+            BideError: no more deliveries will come; the error is the reason.
         """
         delivery = await self._inbox.get()
-        self._in_hand += 1
+        self._unsettled += 1
         return delivery
 
     @property
     def ready(self) -> int:
-        """How many deliveries :meth:`next` has without waiting."""
+        """The number of deliveries that :meth:`next` has without waiting."""
         return self._inbox.ready
 
     def settled(self) -> None:
-        """One of the deliveries that were handed out is settled."""
-        self._in_hand -= 1
+        """Note that a delivery of :meth:`next` was settled."""
+        self._unsettled -= 1
 
     async def end(self) -> list[Delivery]:
-        """Take no more, and hand out all that came before.
+        """Cancel the consumer, and return all deliveries received before that.
 
         Raises:
-            BideError: the connection broke.
+            BideError: the connection was lost.
         """
         await self.channel.cancel(self._tag)
         return self._inbox.empty()
 
     def stop(self) -> None:
-        """Take no more and give back what was not handed out, and tell those who wait that none will come."""
+        """Cancel the consumer, requeue deliveries not yet returned, and raise an error in tasks that wait."""
         if self.channel.is_open:
             self._give_back()
         self._inbox.end(ClosedError("the consumer was stopped"))
 
     async def close(self) -> None:
-        """Give back what is not settled, and tell those who wait that nothing will come, before anything more does."""
+        """Close the channel, which requeues unsettled messages, and raise an error in tasks that wait."""
         self._inbox.end(ClosedError("the consumer was closed"))
         await self.channel.close()
 
@@ -153,24 +154,24 @@ class Subscription:
         self._inbox.give_back()
 
     def retire(self) -> None:
-        """Take no more and give back what was not handed out; what was can still be settled."""
+        """Cancel the consumer and requeue deliveries not yet returned; the others can still be settled."""
         if not self.channel.is_open:
             return
-        if self._in_hand:
+        if self._unsettled:
             self._give_back()
         else:
             self.channel.abandon()
 
 
 def retire_with(owner: object, subscription: Subscription) -> weakref.finalize[..., Any]:
-    """Retire a subscription when its owner is gone; the result's ``detach`` calls that off."""
+    """Retire a subscription when its owner is collected; the result's ``detach`` undoes that."""
     finalizer = weakref.finalize(owner, _in_loop, subscription.channel.connection.loop, subscription.retire)
     finalizer.atexit = False
     return finalizer
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, work: Any) -> None:
-    # The last reference may go in any thread.
+    # The last reference may be dropped in any thread.
     try:
         loop.call_soon_threadsafe(work)
     except RuntimeError:

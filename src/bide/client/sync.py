@@ -1,4 +1,4 @@
-"""The synchronous face of the client, for scripts: the same calls, one thread for all connections.
+"""The synchronous client: the same calls, with one thread for all connections.
 
 ``with bide.connect_sync("amqp://localhost") as client: client.publish(b"...", to="orders", delay="5m")``
 """
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from bide.client.consumer import Consumer
     from bide.client.message import Message
 
-_LAST_WORDS: Final = 1.0
-"""Seconds that calls of other threads have to return, with their errors, once the connections are closed."""
+_GRACE: Final = 1.0
+"""Seconds that calls of other threads have to end with their errors, after the connections are closed."""
 
 _MOST_AT_ONCE: Final = 100
-"""Messages that are handed from the client's thread to the caller's together."""
+"""The number of messages that are passed from the client's thread to the caller's at once."""
 
 _Result = TypeVar("_Result")
 
 
 class SyncMessage:
-    """A received message; see :class:`bide.Message`, whose attributes it has, with settling calls that block."""
+    """A received message with the attributes of :class:`bide.Message`, and blocking methods to settle it."""
 
     def __init__(self, message: Message, client: SyncClient) -> None:
         self._message = message
@@ -65,7 +65,7 @@ class SyncMessage:
 
 
 class SyncClient:
-    """A client whose calls block. Make it with :func:`connect_sync`. Several threads may use it at once.
+    """A client whose calls block. Create it with :func:`connect_sync`. Several threads may use it at once.
 
     A process that forks must connect after the fork.
     """
@@ -92,11 +92,11 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread; calls that other threads wait in fail."""
+        """Close the connections and end the thread. Calls in other threads fail."""
         if self._closed:
             return
         if os.getpid() != self._pid:
-            # The sockets and the event loop are the parent's: it would miss them.
+            # The sockets and the event loop belong to the parent process, which still needs them.
             self._closed = True
             return
         try:
@@ -109,7 +109,7 @@ class SyncClient:
             if self._closed:
                 return
             self._closed = True
-            # The last work that the loop takes on.
+            # No more work is submitted to the loop after this.
             ended = asyncio.run_coroutine_threadsafe(_end_others(), self._loop)
         ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -121,7 +121,7 @@ class SyncClient:
 
         Raises:
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
-            TimeoutError: it took longer than ``timeout`` seconds; it was cancelled.
+            TimeoutError: the coroutine took longer than ``timeout`` seconds and was cancelled.
         """
         future = self.submit(work)
         try:
@@ -129,7 +129,7 @@ class SyncClient:
         except concurrent.futures.CancelledError:
             raise ClosedError("the client was closed") from None
         except BaseException:
-            # A caller that is interrupted, or tired of waiting, must not leave the work behind.
+            # If the caller is interrupted or times out, the coroutine must not continue.
             future.cancel()
             raise
 
@@ -155,7 +155,7 @@ class SyncClient:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have the client's thread call a function soon.
+        """Call a function soon in the client's thread.
 
         Raises:
             ClosedError: the client was closed, or belongs to another process.
@@ -197,9 +197,9 @@ class SyncClient:
 
         Args:
             queue: its name.
-            timeout: end the iteration when no message comes for this long; None waits for ever.
-            prefetch: at most this many unsettled messages.
-            options: the others of :meth:`bide.Client.consume`.
+            timeout: end the iteration when no message comes for this long; None waits without a limit.
+            prefetch: the maximum number of unsettled messages.
+            options: the other options of :meth:`bide.Client.consume`.
         """
         consumer = self._client.consume(queue, prefetch=prefetch, **options)
         seconds = None if timeout is None else parse_delay(timeout).total_seconds()
@@ -212,24 +212,24 @@ class SyncClient:
     def _messages(self, consumer: Consumer, seconds: float | None) -> Iterator[SyncMessage]:
         while messages := self.wait_for(_next(consumer, seconds)):
             for message in messages:
-                # What was lost while those before it were handled comes again.
+                # The broker delivers messages again whose connection was lost while earlier ones were handled.
                 if not message.lost:
                     yield SyncMessage(message, self)
 
 
 async def _end_others() -> None:
-    """Let whatever still runs in the loop come to its end; cancel what does not."""
+    """Wait for the other tasks of the loop, and cancel those that do not end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if not others:
         return
-    _, running = await asyncio.wait(others, timeout=_LAST_WORDS)
+    _, running = await asyncio.wait(others, timeout=_GRACE)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _next(consumer: Consumer, seconds: float | None) -> list[Message]:
-    """The next message, with those that are there already: to go from thread to thread takes longer than to receive."""
+    """The next message and those available already, because passing to another thread takes longer than receiving."""
     try:
         async with asyncio.timeout(seconds):
             first = await anext(consumer, None)

@@ -15,7 +15,7 @@ from bide.client.failover import Trial
 from bide.delay.protocol import Target
 
 _TARGETS: Final = 5
-"""Targets of which a message is sent to another host. One target alone may be the reason why nothing is confirmed."""
+"""The number of targets to try. A single target may itself be the reason why messages are not confirmed."""
 
 
 class Waiting(Protocol):
@@ -29,30 +29,30 @@ class Waiting(Protocol):
 
     @property
     def mandatory(self) -> bool:
-        """Whether it is returned where no queue takes it."""
+        """Whether the broker returns the message if no queue takes it."""
 
 
 class Trials:
     """Chooses messages that wait for their confirms and sends them over a connection to another host.
 
     Args:
-        session_on: returns what is known of the broker on a connection, given the session that it replaces there.
+        state_on: returns a new state of the broker for a connection, given the previous state.
 
     Attributes:
-        sources: asked for the messages that wait and may be sent again.
+        sources: functions that return the waiting messages that may be sent again.
     """
 
-    def __init__(self, session_on: Callable[[Connection, BrokerState | None], BrokerState]) -> None:
+    def __init__(self, state_on: Callable[[Connection, BrokerState | None], BrokerState]) -> None:
         self.sources = set[Callable[[], Iterable[Waiting]]]()
-        self._session_on = session_on
+        self._state_on = state_on
 
     def of_targets(self) -> list[Trial]:
-        """One trial for each of some targets of the messages that wait."""
+        """One trial for each of a few targets of the waiting messages."""
         targets = list(self._by_target())
         return [partial(self._is_confirmed, one) for one in random.sample(targets, min(len(targets), _TARGETS))]
 
     def _by_target(self) -> dict[tuple[Target, bool], list[Waiting]]:
-        """The messages that wait, by target and by whether they are delayed."""
+        """The waiting messages, by target and by whether they are delayed."""
         found: dict[tuple[Target, bool], list[Waiting]] = {}
         for one in chain.from_iterable(source() for source in self.sources):
             message = one.message
@@ -61,20 +61,20 @@ class Trials:
         return found
 
     async def _is_confirmed(self, target: tuple[Target, bool], other: Connection) -> bool:
-        """Send a message that waits over another connection, and return whether that host confirms it."""
+        """Send a waiting message over another connection, and return whether that host confirms it."""
         candidates = self._by_target().get(target)
         if candidates is None:
             return False
         waiting = random.choice(candidates)  # noqa: S311 (no secret)
-        session = self._session_on(other, None)
+        state = self._state_on(other, None)
         async with await other.channel(confirms=True) as channel:
             made = prepared = None
             while made is None:
-                prepared = await session.prepare(waiting.message, prepared)
-                if session.is_outdated:
-                    session = self._session_on(other, session)
+                prepared = await state.prepare(waiting.message, prepared)
+                if state.is_outdated:
+                    state = self._state_on(other, state)
                     continue
-                made = session.encode(
+                made = state.encode(
                     waiting.message, channel=channel.number, mandatory=waiting.mandatory, prepared=prepared
                 )
             message, encoded = made

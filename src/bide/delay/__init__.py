@@ -1,1 +1,1 @@
-"""Delay infrastructures: pure descriptions of exchanges and queues that hold messages back."""
+"""Delay infrastructures: exchanges, queues and routes for delayed messages, without I/O."""

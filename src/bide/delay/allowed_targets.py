@@ -1,4 +1,4 @@
-"""The queues and exchanges that messages of other senders may be delivered to."""
+"""Allow-lists of queues and exchanges for messages of other senders."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from bide.errors import InvalidInputError, TargetNotAllowedError
 
 @dataclass(frozen=True, slots=True)
 class AllowedTargets:
-    """An allow-list: patterns of the names of queues and exchanges.
+    """An allow-list: patterns for the names of queues and exchanges.
 
-    A process that delivers messages for their senders does so with its own permissions. RabbitMQ cannot tell that the
-    sender may not write to the target, so the process needs a list of its own.
+    A process that delivers messages on behalf of their senders uses its own permissions. RabbitMQ does not check
+    whether the sender may write to the target, so the process needs its own list.
 
     Attributes:
-        patterns: ``*`` stands for any text, ``?`` for one character, ``[ab]`` for one of these. ``q:`` or ``x:`` before
-            a pattern restricts it to queues or exchanges.
+        patterns: ``*`` matches any text, ``?`` one character, ``[ab]`` one of these characters. A pattern with the
+            prefix ``q:`` or ``x:`` matches only queues or only exchanges.
     """
 
     patterns: tuple[str, ...]
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> Self:
-        """Read patterns.
+        """Parse patterns.
 
         Raises:
             InvalidInputError: a pattern is empty.
         """
         if isinstance(patterns, str):
-            raise InvalidInputError(f"allow={patterns!r} is one text: give a list of patterns, such as [{patterns!r}]")
+            raise InvalidInputError(f"allow={patterns!r} is a string: give a list of patterns, such as [{patterns!r}]")
         given = tuple(patterns)
         for one in given:
             if one in ("", "q:", "x:"):
                 raise InvalidInputError(
                     f"the allowed target {one!r} is not a pattern: give the name of a queue or exchange, "
-                    "'orders.*' for all that start so, or '*' for any"
+                    "'orders.*' for all names with that start, or '*' for any"
                 )
         return cls(given)
 
     def allow(self, target: Target) -> bool:
-        """Whether messages may go to this target."""
+        """Whether messages may be delivered to this target."""
         kind, name = ("q:", target.queue) if isinstance(target, QueueTarget) else ("x:", target.exchange)
         for pattern in self.patterns:
             restricted = pattern.startswith(("q:", "x:"))
@@ -55,14 +55,14 @@ class AllowedTargets:
         return False
 
     def check(self, target: Target) -> None:
-        """Refuse a target that no pattern matches.
+        """Refuse a target that is not on the list.
 
         Raises:
-            TargetNotAllowedError: none does.
+            TargetNotAllowedError: no pattern matches the target.
         """
         if not self.allow(target):
             raise TargetNotAllowedError(
-                f"the target {str(target)!r} is not among the allowed ones ({', '.join(self.patterns) or 'none'}): "
+                f"the target {str(target)!r} matches no allowed pattern ({', '.join(self.patterns) or 'none'}): "
                 "allow it with --allow, or with allow=[...] in Python, if its senders may write there"
             )
 

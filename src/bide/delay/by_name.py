@@ -1,4 +1,4 @@
-"""Delay infrastructures by the names of the command line."""
+"""Delay infrastructures by their names on the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SETTINGS: Final[Mapping[str, frozenset[str]]] = {
     "celery": frozenset({"prefix", "queue_type"}),
     "waiting-hall": frozenset({"prefix", "resolution", "levels"}),
 }
-"""What can be set about each layout."""
+"""The settings of each layout."""
 
 
 def make_infrastructure(
@@ -41,17 +41,18 @@ def make_infrastructure(
     levels: int | None = None,
     queue_type: QueueType | None = None,
 ) -> DelayInfrastructure:
-    """The infrastructure of a layout. What is None keeps the layout's own default.
+    """Create the infrastructure of a layout. A setting of None keeps the layout's default.
 
     Args:
         layout: one of :data:`LAYOUTS`.
-        prefix: starts every name; of ``clock``, ``celery`` and ``waiting-hall``.
-        max_delay: no queues for longer delays; of ``clock``.
-        resolution: delays are rounded up to it; of ``clock`` and ``waiting-hall``.
-        lanes: parallel queues per digit; of ``clock``.
-        routing: ``conventional`` or ``direct``; of the two ``nservicebus`` layouts.
-        levels: of ``waiting-hall``; and fewer than 28, to explain and to experiment, of the ``nservicebus`` layouts.
-        queue_type: of the levels' queues, ``quorum`` or ``classic``; of ``celery``.
+        prefix: starts every name (``clock``, ``celery`` and ``waiting-hall``).
+        max_delay: the longest delay that gets queues (``clock``).
+        resolution: delays are rounded up to a multiple of it (``clock`` and ``waiting-hall``).
+        lanes: parallel queues per digit (``clock``).
+        routing: ``conventional`` or ``direct`` (the two ``nservicebus`` layouts).
+        levels: the number of levels (``waiting-hall``; also the ``nservicebus`` layouts, where fewer than 28 are for
+            explanations and experiments only).
+        queue_type: ``quorum`` or ``classic`` for the queues of the levels (``celery``).
 
     Raises:
         InvalidInputError: the layout is unknown, has no such setting, or refuses its value.
@@ -90,11 +91,11 @@ def make_infrastructure(
 
 
 def _refuse_foreign(layout: str, given: Mapping[str, Any]) -> None:
-    """Refuse a setting that another layout has: leaving it out in silence would give what was not asked for."""
+    """Refuse a setting that this layout does not have, instead of silently ignoring it."""
     for name in given:
         if name not in _SETTINGS[layout]:
             owners = " and ".join(one for one, settings in _SETTINGS.items() if name in settings)
             raise InvalidInputError(
-                f"the layout {layout!r} has no {name.replace('_', ' ')}, which is a setting of {owners}: "
+                f"the layout {layout!r} has no setting {name.replace('_', ' ')!r}, which belongs to {owners}: "
                 "leave it out, or choose another layout"
             )

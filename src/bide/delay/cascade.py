@@ -1,14 +1,15 @@
 """The binary cascade that NServiceBus and Celery share.
 
-A cascade counts the delay in seconds, in binary. Level ``n`` is a topic exchange and a queue of the same name that
-holds messages for 2^n seconds; the routing key starts with one word per level, highest first, ``1`` to wait and ``0``
-to pass on, and ends with the address. After level 0 comes the delivery exchange, where the address decides::
+A cascade encodes the delay in seconds as binary digits. Level ``n`` is a topic exchange and a queue of the same name
+that holds messages for 2^n seconds. The routing key starts with one word per level, highest first: ``1`` waits at the
+level, ``0`` skips it. The key ends with the address of the target. After level 0, the delivery exchange routes by the
+address::
 
-    1.0.1.0.orders    with four levels: 8 s + 2 s, then to whatever is bound for the address ``orders``
+    1.0.1.0.orders    with four levels: 8 s + 2 s, then to the target bound for the address ``orders``
 
-Both systems bind targets with ``#.<address>``, which also matches every longer address that ends in these words
-(``#.orders`` takes the messages for ``billing.orders``). bide binds with one ``*`` per level instead, which matches
-the same messages and no others.
+Both systems bind targets with ``#.<address>``, which also matches every longer address that ends with these words
+(``#.orders`` also matches messages for ``billing.orders``). bide binds with one ``*`` per level instead, which matches
+the target's messages and no others.
 """
 
 from __future__ import annotations
@@ -50,31 +51,31 @@ _WILDCARDS: Final = frozenset({"*", "#"})
 
 
 def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:
-    """Check that an address can end a routing key, and a binding of exact width.
+    """Check that an address can end a routing key, and the binding key with one ``*`` per level.
 
     Args:
-        kind: what it names, for the message: ``"queue"`` or ``"exchange"``.
-        address: the name itself.
-        levels: digits before it in the key.
+        kind: what the address names, for the error: ``"queue"`` or ``"exchange"``.
+        address: the address.
+        levels: the number of digits before the address in the key.
 
     Raises:
-        InvalidNameError: it is empty, does not fit beside the digits, or has ``*`` or ``#`` for a word.
+        InvalidNameError: the address is empty, does not fit beside the digits, or has ``*`` or ``#`` as a word.
     """
     check_name(kind, address, limit=MAX_NAME_BYTES - 2 * levels)
     wild = sorted(_WILDCARDS.intersection(address.split(".")))
     if wild:
         raise InvalidNameError(
-            f"the {kind} {address!r} has {wild[0]!r} for a word: in the binding that brings delayed messages there it "
-            "would match the messages of others; rename it"
+            f"the {kind} {address!r} has {wild[0]!r} as a word: its binding for delayed messages would also match "
+            "messages of other targets; rename it"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A RabbitMQ policy, as the management API takes it.
+    """A RabbitMQ policy, as in the management API.
 
     Attributes:
-        pattern: regular expression for the names it applies to.
+        pattern: a regular expression for the names of exchanges and queues.
         definition: for example ``{"alternate-exchange": "..."}``.
         apply_to: ``exchanges``, ``queues``, ``all``...
     """
@@ -94,11 +95,11 @@ class BoundTarget:
     """How the delivery exchange reaches one target.
 
     Attributes:
-        address: what ends the routing key.
+        address: the end of the routing key.
         routed_to: the exchange or queue that the delivery exchange routes to.
-        requires: the binding, and the release queue where there is one.
-        expects: the target, where binding does not show that it is missing.
-        onward: the exchange and the routing key after the release queue; None where there is none.
+        requires: the binding, and the release queue if there is one.
+        expects: the target, if declaring ``requires`` does not show that it is missing.
+        onward: the exchange and the routing key after the release queue; None without a release queue.
     """
 
     address: str
@@ -113,10 +114,10 @@ class Cascade:
     """The exchanges, queues and keys of one binary cascade.
 
     Attributes:
-        family: what the names have in common; part of the names of the guard.
-        level_names: names of the levels, lowest first; a level's exchange and queue share it.
-        delivery: name of the delivery exchange.
-        queue_arguments: arguments of every level's queue, beside the TTL and the dead-letter exchange.
+        family: the common part of all names; also part of the guard's names.
+        level_names: the names of the levels, lowest first; exchange and queue of a level have the same name.
+        delivery: the name of the delivery exchange.
+        queue_arguments: the arguments of each level's queue, besides TTL and dead-letter exchange.
     """
 
     family: str
@@ -129,21 +130,21 @@ class Cascade:
 
     @property
     def levels(self) -> int:
-        """How many levels there are."""
+        """The number of levels."""
         return len(self.level_names)
 
     @property
     def max_delay(self) -> timedelta:
-        """The wait of all levels together."""
+        """The sum of the waits of all levels."""
         return timedelta(seconds=(1 << self.levels) - 1)
 
     @property
     def undeliverable(self) -> str:
-        """The exchange, and its queue, that the guard leads undeliverable messages to."""
+        """The name of the guard's exchange and queue for undeliverable messages."""
         return f"bide.undeliverable.{self.family}"
 
     def tap_stream(self, which: str) -> str:
-        """The name of a tap's stream, see :mod:`bide.delay.taps`; outside of the owner's own names."""
+        """The name of a tap's stream (see :mod:`bide.delay.taps`). NServiceBus and Celery use no such names."""
         return f"bide.tap.{self.family}.{which}"
 
     def topology(self) -> Topology:
@@ -158,11 +159,11 @@ class Cascade:
         )
 
     def below(self, level: int) -> str:
-        """The exchange that comes after a level."""
+        """The exchange after a level."""
         return self.level_names[level - 1] if level else self.delivery
 
     def entry_level(self, seconds: int) -> int:
-        """The first level that has something to do for this delay; 0 where none has."""
+        """The highest level at which this delay waits; 0 if it waits at none."""
         return max(seconds.bit_length() - 1, 0)
 
     def key(self, seconds: int, address: str) -> str:
@@ -170,22 +171,22 @@ class Cascade:
         return f"{'.'.join(f'{seconds:0{self.levels}b}')}.{address}"
 
     def exact_key(self, address: str) -> str:
-        """The binding key that matches messages for this address, after any delay, and no others."""
+        """The binding key that matches the messages for this address, with any delay, and no others."""
         return "*." * self.levels + address
 
     @property
     def release_prefix(self) -> str:
-        """What the names of the release queues start with; outside of the owner's own names."""
+        """The start of the names of release queues. NServiceBus and Celery use no such names."""
         return f"bide.release.{self.family}:"
 
     def released(self, target: Target) -> BoundTarget:
-        """A target behind a release queue of its own.
+        """A target behind its own release queue.
 
-        The address is one word that only bide binds: no binding of the owner (``#.<address>``) takes the message too.
+        The address is one word that only bide binds: no ``#.<address>`` binding of the other system matches it too.
 
         Raises:
             InvalidNameError: the target's name and its routing key do not fit beside the digits.
-            UnsupportedTargetError: the default exchange.
+            UnsupportedTargetError: the target is the default exchange.
         """
         exchange, routing_key = address_of(target)
         address = release_word(exchange, routing_key)
@@ -205,7 +206,7 @@ class Cascade:
         )
 
     def route(self, seconds: int, bound: BoundTarget, *, headers: Mapping[str, Any]) -> DelayRoute:
-        """How to publish to a target."""
+        """The route to a target."""
         return DelayRoute(
             exchange=self.level_names[self.entry_level(seconds)],
             routing_key=self.key(seconds, bound.address),
@@ -222,8 +223,8 @@ class Cascade:
         """:meth:`route` for many messages.
 
         Args:
-            headers: those that are the same after every delay.
-            delay_header: one with the delay in seconds, before them.
+            headers: the headers that do not depend on the delay.
+            delay_header: the name of a header for the delay in seconds, which goes first.
         """
         return CascadeRoute(
             wire,
@@ -239,7 +240,7 @@ class Cascade:
         return _taps(self)
 
     def steps(self, seconds: int, bound: BoundTarget, target: Target) -> Iterator[Step]:
-        """Every exchange on the way, from the entry to the target."""
+        """Every exchange on the route, from the entry to the target."""
         key = self.key(seconds, bound.address)
         for level in range(self.entry_level(seconds), -1, -1):
             name, below = self.level_names[level], self.below(level)
@@ -267,7 +268,7 @@ class Cascade:
         )
 
     def label(self, name: str) -> str | None:
-        """What people call an exchange or queue of the cascade: ``Level 03``, ``Delivery``; None for any other."""
+        """A readable name of an exchange or queue of the cascade (``Level 03``, ``Delivery``); None for any other."""
         if name == self.delivery:
             return "Delivery"
         return f"Level {self.level_names.index(name):02}" if name in self.level_names else None
@@ -289,11 +290,11 @@ class Cascade:
         )
 
     def guard_policy(self) -> Policy:
-        """The policy that leads what matches nothing in an exchange of the cascade to the undeliverable queue.
+        """The policy that sends unroutable messages of the cascade's exchanges to the undeliverable queue.
 
-        Without it such a message stays in the queue that it came from, and 32 of them stop that level for all targets.
-        It has to be a policy: with an ``alternate-exchange`` argument the owner's own declare would be refused.
-        A message that reaches its target exchange, and matches nothing there, is beyond its reach.
+        Without the policy, such a message stays in its level's queue, and 32 of them block that level for all targets.
+        An ``alternate-exchange`` argument instead of a policy would make the declarations of NServiceBus and Celery
+        fail. The policy does not cover a message that is unroutable at its target exchange.
         """
         names = "|".join(re.escape(name) for name in (*self.level_names, self.delivery))
         return Policy(
@@ -336,7 +337,7 @@ def _taps(cascade: Cascade) -> Taps:
 
 
 def _entries(cascade: Cascade, stream: str) -> Iterator[Binding]:
-    """One binding per level, for the keys whose highest ``1`` is its own, and one for the keys without any."""
+    """One binding per level for the keys whose highest ``1`` is at that level, and one for the keys without a ``1``."""
     for level, name in enumerate(cascade.level_names):
         yield Binding(name, stream, "0." * (cascade.levels - 1 - level) + "1.#")
     yield Binding(cascade.level_names[0], stream, "0." * cascade.levels + "#")
@@ -344,11 +345,11 @@ def _entries(cascade: Cascade, stream: str) -> Iterator[Binding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossDelivery:
-    """A binding of a delivery exchange that also takes messages for other addresses.
+    """A binding of a delivery exchange that also matches messages for other addresses.
 
     Attributes:
         binding: the binding, of the form ``#.<address>``.
-        addresses: the addresses whose delayed messages it takes too, sorted.
+        addresses: the other addresses whose delayed messages it matches, sorted.
     """
 
     binding: Binding
@@ -363,15 +364,15 @@ class CrossDelivery:
 
 
 def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str] = ()) -> list[CrossDelivery]:
-    """The ``#.`` bindings that deliver delayed messages to queues that they are not for.
+    """The ``#.`` bindings that also deliver delayed messages of other addresses to their queues.
 
-    Two bindings for the very same address are taken for intended.
+    Two bindings for the same address are assumed to be intended.
 
     Args:
         bindings: the bindings of one delivery exchange.
-        addresses: further addresses that exist, such as the names of endpoints that are not bound at present.
+        addresses: further existing addresses, such as the names of endpoints that are not bound now.
     """
-    # Only here, because nothing else that "import bide" brings in needs a model of the routing.
+    # Imported here, because nothing else that "import bide" imports needs the routing model.
     from bide.topology.exchange_types import RoutedMessage, binding_table
 
     bindings = list(bindings)
@@ -381,7 +382,7 @@ def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str
         if address is not None:
             takers.setdefault(address, set()).add(binding.destination)
     suffixed = [binding for binding in bindings if binding.routing_key.startswith("#.")]
-    # Each binding under its number, so that what matches is a binding and not merely its destination.
+    # Each binding leads to its number, so that a match identifies the binding and not only its destination.
     numbered = [Binding(one.source, str(number), one.routing_key) for number, one in enumerate(suffixed)]
     table = binding_table(Exchange("", "topic"), numbered)
     stolen: defaultdict[int, list[str]] = defaultdict(list)
@@ -396,7 +397,7 @@ def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str
 
 
 def _address_of(binding_key: str) -> str | None:
-    """The one address that a binding of a delivery exchange is for, or None if it is for several."""
+    """The address of a binding of a delivery exchange, or None if the binding matches several addresses."""
     for start in ("#.", "*." * LEVELS):
         if binding_key.startswith(start):
             address = binding_key.removeprefix(start)

@@ -1,6 +1,6 @@
 """Routing keys and the header of messages in the cascades of NServiceBus and Celery.
 
-Apart from :mod:`bide.delay.cascade`, because every client reads them and few make a cascade.
+A module of its own, because every client reads such keys, and few clients create a :mod:`bide.delay.cascade`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final
 from bide.delay.release import released_key
 
 LEVELS: Final = 28
-"""Levels of a cascade that lives with NServiceBus or Celery: delays of up to 2^28 - 1 seconds."""
+"""The number of levels that NServiceBus and Celery use: delays of up to 2^28 - 1 seconds."""
 
 HEADER_DELAY: Final = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
-"""Header of NServiceBus with the delay of a delayed send: whole seconds, a 32-bit integer (``I`` on the wire), never
+"""The header of NServiceBus with the delay of a delayed send in whole seconds: a 32-bit integer (type ``I``), never
 text."""
 
 _DELAYED_KEY: Final = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.*)", re.DOTALL)
@@ -22,9 +22,9 @@ _QUEUE_WORD: Final = re.compile(r"~q:([^.]*)", re.DOTALL)
 
 
 def original_key(key: str) -> str:
-    """The routing key that a received message had before it was delayed; any other key unchanged.
+    """The routing key that a received message had before it was delayed. Other keys are returned unchanged.
 
-    The address of NServiceBus and Celery, without the word that bide puts before it for Celery.
+    This is the address of NServiceBus and Celery, without the word that bide adds for Celery.
     """
     found = _DELAYED_KEY.fullmatch(key)
     if found is None:

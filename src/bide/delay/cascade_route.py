@@ -1,4 +1,4 @@
-"""A route through a binary cascade, compiled: all but the digits of the delay."""
+"""Compiled routes through a binary cascade: everything but the digits of the delay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from bide.delay.compiled import WireFormat
 
 _SECOND: Final = 1_000_000
-"""In microseconds."""
+"""One second in microseconds."""
 
 
 class CascadeRoute:
@@ -18,10 +18,10 @@ class CascadeRoute:
 
     Args:
         level_names: the exchanges of the levels, lowest first.
-        address: ends the routing key.
-        target_hops: queues behind the levels.
-        headers: those that are the same after every delay, which only bide sets.
-        delay_header: the header with the delay in seconds, before the others; None for none.
+        address: the end of the routing key.
+        target_hops: the number of queues after the levels.
+        headers: the headers that do not depend on the delay; only bide sets them.
+        delay_header: the name of a header for the delay in seconds, which goes first; None for no such header.
     """
 
     routing_key = None

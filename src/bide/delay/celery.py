@@ -1,16 +1,16 @@
 """``Celery``: the delay infrastructure of Celery's native delayed delivery, from kombu.
 
-Workers declare the same exchanges and queues, so either side may come first. A message that bide delays enters at the
-first level that has something to do, where Celery always enters at the highest; both arrive in the same way.
+Workers declare the same exchanges and queues, so either side may declare them first. bide publishes a message to the
+highest level at which it waits, Celery always to the highest level. Messages of both arrive in the same way.
 
-Celery addresses a message by its routing key alone, so every exchange that is bound under that key gets it. bide ends
-the key with one word that names its target::
+Celery addresses a message by its routing key alone: every exchange bound with that key gets it. bide ends the key with
+one word that names the target::
 
     0.0. ... .1.0.1.0.~r:tasks~order/created     the exchange "tasks", with the routing key "order.created"
     0.0. ... .1.0.1.0.~q:orders                  the queue "orders", without any exchange
 
-The first goes through a release queue (:mod:`bide.delay.release`), which publishes it to the exchange with its own
-routing key. No binding that a worker makes (``#.order.created``) matches such a word.
+The first goes through a release queue (:mod:`bide.delay.release`), which publishes it to the exchange with the
+message's own routing key. No binding of a worker (``#.order.created``) matches such a word.
 """
 
 from __future__ import annotations
@@ -62,18 +62,19 @@ class Celery(DelayInfrastructure):
     Which target to choose:
 
     ``QueueTarget(queue)``
-        A worker's queue, straight from the delivery exchange. It needs no exchange and no worker to have been there.
+        A worker's queue, bound to the delivery exchange. No exchange is needed, and no worker has to run first.
     ``ExchangeTarget(exchange, routing_key)``
-        An exchange of any type, direct ones included, with the message's own routing key. Each pair of exchange and
-        routing key has a release queue of its own, which costs one hop: use few different keys.
+        An exchange of any type, including direct, with the message's own routing key. Each pair of exchange and routing
+        key has its own release queue, which costs one hop: use few different keys.
 
-    A target that takes no messages holds up its own messages only, if it is an exchange or an isolated queue. A delay
-    of zero goes straight to the target.
+    If the target is an exchange or an isolated queue and accepts no messages, only its own messages wait. A message
+    with a delay of zero goes straight to the target.
 
     Args:
         prefix: starts every name (``<prefix>_celery_delayed_0``...), as kombu's own ``prefix`` does; None or the
-            empty text for Celery's standard names.
-        queue_type: type of the levels' queues; what ``broker_native_delayed_delivery_queue_type`` says to the workers.
+            empty string for Celery's standard names.
+        queue_type: the type of the levels' queues; the same as ``broker_native_delayed_delivery_queue_type`` of the
+            workers.
 
     Raises:
         InvalidInputError: the queue type is neither ``quorum`` nor ``classic``.
@@ -88,7 +89,9 @@ class Celery(DelayInfrastructure):
             raise InvalidInputError(f"the queue type {self.queue_type!r} is unknown: give 'quorum' or 'classic'")
         check_name("prefix", self.prefix or "", limit=200, empty=True)
         if (self.prefix or "").startswith("amq."):
-            raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
+            raise InvalidNameError(
+                f"the prefix {self.prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another"
+            )
 
     @property
     def name(self) -> str:
@@ -102,7 +105,7 @@ class Celery(DelayInfrastructure):
 
     @property
     def max_delay(self) -> timedelta:
-        """268,435,455 seconds. Celery does not check it, and makes a key that no level understands."""
+        """268,435,455 seconds. Celery does not check this limit: beyond it, its routing key fits no level."""
         return self.cascade.max_delay
 
     @property
@@ -112,12 +115,12 @@ class Celery(DelayInfrastructure):
 
     @property
     def undeliverable(self) -> str:
-        """The exchange, and its queue, of the guard."""
+        """The name of the guard's exchange and queue for undeliverable messages."""
         return self.cascade.undeliverable
 
     @property
     def cascade(self) -> Cascade:
-        """The levels, as the binary cascade that they are."""
+        """The levels as a binary cascade."""
         return _cascade(self.prefix or "", self.queue_type)
 
     def topology(self) -> Topology:
@@ -129,17 +132,17 @@ class Celery(DelayInfrastructure):
         return self.cascade.probes()
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
-        """Where and how to publish so that the message reaches ``target`` after ``delay``, rounded up to the second.
+        """The route by which a message reaches ``target`` after ``delay``, rounded up to the second.
 
         Args:
             delay: zero or more.
             target: see the class.
-            message_id: makes no difference here: there is one queue per level.
+            message_id: not used, because there is one queue per level.
 
         Raises:
-            InvalidDelayError: negative, or longer than ``max_delay``.
+            InvalidDelayError: the delay is negative, or longer than ``max_delay``.
             InvalidNameError: the target's name and routing key do not fit beside the digits (196 bytes for a queue).
-            UnsupportedTargetError: the default exchange, or a topic exchange with an empty routing key.
+            UnsupportedTargetError: the target is the default exchange, or a topic exchange with an empty routing key.
         """
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
         bound = _bound(self, target)
@@ -153,19 +156,19 @@ class Celery(DelayInfrastructure):
         return self.cascade.compile(_bound(self, target), wire, headers={HEADER_TO: str(target)})
 
     def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> None:
-        """None: what a worker needs of a task, Celery's own message protocol says."""
+        """None: Celery's message protocol has all the headers that a worker needs."""
 
     def taps(self) -> Taps:
-        """Bound to the levels and to the delivery exchange."""
+        """Taps bound to the levels and to the delivery exchange."""
         return self.cascade.taps()
 
     @property
     def release_prefix(self) -> str:
-        """What the names of the release queues start with."""
+        """The start of the names of release queues."""
         return self.cascade.release_prefix
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
-        """Every exchange on the way of a message, in order."""
+        """Every exchange on the route of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
         bound = _bound(self, target)
         if not seconds:
@@ -175,7 +178,7 @@ class Celery(DelayInfrastructure):
         return tuple(self.cascade.steps(seconds, bound, target))
 
     def label(self, name: str) -> str | None:
-        """What people call an exchange or queue of the infrastructure; None for any other."""
+        """A readable name of an exchange or queue of the infrastructure; None for any other."""
         return self.cascade.label(name)
 
     def owns(self, name: str) -> bool:
@@ -187,7 +190,7 @@ class Celery(DelayInfrastructure):
         return self.cascade.guard_topology()
 
     def guard_policy(self) -> Policy:
-        """The policy that leads undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`."""
+        """The policy that sends undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`."""
         return self.cascade.guard_policy()
 
 

@@ -1,21 +1,21 @@
 """``Clock``: bide's own delay infrastructure, one level per unit of time.
 
 There is one level per unit of time and one queue per digit value, so a delay takes as many hops as it has non-zero
-digits: five minutes is one hop, ninety seconds are two, any delay at most six.
+digits: five minutes are one hop, ninety seconds are two, and any delay is at most six.
 
-The digits travel in the CC header (BCC where the broker keeps such keys through dead-lettering, see
-:func:`carrier_for`), because the broker routes on the routing key and on those keys alike: the message keeps its own
-routing key, and each step is one exact match in a direct exchange.
+The digits are keys in the CC header (or BCC, if the broker keeps BCC keys through dead-lettering; see
+:func:`carrier_for`). The broker routes by these keys as by the routing key: the message keeps its own routing key, and
+each hop is one exact match in a direct exchange.
 
 Exchanges, from the publisher to the target (``P`` is the prefix and the layout version, ``bide.v1``)::
 
     P.in.h (fanout) -> P.h (direct) -> queue P.h5 -> P.m -> ... -> P.released (fanout) -> P.delivery (direct) -> target
 
-Whatever matches nothing on the way goes to the queue ``P.undeliverable``.
+A message that is unroutable on this route goes to the queue ``P.undeliverable``.
 
-The infrastructure grows with use: :meth:`Clock.core_topology` is declared at once, the queues of a digit when a message
-first needs them (:meth:`Clock.digit_topology`). ``bide delay apply`` declares all of it ahead, and then the exchange
-``P.complete``, which says so to clients that may not declare.
+The infrastructure grows with use: :meth:`Clock.core_topology` is declared first, and the queues of a digit when a
+message first needs them (:meth:`Clock.digit_topology`). ``bide delay apply`` declares all of them in advance, and then
+the exchange ``P.complete``, which shows this to clients without the permission to declare.
 """
 
 from __future__ import annotations
@@ -72,34 +72,35 @@ _PADDINGS_AT_APPLY: Final = tuple("~." * words for words in range(WORDS_AT_APPLY
 def carrier_for(release: tuple[int, ...]) -> Carrier:
     """The header that carries the digits on a broker of this release.
 
-    BCC keys stay invisible to receivers and out of ``x-death``. Below 4.0 they are lost when the broker has to send
-    a dead-lettered message a second time (no route, or no confirm in time), so CC is used there.
+    BCC keys do not appear at receivers or in ``x-death``. Before 4.0 they are lost when the broker has to dead-letter a
+    message a second time (no route, or no confirm in time), so CC is used on those releases.
     """
     return "BCC" if release >= (4, 0) else "CC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock(ClockNames, DelayInfrastructure):
-    """Delays by units of time: 10 ms to 3199 days, each non-zero digit one hop.
+    """Delays by units of time, from 10 ms to 3199 days, with one hop per non-zero digit.
 
-    Clients with different settings share a prefix without harm: the levels, keys and queue names are the same for
-    all of them, and what one client has not applied ends in the undeliverable queue rather than early or nowhere.
+    Clients with different settings can share a prefix: levels, keys and queue names are the same for all of them. A
+    message that needs a queue which no client has declared goes to the undeliverable queue; it does not arrive early.
 
     Args:
         prefix: starts every name, so that several applications can share a virtual host.
-        max_delay: no queues are made for longer delays. The default is the longest that there is, rounded down to a
+        max_delay: the longest delay that gets queues. The default is the longest possible delay, rounded down to a
             multiple of the resolution.
-        resolution: delays are rounded up to a multiple of it, and no finer queues are made: 10 ms, or a multiple of
-            a unit that divides the next one (50 ms, 1 s, 15 s, 1 min...).
-        lanes: parallel queues per digit, so that many messages due at the same moment leave faster. Messages are
-            spread by message id; order holds within a lane.
-        carrier: header for the digits; None lets the client choose by the broker's release.
-        hides_keys: deliver without the CC header, for receivers that cannot copy it (.NET, below RabbitMQ 4.0). Every
-            queue, and every pair of exchange and routing key, has a release queue then: one hop more. The client sets
-            it if the broker is older than 4.0 and NServiceBus uses the virtual host; from 4.0 on it takes BCC there.
+        resolution: delays are rounded up to a multiple of it, and finer queues are not created: 10 ms, or a multiple
+            of a unit that divides the next unit (50 ms, 1 s, 15 s, 1 min...).
+        lanes: parallel queues per digit, so that many messages due at the same time leave faster. The message id
+            selects the lane, and order is kept within a lane.
+        carrier: the header for the digits; None lets the client choose by the broker's release.
+        hides_keys: deliver without the CC header, for receivers that cannot copy it (.NET, before RabbitMQ 4.0). Each
+            queue, and each pair of exchange and routing key, then has a release queue, which costs one hop. The client
+            sets it if the broker is older than 4.0 and NServiceBus uses the virtual host. On newer brokers the client
+            uses BCC instead.
 
     Raises:
-        InvalidDelayError: ``max_delay`` or ``resolution`` cannot be had.
+        InvalidDelayError: ``max_delay`` or ``resolution`` is out of range or not a valid multiple.
         InvalidNameError: the prefix is empty, too long, or starts with ``amq.``.
         InvalidTopologyError: ``lanes`` is out of range.
     """
@@ -114,7 +115,9 @@ class Clock(ClockNames, DelayInfrastructure):
     def __post_init__(self) -> None:
         check_name("prefix", self.prefix, limit=100)
         if self.prefix.startswith("amq."):
-            raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
+            raise InvalidNameError(
+                f"the prefix {self.prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another"
+            )
         for what, value in (("max_delay", self.max_delay), ("resolution", self.resolution)):
             check_span(what, value)
         object.__setattr__(self, "max_delay", longest_delay(self.max_delay, self.resolution))
@@ -127,7 +130,7 @@ class Clock(ClockNames, DelayInfrastructure):
         return "clock"
 
     def used_digits(self, level: Level) -> tuple[int, ...]:
-        """The non-zero digits of a level that have queues, given the settings."""
+        """The non-zero digits of a level that have queues with these settings."""
         return tuple(
             digit
             for digit in range(1, level.highest + 1)
@@ -148,11 +151,11 @@ class Clock(ClockNames, DelayInfrastructure):
         return _topology(self)
 
     def core_topology(self) -> Topology:
-        """The part that is declared at once: all exchanges, and the bindings between them."""
+        """The part that is declared first: all exchanges, and the bindings between them."""
         return _core_topology(self)
 
     def digit_topology(self, digits: Iterable[Digit]) -> Topology:
-        """The queues of these digits, with the bindings that lead to them."""
+        """The queues of these digits, and their bindings."""
         queues: dict[str, Queue] = {}
         bindings: list[Binding] = []
         for digit in digits:
@@ -163,7 +166,7 @@ class Clock(ClockNames, DelayInfrastructure):
         return Topology(queues=queues.values(), bindings=bindings)
 
     def probes(self) -> Topology:
-        """The mark of ``bide delay apply``, beside the exchange that targets are bound to."""
+        """The mark of ``bide delay apply``, and the exchange that targets are bound to."""
         return Topology([Exchange(self.delivery_exchange), self.complete_mark])
 
     def lane_of(self, message_id: str) -> int:
@@ -171,15 +174,15 @@ class Clock(ClockNames, DelayInfrastructure):
         return zlib.crc32(message_id.encode()) % self.lanes if self.lanes > 1 else 0
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
-        """Where and how to publish so that the message reaches ``target`` after ``delay``.
+        """The route by which a message reaches ``target`` after ``delay``.
 
-        A delay of zero goes straight to the target.
+        A message with a delay of zero goes straight to the target.
 
         Raises:
-            InvalidDelayError: negative, or longer than ``max_delay``.
-            InvalidNameError: the target's name or the routing key is too long, or looks like a key of ours.
-            UnsupportedTargetError: the default exchange (name the queue instead), or a topic exchange with an empty
-                routing key.
+            InvalidDelayError: the delay is negative, or longer than ``max_delay``.
+            InvalidNameError: the target's name or the routing key is too long, or has the form of a transport key.
+            UnsupportedTargetError: the target is the default exchange (name the queue instead), or a topic exchange
+                with an empty routing key.
         """
         wait = round_up(delay, self.resolution, maximum=self.max_delay) * self.resolution
         exchange, routing_key = _address(target)
@@ -218,12 +221,12 @@ class Clock(ClockNames, DelayInfrastructure):
         )
 
     def has_core_bindings(self, padding: str) -> bool:
-        """Whether the core topology has the bindings for zeros of keys with this padding."""
+        """Whether the core topology binds the digit 0 of every level with this padding."""
         return len(padding) // 2 < WORDS_AT_APPLY
 
     def compile(self, target: Target, wire: WireFormat, ready: ReadyDigits | None = None) -> ClockRoute:
         """See :meth:`DelayInfrastructure.compile`."""
-        # What is wrong with the target is found here. A wait of one resolution has one digit.
+        # This checks the target. A delay of one resolution step has one digit.
         shortest = self.route(self.resolution, target)
         padding = self.padding(target)
         return ClockRoute(
@@ -243,7 +246,7 @@ class Clock(ClockNames, DelayInfrastructure):
         )
 
     def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> None:
-        """None: receivers need nothing of ours."""
+        """None: receivers need no headers of bide."""
 
     def delay_levels(self) -> DelayLevels:
         """The units of time, each with a queue for every digit."""
@@ -262,7 +265,7 @@ class Clock(ClockNames, DelayInfrastructure):
         return DelayLevels(levels=tuple(levels), lanes=self.lanes)
 
     def taps(self) -> Taps:
-        """The exchanges that publishers enter the levels by, and the one that messages leave them by."""
+        """Taps at the exchanges that publishers use, and at the exchange that messages pass when due."""
         from bide.delay.taps import DELIVERED, SCHEDULED, Taps
 
         scheduled, delivered = (f"{self.base}.tap.{which}" for which in (SCHEDULED, DELIVERED))
@@ -274,21 +277,21 @@ class Clock(ClockNames, DelayInfrastructure):
         )
 
     def growing(self) -> Self:
-        """Itself: clients declare the queues of a digit when they first use it."""
+        """This infrastructure: clients declare the queues of a digit when they first use it."""
         return self
 
     def for_release(self, release: tuple[int, ...]) -> Self:
-        """With a carrier; see :func:`carrier_for`."""
+        """The same infrastructure with the carrier for this release; see :func:`carrier_for`."""
         return replace(self, carrier=carrier_for(release)) if self.carrier is None else self
 
     def beside_nservicebus(self, release: tuple[int, ...]) -> Self:
-        """Without the CC header at receivers, which .NET cannot copy."""
+        """The same infrastructure without a CC header at receivers, because .NET cannot copy it."""
         if self.carrier != "CC" or self.hides_keys:
             return self
         return replace(self, hides_keys=True) if carrier_for(release) == "CC" else replace(self, carrier="BCC")
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
-        """Every exchange on the way of a message, in order."""
+        """Every exchange on the route of a message, in order."""
         return tuple(self._steps(delay, target))
 
     def _steps(self, delay: timedelta, target: Target) -> Iterator[Step]:
@@ -330,14 +333,14 @@ class Clock(ClockNames, DelayInfrastructure):
             )
 
     def padding(self, target: Target) -> str:
-        """See :func:`padding_of`; nothing where the keys do not reach the target."""
+        """See :func:`padding_of`; empty if the keys do not reach the target."""
         return "" if self.hides_keys else padding_of(target)
 
     def target_key(self, target: Target) -> str:
-        """The key that leads from the delivery exchange to a target, padding included.
+        """The key that the delivery exchange routes to a target, padding included.
 
         Raises:
-            InvalidNameError: the routing key has too many words to leave room for it.
+            InvalidNameError: the routing key has too many words: the padded key would be too long.
         """
         if not self.hides_keys:
             return target_key(target)
@@ -346,7 +349,7 @@ class Clock(ClockNames, DelayInfrastructure):
         return target_key(QueueTarget(target.queue, isolated=True))
 
     def release_queue(self, target: Target) -> str:
-        """The queue that stands between the delivery exchange and a target that may refuse messages."""
+        """The name of the release queue between the delivery exchange and a target that may refuse messages."""
         if self.hides_keys and isinstance(target, ExchangeTarget):
             return release_queue(f"{self.base}.release.k:", *_address(target)).name
         name = f"{self.base}.release.{target}"
@@ -356,7 +359,7 @@ class Clock(ClockNames, DelayInfrastructure):
         return isinstance(target, ExchangeTarget) or target.isolated or self.hides_keys
 
     def target_topology(self, target: Target) -> Topology:
-        """The binding of a target, and its release queue where it has one."""
+        """The binding of a target, and its release queue if it has one."""
         key = self.target_key(target)
         if not self._is_isolated(target):
             return Topology(bindings=[Binding(self.delivery_exchange, str(target)[2:], key)])
@@ -372,13 +375,14 @@ def _address(target: Target) -> tuple[str, str]:
     check_topic_key(target)
     if is_transport_key(routing_key):
         raise InvalidNameError(
-            f"{routing_key!r} is a key that bide uses between its own exchanges: choose another name or routing key"
+            f"{routing_key!r} has the form of a key that bide uses between its exchanges: choose another name or "
+            "routing key"
         )
     return exchange, routing_key
 
 
 def _as_bound(target: Target) -> Target:
-    """The part of a target that bindings depend on, so that equal bindings are made once: not the words of its key."""
+    """The part of a target that its bindings depend on. Equal bindings are then created once."""
     if isinstance(target, QueueTarget):
         return target
     return ExchangeTarget(target.exchange, "." * target.routing_key.count("."))

@@ -1,4 +1,4 @@
-"""The levels of ``Clock``, and a delay as their digits."""
+"""The levels of ``Clock``, and the digits of a delay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Level:
     """One unit of time.
 
     Attributes:
-        letter: its name in exchanges, queues and keys.
+        letter: the level's name in exchanges, queues and keys.
         unit: the wait of the digit 1.
         highest: the highest digit.
     """
@@ -30,8 +30,8 @@ class Digit:
     """One digit of a delay, and the key that leads to its queue.
 
     Attributes:
-        value: zero for a level that the message passes without a wait.
-        lane: which of the parallel queues of the digit.
+        value: the digit; zero for a level that the message passes without a wait.
+        lane: the number of the parallel queue of the digit.
         padding: the words before the key; see :func:`bide.delay.clock_keys.padding_of`.
     """
 
@@ -49,14 +49,14 @@ LEVELS: Final = (
     Level("s", timedelta(seconds=1), 59),
     Level("c", timedelta(milliseconds=10), 99),
 )
-"""Highest first. The longest wait of one queue, 31 x 100 days, is under RabbitMQ's limit of ten years for a TTL."""
+"""The levels, highest first. The longest wait of a queue, 31 x 100 days, is below RabbitMQ's TTL limit of ten years."""
 
 RESOLUTION: Final = LEVELS[-1].unit
 MAX_DELAY: Final = sum((level.unit * level.highest for level in LEVELS), timedelta(0))
 
 
 def digits_of(wait: timedelta) -> list[tuple[Level, int]]:
-    """Every level from the highest with a non-zero digit down to the lowest, with its digit."""
+    """The levels from the highest with a non-zero digit down to the lowest, each with its digit."""
     digits: list[tuple[Level, int]] = []
     for level in LEVELS:
         digit, wait = divmod(wait, level.unit)
@@ -66,10 +66,12 @@ def digits_of(wait: timedelta) -> list[tuple[Level, int]]:
 
 
 def longest_delay(max_delay: timedelta, resolution: timedelta) -> timedelta:
-    """The longest delay of a ``Clock``: what is asked for, or a multiple of the resolution if that is the longest.
+    """Check ``max_delay`` and ``resolution``, and return the longest delay of a ``Clock``.
+
+    The largest possible ``max_delay`` is rounded down to a multiple of the resolution.
 
     Raises:
-        InvalidDelayError: one of them cannot be had.
+        InvalidDelayError: one of them is out of range, or not a valid multiple.
     """
     if not RESOLUTION <= max_delay <= MAX_DELAY:
         raise InvalidDelayError(

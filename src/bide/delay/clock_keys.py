@@ -1,4 +1,4 @@
-"""The keys that ``Clock`` puts beside a message's own routing key."""
+"""The transport keys of ``Clock``: CC or BCC keys besides a message's own routing key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrxk][:#
 
 
 def is_transport_key(key: str) -> bool:
-    """Whether a CC or BCC key is one of those that ``Clock`` puts there."""
+    """Whether a CC or BCC key is a transport key of ``Clock``."""
     return _OURS.fullmatch(key) is not None
 
 
 def digit_name(level: Level, digit: int, lane: int = 0) -> str:
-    """What a digit is called in the names of queues: ``h5``, and ``h5/2`` for its third lane."""
+    """The name of a digit in queue names: ``h5``, and ``h5/2`` for its third lane."""
     return f"{level.letter}{digit}" + (f"/{lane}" if lane else "")
 
 
@@ -28,21 +28,21 @@ def digit_key(level: Level, digit: int, lane: int = 0) -> str:
 
 
 def padding_of(target: Target) -> str:
-    """Words that give our keys as many words as the message's own routing key has.
+    """Words that extend a transport key to as many words as the message's own routing key.
 
-    A topic exchange matches CC and BCC keys too. A pattern that matches a key whose words are all ours consists of
-    wildcards alone, and then it matches every key of that many words, the message's own included: no queue gets
-    a message that a direct publish would not have brought it. (The word ``~`` itself is ours: a pattern that asks for
-    it, such as ``~.#``, does get our keys.)
+    A topic exchange also matches CC and BCC keys. A pattern that matches a transport key consists of wildcards only, so
+    it matches every key of that many words, including the message's own routing key. No queue therefore gets a message
+    that an undelayed publish would not have brought. (The exception is a pattern with the padding word ``~``, such as
+    ``~.#``, which does match transport keys.)
     """
     return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""
 
 
 def target_key(target: Target) -> str:
-    """The key that leads from the delivery exchange to a target, padding included.
+    """The key that the delivery exchange routes to a target, padding included.
 
     Raises:
-        InvalidNameError: the routing key has too many words to leave room for it.
+        InvalidNameError: the routing key has too many words: the padded key would be too long.
     """
     pad = padding_of(target)
     kind = "x" if isinstance(target, ExchangeTarget) else "r" if target.isolated else "q"
@@ -55,14 +55,14 @@ def target_key(target: Target) -> str:
     if len(pad) + len(key) > MAX_NAME_BYTES:
         words = len(pad) // 2 + 1
         raise InvalidNameError(
-            f"the routing key has {words} words, a delayed message can have {(MAX_NAME_BYTES - len(key)) // 2 + 1}: "
+            f"the routing key has {words} words, the limit is {(MAX_NAME_BYTES - len(key)) // 2 + 1} when delayed: "
             "use fewer dots"
         )
     return pad + key
 
 
 def hashed(name: str) -> str:
-    """A short stand-in for a name that is too long."""
+    """A hash that replaces a name which is too long."""
     # Imported here, because few names are that long.
     import hashlib
 

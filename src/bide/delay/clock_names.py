@@ -12,7 +12,7 @@ LAYOUT_VERSION: Final = "v1"
 
 
 class ClockNames:
-    """What is called how.
+    """The names of exchanges and queues.
 
     Attributes:
         prefix: starts every name.
@@ -24,7 +24,7 @@ class ClockNames:
 
     @property
     def base(self) -> str:
-        """What all names start with."""
+        """The start of all names."""
         return f"{self.prefix}.{LAYOUT_VERSION}"
 
     @property
@@ -39,7 +39,7 @@ class ClockNames:
 
     @property
     def undeliverable(self) -> str:
-        """The exchange, and its queue, for messages that nothing takes."""
+        """The name of the exchange and queue for undeliverable messages."""
         return f"{self.base}.undeliverable"
 
     def owns(self, name: str) -> bool:
@@ -51,22 +51,22 @@ class ClockNames:
         return f"{self.base}.{level.letter}"
 
     def entry_exchange(self, level: Level) -> str:
-        """The fanout exchange that publishers enter a level by."""
+        """The fanout exchange that publishers use to enter a level."""
         return f"{self.base}.in.{level.letter}"
 
     def digit_queue(self, level: Level, digit: int, lane: int = 0) -> str:
-        """The queue that holds a message back for one digit."""
+        """The queue in which messages wait for one digit."""
         return f"{self.base}.{digit_name(level, digit, lane)}"
 
     @property
     def complete_mark(self) -> Exchange:
-        """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared.
+        """The exchange that ``bide delay apply`` declares last: if it exists, the whole topology was declared.
 
-        It is not in :meth:`topology`, because it is declared only after the queues are bound.
+        It is not part of :meth:`topology`, because it is declared only after the queues are bound.
         """
         return Exchange(f"{self.base}.complete", "fanout")
 
     def exchange_below(self, level: Level) -> str:
-        """The exchange that a message goes to after a level."""
+        """The exchange after a level."""
         index = LEVELS.index(level) + 1
         return self.level_exchange(LEVELS[index]) if index < len(LEVELS) else self.released_exchange

@@ -1,4 +1,4 @@
-"""A route of ``Clock``, compiled: the keys of all digits encoded, and a table to look them up."""
+"""Compiled routes of ``Clock``: tables of the encoded keys of all digits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _UNITS: Final = tuple(level.unit // RESOLUTION for level in LEVELS)
 
 KeyTable = Sequence[Sequence[bytes | None]]
-"""By level and digit the encoded key; None where the digit is not ready."""
+"""The encoded keys by level and digit; None for a digit that is not ready."""
 
 
 class ClockRoute:
     """See :class:`bide.delay.compiled.CompiledRoute`.
 
     Args:
-        routing_key: the message's own.
-        entries: the exchange that publishers enter each level by.
+        routing_key: the message's own routing key.
+        entries: the exchange that publishers use to enter each level.
         tables: the keys of each lane.
         carrier: the header for the digits.
-        target_key: leads from the delivery exchange to the target.
-        to: what the header ``bide-to`` says.
-        target_hops: queues behind the digits.
+        target_key: the key that the delivery exchange routes to the target.
+        to: name and value of the header ``bide-to``.
+        target_hops: the number of queues after the digits.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ClockRoute:
     ) -> None:
         self.routing_key = routing_key
         self.names = frozenset[str]()
-        # For every lane; the lists in the tables change as digits become ready.
+        # One entry per lane; the lists in the tables change as digits become ready.
         self._lanes = [tuple(zip(_UNITS, entries, table, strict=True)) for table in tables]
         self._resolution = resolution // _MICROSECOND
         self._step = resolution // RESOLUTION
@@ -82,14 +82,14 @@ class ClockRoute:
         try:
             array = b"".join(keys)  # type: ignore[arg-type]
         except TypeError:
-            # One is None. To ask for it costs time with every message, and to be told costs none.
+            # A key is None. Catching the error costs nothing for the other messages; a check would cost each of them.
             return None
         return entry, self.routing_key, self._carrier + self._array(array) + self._to, hops
 
 
 @lru_cache(maxsize=256)
 def all_keys(padding: str, lane: int, encode: Callable[[Any], bytes]) -> KeyTable:
-    """The encoded key of every digit of every level."""
+    """The encoded keys of all digits of all levels."""
     return tuple(
         tuple(encode(padding + digit_key(level, digit, lane if digit else 0)) for digit in range(level.highest + 1))
         for level in LEVELS

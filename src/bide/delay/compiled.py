@@ -1,7 +1,7 @@
-"""What messages to one target have in common on the wire, encoded once: the form of a route for bulk publishing.
+"""Compiled routes: the keys and headers that messages to one target share, encoded once.
 
-An infrastructure knows what its headers and keys are, and the AMQP codec how they are encoded. The codec lies in a
-higher layer, so it is handed in, as a :class:`WireFormat`.
+An infrastructure knows its headers and keys; the AMQP codec knows how to encode them. The codec is in a higher layer,
+so callers pass it as a :class:`WireFormat`.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any, Protocol
 
 
 class WireFormat(Protocol):
-    """Encodes names and values of headers. The module :mod:`bide.amqp.codec` is one."""
+    """Encodes names and values of headers. The module :mod:`bide.amqp.codec` implements it."""
 
     def short_string(self, text: str) -> bytes:
-        """The name of a header."""
+        """Encode the name of a header."""
 
     def field_value(self, value: Any) -> bytes:
-        """The value of a header, or one item of a list."""
+        """Encode the value of a header, or one item of a list."""
 
     def array(self, items: bytes) -> bytes:
-        """A list, from its encoded items."""
+        """Encode a list, from its encoded items."""
 
     def table_items(self, items: Mapping[str, Any]) -> bytes:
-        """Headers, the name of each before its value."""
+        """Encode headers: each name before its value."""
 
 
 class CompiledRoute(Protocol):
@@ -32,14 +32,14 @@ class CompiledRoute(Protocol):
 
     @property
     def routing_key(self) -> str | None:
-        """The routing key, if it is the same after every delay."""
+        """The routing key, if it does not depend on the delay."""
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the headers that :meth:`after` adds, the names that a sender may use too: bide's own are refused."""
+        """The names of headers from :meth:`after` that senders may set too. bide's own headers are not among them."""
 
     def after(self, wait: int, message_id: str) -> tuple[str, str, bytes, int] | None:
-        """How to publish a message that is due after a wait.
+        """The route of a message that is due after a wait.
 
         Args:
             wait: microseconds, at least one.
@@ -47,19 +47,20 @@ class CompiledRoute(Protocol):
 
         Returns:
             The exchange, the routing key, the encoded headers to add and the number of hops, as ``route`` gives them.
-            None where ``route`` has to be asked: the wait is too long, or what it needs is not known to be there.
+            None if the caller has to use ``route``: the wait is too long, or a queue that it needs is not known to
+            exist.
         """
 
 
 class CompiledHeaders(Protocol):
-    """:meth:`DelayInfrastructure.sender_headers` for messages that share most of their properties."""
+    """:meth:`DelayInfrastructure.sender_headers` for many messages with mostly the same properties."""
 
     def encode(self, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]) -> bytes | None:
-        """The encoded headers; None if the message has one of them itself, or cannot be sent."""
+        """The encoded headers; None if the message sets one of them itself, or cannot be sent."""
 
 
 class SenderHeaders(Protocol):
-    """The method of that name."""
+    """The method :meth:`DelayInfrastructure.sender_headers`."""
 
     def __call__(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
@@ -67,7 +68,7 @@ class SenderHeaders(Protocol):
 
 
 class UncompiledHeaders:
-    """The headers of an infrastructure that does not compile them: asked for and encoded with every message."""
+    """The headers of an infrastructure that does not compile them: made and encoded for each message."""
 
     def __init__(self, sender_headers: SenderHeaders, wire: WireFormat) -> None:
         self._sender_headers = sender_headers

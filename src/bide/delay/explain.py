@@ -1,6 +1,6 @@
 """The route of a delayed message, as a table, as data, or as a Mermaid diagram.
 
-Pure: it says what an infrastructure would do with the message, without asking a broker.
+The route is computed from the infrastructure alone, without a broker.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ COLUMNS: Final = (
 )
 
 _FEW: Final = 3
-"""As many ways not taken are drawn for an exchange; of more, only the number."""
+"""The number of other bindings drawn for an exchange. If there are more, only their number is drawn."""
 
 
 @runtime_checkable
 class Labelled(Protocol):
-    """An infrastructure whose exchanges and queues have names for people, beside those on the broker."""
+    """An infrastructure whose exchanges and queues have readable names besides those on the broker."""
 
     def label(self, name: str) -> str | None:
-        """What people call an exchange or queue: ``Level 03``; None for one that is not the infrastructure's own."""
+        """A readable name of an exchange or queue, such as ``Level 03``; None for one of another owner."""
 
 
 def explain(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) -> str:
-    """A table with one row for each exchange on the way of the message, in the layout of the NServiceBus manual.
+    """A table with one row for each exchange on the route, in the format of the NServiceBus documentation.
 
     Raises:
         InvalidInputError: as :meth:`DelayInfrastructure.route` does.
@@ -55,10 +55,10 @@ def explain(infrastructure: DelayInfrastructure, delay: timedelta, target: Targe
 
 
 def rows(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) -> list[dict[str, Any]]:
-    """The same as data that JSON can carry, with the names as they are on the broker.
+    """The rows of the table as data for JSON, with the names on the broker.
 
-    ``delay`` is the wait in seconds, and ``dead_letter_to`` the exchange after it; both are None where the message
-    goes from the exchange to another, or to its target, without a wait.
+    ``delay`` is the wait in seconds, and ``dead_letter_to`` the exchange after it. Both are None if the exchange routes
+    the message to another exchange or to its target without a wait.
 
     Raises:
         InvalidInputError: as :meth:`DelayInfrastructure.route` does.
@@ -79,7 +79,7 @@ def rows(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) 
 def mermaid(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) -> str:
     """A Mermaid flow chart of the exchanges that the message passes.
 
-    Thick arrows show its way, dotted ones the ways it does not take. Queues that it waits in are coloured.
+    Thick arrows show its route, dotted arrows other bindings. Queues in which it waits are coloured.
 
     Raises:
         InvalidInputError: as :meth:`DelayInfrastructure.route` does.
@@ -123,7 +123,7 @@ def _seconds(delay: timedelta) -> str:
 
 @dataclass(slots=True)
 class _Chart:
-    """A flow chart in the making: nodes by kind and name, and arrows, each once."""
+    """A builder of a flow chart: nodes by kind and name, and arrows, each once."""
 
     topology: Topology
     steps: tuple[Step, ...]
@@ -171,7 +171,7 @@ class _Chart:
         self.arrows[f"{start} {arrow} {end}"] = None
 
     def _taken(self, step: Step, following: Step | None) -> None:
-        """Draw the way that the message takes out of one exchange."""
+        """Draw the binding of one exchange that the message takes."""
         here = self._exchange(step.exchange)
         if step.dead_letter_to is not None:
             queue = self._queue(step.routed_to, step.delay)
@@ -182,13 +182,13 @@ class _Chart:
         elif following.exchange == step.routed_to:
             self._arrow(here, "==>", self._exchange(step.routed_to))
         else:
-            # A consumer takes it there and sends it on.
+            # A consumer takes the message there and publishes it again.
             queue = self._queue(step.routed_to, step.delay)
             self._arrow(here, "==>", queue)
             self._arrow(queue, "==>", self._exchange(following.exchange))
 
     def _not_taken(self, step: Step, following: Step | None) -> None:
-        """Draw the other bindings of one exchange, or how many there are."""
+        """Draw the other bindings of one exchange, or their number."""
         goes_on = step.dead_letter_to is None and following is not None and following.exchange == step.routed_to
         taken = ("exchange" if goes_on else "queue", step.routed_to)
         bound = dict.fromkeys(
@@ -214,7 +214,7 @@ class _Chart:
 
 
 def _quoted(text: str) -> str:
-    """A text for a node, with what Mermaid would read as syntax written as entities."""
+    """The text of a node, with Mermaid's special characters as entities."""
     for sign, entity in (("#", "#35;"), ('"', "#quot;"), ("<", "#lt;"), (">", "#gt;"), ("\n", " ")):
         text = text.replace(sign, entity)
     return f'"{visible(text)}"'

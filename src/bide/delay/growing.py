@@ -1,4 +1,4 @@
-"""Delay infrastructures that grow with use: which of their queues are ready, as a client knows it."""
+"""Delay infrastructures that grow with use, and which of their queues exist."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from bide.topology import Exchange, Topology
 
 Keys = list[list[bytes | None]]
-"""By level and digit the encoded key, or None where what the digit needs was not declared or seen."""
+"""The encoded keys by level and digit; None for a digit whose queues and bindings are not known to exist."""
 
 
 class Growing(Protocol):
-    """An infrastructure of which a part is declared at once, and the queue of a digit when a message first needs it."""
+    """An infrastructure whose core is declared first, and the queue of a digit when a message first needs it."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class Growing(Protocol):
 
     @property
     def complete_mark(self) -> Exchange:
-        """The exchange that ``bide delay apply`` declares last: where it exists, the whole topology was declared."""
+        """The exchange that ``bide delay apply`` declares last: if it exists, the whole topology was declared."""
 
     @property
     def digit_levels(self) -> Sequence[Level]:
@@ -37,17 +37,17 @@ class Growing(Protocol):
         """The key that leads to the queue of a digit."""
 
     def core_topology(self) -> Topology:
-        """The part that is declared at once."""
+        """The part that is declared first."""
 
     def digit_topology(self, digits: Iterable[Digit]) -> Topology:
-        """The queues of these digits, with the bindings that lead to them."""
+        """The queues of these digits, and their bindings."""
 
     def has_core_bindings(self, padding: str) -> bool:
-        """Whether the core topology has the bindings for zeros of keys with this padding."""
+        """Whether the core topology binds the digit 0 of every level with this padding."""
 
 
 class ReadyDigits:
-    """The digits whose queues and bindings are there, with their keys.
+    """The digits whose queues and bindings exist, with their keys.
 
     Args:
         encode: encodes a key.
@@ -60,7 +60,7 @@ class ReadyDigits:
         self._keys: dict[tuple[str, int], Keys] = {}
 
     def keys(self, padding: str, lane: int) -> Keys:
-        """The keys of the digits that are ready. The lists change as digits become ready, and when they are doubted."""
+        """The keys of the digits that are ready. :meth:`add` and :meth:`doubt` change the lists in place."""
         keys = self._keys.get((padding, lane))
         if keys is None:
             keys = [[None] * (level.highest + 1) for level in self._growing.digit_levels]
@@ -69,27 +69,27 @@ class ReadyDigits:
         return keys
 
     def has(self, digits: Iterable[Digit]) -> bool:
-        """Whether everything that these digits need is there."""
+        """Whether all of these digits are ready."""
         return not self.missing(digits)
 
     def missing(self, digits: Iterable[Digit]) -> list[Digit]:
-        """Those of the digits that are not ready."""
+        """The digits that are not ready."""
         return [
             one for one in digits if self.keys(one.padding, one.lane)[self._index[one.level.letter]][one.value] is None
         ]
 
     def add(self, digit: Digit) -> None:
-        """Note that everything is there that a digit needs."""
+        """Mark a digit as ready."""
         key, index = self._encode(self._growing.digit_key(digit)), self._index[digit.level.letter]
         self.keys(digit.padding, digit.lane)[index][digit.value] = key
         if not digit.value:
-            # A level that a message passes has no lanes.
+            # The digit 0 has no queue, and so no lanes.
             for (padding, _), keys in self._keys.items():
                 if padding == digit.padding:
                     keys[index][0] = key
 
     def doubt(self) -> None:
-        """Take only that for ready which is part of the core topology."""
+        """Mark all digits as not ready, except those that the core topology covers."""
         for (padding, _), keys in self._keys.items():
             for level in keys:
                 level[:] = [None] * len(level)

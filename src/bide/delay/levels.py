@@ -1,4 +1,4 @@
-"""The levels of a delay infrastructure as data: what each digit of a delay waits, and in which queue."""
+"""The levels of a delay infrastructure as data: the wait and the queue of each digit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class DelayLevel:
     """One level.
 
     Attributes:
-        name: what people call it.
+        name: a readable name.
         unit: the wait of the digit 1, in milliseconds.
         highest: the highest digit.
-        queue: name of its queue, or what the names of its queues start with, before the digit.
-        has_queue_per_digit: whether each digit has a queue of its own.
+        queue: the name of its queue, or the start of its queues' names, before the digit.
+        has_queue_per_digit: whether each digit has its own queue.
     """
 
     name: str
@@ -32,13 +32,12 @@ class DelayLevel:
 class DelayLevels:
     """The levels of a delay infrastructure.
 
-    The unit of each level is that of the level below times one more than the highest digit there, so that the digit of
-    a delay at a level is ``delay // unit % (highest + 1)``, and what a message has waited when it leaves the level is
-    ``delay - delay % unit``.
+    The unit of a level is ``unit * (highest + 1)`` of the level below. The digit of a delay at a level is therefore
+    ``delay // unit % (highest + 1)``, and a message that leaves the level has waited ``delay - delay % unit``.
 
     Attributes:
-        levels: highest first.
-        lanes: queues that share the messages of a digit evenly; None where a digit can have but one.
+        levels: the levels, highest first.
+        lanes: the number of queues that share the messages of a digit evenly; None if a digit can have only one.
     """
 
     levels: tuple[DelayLevel, ...]

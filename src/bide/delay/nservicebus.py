@@ -1,9 +1,9 @@
 """``NServiceBus``: the delay infrastructure of NServiceBus.RabbitMQ.
 
-A .NET endpoint on the same broker can receive what bide delays, and delay messages for us: exchanges, queues,
-arguments, keys and headers are those of NServiceBus.RabbitMQ (version 2 since its release 7, version 1 since 4.3).
-What bide does otherwise stays invisible to .NET: bindings of exact width, addresses checked before they are sent, and
-a guard for messages whose endpoint is gone.
+.NET endpoints on the same broker can receive messages that bide delays, and bide can receive messages that they delay:
+exchanges, queues, arguments, keys and headers are those of NServiceBus.RabbitMQ (version 2 since its release 7, version
+1 since 4.3). bide differs in three ways that .NET does not notice: its bindings match exactly one address, it checks
+addresses before it sends, and it has a guard for messages whose endpoint is gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Routing = Literal["conventional", "direct"]
 
 NATIVE_MESSAGE_ID: Final = "NServiceBus.MessageId"
-"""Header with the message id, which every NServiceBus message has."""
+"""The header with the message id. Every NServiceBus message has it."""
 
 _CORRELATION_ID: Final = "NServiceBus.CorrelationId"
 _CONVERSATION_ID: Final = "NServiceBus.ConversationId"
@@ -60,26 +60,27 @@ _QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
 class NServiceBus(DelayInfrastructure):
     """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels of NServiceBus.RabbitMQ.
 
-    The queue of an endpoint is reached as .NET reaches it. The endpoint must exist: binding ``route(...).requires``
-    fails with the broker's error where it does not, as it does for the .NET sender.
+    Messages reach the queue of an endpoint in the same way as messages of .NET. The endpoint must exist. If it does
+    not, declaring ``route(...).requires`` fails with the broker's error, as it does for a .NET sender.
 
-    Exchanges of any type, and isolated queues, are reached through a release queue (:mod:`bide.delay.release`), which
-    .NET knows nothing of: ``delays migrate`` and ``delays transfer`` of .NET stop at messages that wait for those.
+    Messages reach exchanges of any type, and isolated queues, through a release queue (:mod:`bide.delay.release`),
+    which .NET does not have. The .NET commands ``delays migrate`` and ``delays transfer`` stop at messages that wait
+    for such a target.
 
-    Version 1 has classic queues and can lose messages when the broker stops: use it only beside endpoints that do.
-    Its queues say ``x-queue-mode: lazy``, which RabbitMQ takes but ignores from 3.12 on (declared on 4.0.5 and 4.3.6
-    without complaint): every classic queue writes to disk there.
+    Version 1 has classic queues and can lose messages when the broker stops: use it only together with endpoints that
+    use it. Its queues have ``x-queue-mode: lazy``, which RabbitMQ accepts but ignores since 3.12 (declared on 4.0.5 and
+    4.3.6 without an error): all classic queues write to disk since then.
 
-    The TTLs are 64-bit integers when .NET declares them. RabbitMQ compares integers of any width by value, so it does
-    not matter in which width bide declares them.
+    .NET declares TTLs as 64-bit integers. RabbitMQ compares integers of any width by value, so the width in which bide
+    declares them does not matter.
 
     Args:
         version: 2 (quorum queues, exchanges ``nsb.v2.*``) or 1 (classic queues, ``nsb.*``).
         routing: the endpoints' routing topology: ``conventional`` (a fanout exchange per endpoint) or ``direct``.
-        levels: fewer than 28 only to explain and to experiment, never on a broker that NServiceBus uses.
+        levels: 28. Fewer are for explanations and experiments only, never for a broker that NServiceBus uses.
 
     Raises:
-        InvalidInputError: an argument is none of those.
+        InvalidInputError: an argument has another value.
     """
 
     version: Literal[1, 2] = 2
@@ -116,12 +117,12 @@ class NServiceBus(DelayInfrastructure):
 
     @property
     def undeliverable(self) -> str:
-        """The exchange, and its queue, of the guard."""
+        """The name of the guard's exchange and queue for undeliverable messages."""
         return self.cascade.undeliverable
 
     @property
     def cascade(self) -> Cascade:
-        """The levels, as the binary cascade that they are."""
+        """The levels as a binary cascade."""
         return _cascade(self.version, self.levels)
 
     def topology(self) -> Topology:
@@ -133,20 +134,20 @@ class NServiceBus(DelayInfrastructure):
         return self.cascade.probes()
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
-        """Where and how to publish so that the message reaches the endpoint after ``delay``.
+        """The route by which a message reaches the endpoint after ``delay``.
 
-        The delay is rounded up to the second; zero goes through level 00, as with NServiceBus. The message needs a
-        ``message_id`` property, and what :func:`nservicebus_headers` gives.
+        The delay is rounded up to the second. As with NServiceBus, a delay of zero goes through level 00. The message
+        needs a ``message_id`` property and the headers of :func:`nservicebus_headers`.
 
         Args:
             delay: zero or more.
             target: the endpoint's queue.
-            message_id: makes no difference here: there is one queue per level.
+            message_id: not used, because there is one queue per level.
 
         Raises:
-            InvalidDelayError: negative, or longer than ``max_delay``.
-            InvalidNameError: the address is empty, takes over 199 bytes, or has ``*`` or ``#`` for a word.
-            UnsupportedTargetError: the default exchange, or a topic exchange with an empty routing key.
+            InvalidDelayError: the delay is negative, or longer than ``max_delay``.
+            InvalidNameError: the address is empty, takes over 199 bytes, or has ``*`` or ``#`` as a word.
+            UnsupportedTargetError: the target is the default exchange, or a topic exchange with an empty routing key.
         """
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
         headers = {HEADER_DELAY: seconds, HEADER_TO: str(target)}
@@ -158,7 +159,7 @@ class NServiceBus(DelayInfrastructure):
         """See :func:`nservicebus_headers`."""
         given = values.get("headers") or {}
         if NATIVE_MESSAGE_ID in given:
-            # The caller writes the headers himself, or passes an NServiceBus message on.
+            # The caller sets the headers, or forwards an NServiceBus message.
             return {}
         return nservicebus_headers(
             message_id,
@@ -189,26 +190,26 @@ class NServiceBus(DelayInfrastructure):
         return DelayLevels(levels=tuple(levels)[::-1])
 
     def taps(self) -> Taps:
-        """Bound to the levels and to the delivery exchange."""
+        """Taps bound to the levels and to the delivery exchange."""
         return self.cascade.taps()
 
     @property
     def writes_nservicebus_headers(self) -> bool:
-        """They do, so that .NET and its tools read them."""
+        """True: endpoints write these headers so that .NET and its tools can read them."""
         return True
 
     @property
     def release_prefix(self) -> str:
-        """What the names of the release queues start with."""
+        """The start of the names of release queues."""
         return self.cascade.release_prefix
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
-        """Every exchange on the way of a message, in order."""
+        """Every exchange on the route of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
         return tuple(self.cascade.steps(seconds, _bound(self, target), target))
 
     def label(self, name: str) -> str | None:
-        """What people call an exchange or queue of the infrastructure; None for any other."""
+        """A readable name of an exchange or queue of the infrastructure; None for any other."""
         return self.cascade.label(name)
 
     def owns(self, name: str) -> bool:
@@ -216,13 +217,13 @@ class NServiceBus(DelayInfrastructure):
         return self.cascade.owns(name)
 
     def endpoint_topology(self, queue: str) -> Topology:
-        """What an endpoint of ours needs beside its queue, so that .NET endpoints can send to it, at once or delayed.
+        """What a bide endpoint needs besides its queue, so that .NET endpoints can send to it, delayed or not.
 
-        With conventional routing: the durable fanout exchange of the queue's name, bound to the queue, and the
-        exchange's binding to the delivery exchange; with direct routing, the queue's own binding. The queue itself is
-        the endpoint's to declare, in the type it wants.
+        With conventional routing, this is a durable fanout exchange of the queue's name, which is bound to the queue
+        and to the delivery exchange. With direct routing, it is a binding of the queue to the delivery exchange. The
+        endpoint declares the queue itself, with the type that it chooses.
 
-        A .NET sender adds ``#.<queue>`` at its first delayed send, whatever is bound already.
+        A .NET sender adds the binding ``#.<queue>`` at its first delayed send, even if the queue is bound already.
 
         Raises:
             InvalidNameError: the name cannot be an address.
@@ -230,7 +231,7 @@ class NServiceBus(DelayInfrastructure):
         return self.address_topology(queue) | Topology(bindings=[self.delivery_binding(queue)])
 
     def address_topology(self, queue: str) -> Topology:
-        """What makes a queue an address to senders that delay nothing: with conventional routing, its own exchange.
+        """What undelayed senders need to address a queue: with conventional routing, the exchange of its name.
 
         Raises:
             InvalidNameError: the name cannot be an address.
@@ -245,15 +246,15 @@ class NServiceBus(DelayInfrastructure):
         return self.cascade.guard_topology()
 
     def guard_policy(self) -> Policy:
-        """The policy that leads undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`.
+        """The policy that sends undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`.
 
-        With conventional routing it covers an endpoint whose exchange was deleted. An exchange that has lost its
-        queue takes the message and drops out of the guard's sight.
+        With conventional routing it covers an endpoint whose exchange was deleted. It does not cover an endpoint whose
+        exchange exists without its queue: that exchange drops the message.
         """
         return self.cascade.guard_policy()
 
     def delivery_binding(self, address: str) -> Binding:
-        """The binding that brings delayed messages, and no others', to an endpoint; the address is not checked."""
+        """The binding for the delayed messages of one endpoint, and no others. The address is not checked."""
         kind: DestinationType = "exchange" if self.routing == "conventional" else "queue"
         return Binding(self.cascade.delivery, address, self.cascade.exact_key(address), kind)
 
@@ -270,7 +271,7 @@ def _cascade(version: int, levels: int) -> Cascade:
 
 
 DELIVERY_EXCHANGES: Final = (NServiceBus().delivery_exchange, NServiceBus(version=1).delivery_exchange)
-"""Every endpoint declares one of these when it starts, unless its delayed delivery is switched off."""
+"""Every .NET endpoint declares one of these when it starts, unless its delayed delivery is disabled."""
 
 
 @lru_cache(maxsize=4096)
@@ -295,18 +296,18 @@ def nservicebus_headers(
     originating_endpoint: str | None = None,
     deliver_at: datetime | None = None,
 ) -> dict[str, str]:
-    """The headers that an NServiceBus endpoint, and its tools, expect of a message from another system.
+    """The headers that NServiceBus endpoints and tools expect of a message from another system.
 
-    The message must also carry the ``message_id`` property with the same value: an endpoint moves a message without
-    one to its error queue. ``delays migrate`` computes the due time of a waiting message as ``TimeSent`` plus
-    ``DelayInSeconds``, so these headers are made anew for every publish; a copied ``TimeSent`` makes it early.
+    The message must also have the ``message_id`` property with the same value: an endpoint moves a message without it
+    to its error queue. ``delays migrate`` computes the due time of a waiting message as ``TimeSent`` plus
+    ``DelayInSeconds``. Make these headers anew for each publish, because a copied ``TimeSent`` makes the message early.
 
     Args:
-        message_id: not blank.
+        message_id: the message id; not blank.
         now: the time of the publish, with a time zone.
-        message_types: names of the .NET types of the body, the most specific first.
-        content_type: of the body, for example ``application/json``.
-        reply_to: the queue that replies go to.
+        message_types: the names of the .NET types of the body, the most specific first.
+        content_type: the content type of the body, for example ``application/json``.
+        reply_to: the queue for replies.
         correlation_id: by default the message id, as for a message that starts a conversation.
         conversation_id: by default the message id.
         originating_endpoint: the name of the sender.
@@ -336,7 +337,7 @@ def nservicebus_headers(
 
 
 class CompiledNServiceBusHeaders:
-    """:func:`nservicebus_headers`, as :meth:`NServiceBus.sender_headers` calls it, for many messages.
+    """:meth:`NServiceBus.sender_headers` for many messages.
 
     Args:
         values: the properties that the messages share.
@@ -378,13 +379,13 @@ class CompiledNServiceBusHeaders:
 
 
 def format_timestamp(moment: datetime) -> str:
-    """A time as NServiceBus writes it in headers: UTC, ``2026-12-24 17:00:00:000000 Z``.
+    """A time in the format of NServiceBus headers: UTC, ``2026-12-24 17:00:00:000000 Z``.
 
     Raises:
-        InvalidDueTimeError: it has no time zone.
+        InvalidDueTimeError: the time has no time zone.
     """
     if moment.utcoffset() is None:
         raise InvalidDueTimeError(f"{moment.isoformat()} has no time zone: give one, UTC for example")
-    # As strftime("%Y-%m-%d %H:%M:%S:%f Z"), which takes longer.
+    # The same as strftime("%Y-%m-%d %H:%M:%S:%f Z"), but faster.
     text = moment.astimezone(UTC).isoformat(" ", "microseconds")
     return f"{text[:19]}:{text[20:26]} Z"

@@ -1,7 +1,7 @@
 """The protocol of delay infrastructures: a topology, and a route for a delay and a target.
 
-An infrastructure is pure data and arithmetic: it opens no connection. Whatever talks to a broker takes these
-values and applies them; nothing else knows the name of a queue.
+An infrastructure is data and arithmetic; it opens no connection. Code that talks to a broker applies these values. No
+other code contains the name of a queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bide.delay.taps import Taps
 
 MAX_NAME_BYTES: Final = 255
-"""Longest name or routing key, in bytes: the short string of AMQP 0-9-1."""
+"""The longest name or routing key, in bytes: the limit of a short string in AMQP 0-9-1."""
 
 HEADER_TO: Final = "bide-to"
 """Header with the target of a delayed message: ``q:<queue>`` or ``x:<exchange>``."""
@@ -35,32 +35,32 @@ HEADER_SENT: Final = "bide-sent"
 """Header with the time at which a message was sent: milliseconds since the Unix epoch."""
 
 HEADER_EXPIRATION: Final = "bide-expiration"
-"""Header that carries the ``expiration`` property past the delay queues: milliseconds, as text."""
+"""Header with the ``expiration`` property while the message waits in delay queues: milliseconds, as text."""
 
 HEADER_PRIORITY: Final = "bide-priority"
-"""Header that carries the ``priority`` property past the delay queues."""
+"""Header with the ``priority`` property while the message waits in delay queues."""
 
 HEADER_PICK_UP_KEY: Final = "bide-pick-up-key"
-"""Header with a message's own routing key while it passes the levels of a waiting hall, by the digits of its delay."""
+"""Header with a message's own routing key in a waiting hall, where the routing key holds the digits of its delay."""
 
 HEADER_SET_ASIDE: Final = "bide-set-aside"
-"""Header of a message in the undeliverable queue: why the relay of a waiting hall put it there."""
+"""Header of a message in the undeliverable queue: why a relay put it there."""
 
 HEADER_EXCHANGE: Final = "bide-exchange"
-"""Header with the exchange that a message was first sent to; empty for a queue. Copies of the message carry it."""
+"""Header of copies of a message: the exchange that the original was sent to; empty for a queue."""
 
 HEADER_ROUTING_KEY: Final = "bide-routing-key"
-"""Header with the routing key that a message was first sent with. Copies of the message carry it."""
+"""Header of copies of a message: the routing key that the original was sent with."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTarget:
-    """Deliver to one queue.
+    """A queue as the target.
 
     Attributes:
         queue: its name.
-        isolated: reach it through a release queue of its own, so that if it refuses messages (it is full, or has
-            no leader) only its own messages wait. One hop more.
+        isolated: reach the queue through its own release queue, so that only its own messages wait if it refuses
+            messages (because it is full, or has no leader). This costs one hop.
     """
 
     queue: str
@@ -72,12 +72,12 @@ class QueueTarget:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTarget:
-    """Deliver to an exchange, which then routes by the routing key as if the message were published to it then.
+    """An exchange as the target. It routes the message as if the message were published to it at the due time.
 
     Attributes:
         exchange: its name.
-        routing_key: the message's own.
-        type: the exchange's type where it is known, for earlier and better errors.
+        routing_key: the message's routing key.
+        type: the exchange's type if it is known, for earlier and better errors.
     """
 
     exchange: str
@@ -93,15 +93,15 @@ Target = QueueTarget | ExchangeTarget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One exchange on a message's way, for :func:`bide.delay.explain.explain`.
+    """One exchange on the route of a message, for :func:`bide.delay.explain.explain`.
 
     Attributes:
-        exchange: the exchange that the message is in.
-        segment: the key of the message that decides here.
+        exchange: the exchange.
+        segment: the key, or part of the key, by which the exchange routes the message.
         value: the digit of this level.
-        routed_to: the queue or exchange that it goes to.
-        delay: how long it waits there; zero where it does not wait.
-        dead_letter_to: the exchange that it goes to after the wait, or None.
+        routed_to: the queue or exchange that the message goes to.
+        delay: how long the message waits there; zero if it does not wait.
+        dead_letter_to: the exchange after the wait, or None.
     """
 
     exchange: str
@@ -120,13 +120,14 @@ class DelayRoute:
         exchange: the exchange to publish to.
         routing_key: the routing key to publish with.
         headers: headers to add to the message's own.
-        delay: the wait that this route gives: the delay asked for, rounded up to the resolution.
-        hops: queues that the message waits in before it reaches its target.
-        requires: what must exist for this message beyond the infrastructure's own topology: the target's binding.
+        delay: the wait on this route: the requested delay, rounded up to the resolution.
+        hops: the number of queues that the message passes before it reaches its target.
+        requires: what to declare for this message besides the infrastructure's own topology: the target's binding.
             It depends on the target alone.
-        expects: what others must have declared: the target itself, where binding it would not show that it is missing.
-        digits: what else this message needs of an infrastructure that declares the queues of a digit at its first use;
-            see :meth:`bide.delay.growing.Growing.digit_topology`.
+        expects: what the application must have declared: the target, if declaring ``requires`` does not show that it
+            is missing.
+        digits: the digits whose queues this message needs, for an infrastructure that declares them at first use; see
+            :meth:`bide.delay.growing.Growing.digit_topology`.
     """
 
     exchange: str
@@ -140,10 +141,10 @@ class DelayRoute:
 
 
 class DelayInfrastructure(Protocol):
-    """Exchanges and queues that hold messages back, and how to send through them.
+    """The exchanges and queues in which delayed messages wait, and the routes through them.
 
-    A class that derives from this one has to define the members up to :meth:`owns`. The others have a default, which
-    is right for an infrastructure that needs no such thing.
+    A subclass has to define the members up to :meth:`owns`. The others have a default for infrastructures without that
+    feature.
     """
 
     __slots__ = ()
@@ -154,7 +155,7 @@ class DelayInfrastructure(Protocol):
 
     @property
     def resolution(self) -> timedelta:
-        """The smallest step: delays are rounded up to a multiple of it."""
+        """The resolution: delays are rounded up to a multiple of it."""
 
     @property
     def max_delay(self) -> timedelta:
@@ -166,28 +167,28 @@ class DelayInfrastructure(Protocol):
 
     @property
     def undeliverable(self) -> str:
-        """The exchange, and its queue, for messages that nothing takes."""
+        """The name of the exchange and queue for undeliverable messages."""
 
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure itself, without targets."""
 
     def probes(self) -> Topology:
-        """A few of the exchanges and queues of :meth:`topology`: where these exist, all of it was applied."""
+        """A few exchanges and queues of :meth:`topology`. If these exist, the whole topology was applied."""
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
-        """Where and how to publish so that the message reaches ``target`` after ``delay``.
+        """The route by which a message reaches ``target`` after ``delay``.
 
         Args:
-            message_id: spreads messages over parallel queues, where the infrastructure has any.
+            message_id: spreads messages over parallel queues, if the infrastructure has any.
 
         Raises:
             InvalidDelayError: the delay is negative or longer than :attr:`max_delay`.
-            InvalidNameError: the target's name or key does not fit.
+            InvalidNameError: the target's name or key is too long or invalid.
             UnsupportedTargetError: this infrastructure cannot reach this kind of target.
         """
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
-        """Every exchange on the way of that message, in order."""
+        """Every exchange on the route of a message, in order."""
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to the infrastructure."""
@@ -195,30 +196,30 @@ class DelayInfrastructure(Protocol):
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Headers that the receivers of this system expect of every message, delayed or not.
+        """Headers that receivers of this system expect of every message, delayed or not.
 
-        None by default.
+        There are none by default.
 
         Args:
-            now: the time of the sending.
+            now: the time of sending.
             due: the due time, or None.
             values: the message's properties by their AMQP names.
         """
         return {}
 
     def compile(self, target: Target, wire: WireFormat, ready: ReadyDigits | None = None) -> CompiledRoute | None:
-        """:meth:`route` for many messages to one target; None, by default, where each is to be asked for a route.
+        """:meth:`route` for many messages to one target; None (the default) if callers have to use :meth:`route`.
 
         Args:
-            ready: the digits that are ready on the broker, of an infrastructure that grows; None if all are.
+            ready: for an infrastructure that grows, the digits that are ready on the broker; None if all are.
 
         Raises:
-            InvalidInputError: as :meth:`route` does, for what is wrong with the target.
+            InvalidInputError: the target is invalid, as for :meth:`route`.
         """
         return None
 
     def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> CompiledHeaders | None:
-        """:meth:`sender_headers` for many messages; None where no message has any.
+        """:meth:`sender_headers` for many messages; None if there are no such headers.
 
         Args:
             values: the properties that the messages share.
@@ -226,30 +227,30 @@ class DelayInfrastructure(Protocol):
         return UncompiledHeaders(self.sender_headers, wire)
 
     def delay_levels(self) -> DelayLevels | None:
-        """The levels, for ``bide pipeline plan``; None, by default, where it cannot be planned for."""
+        """The levels, for ``bide pipeline plan``; None (the default) if it does not support this infrastructure."""
         return None
 
     def taps(self) -> Taps | None:
-        """See :mod:`bide.delay.taps`; None, by default, where there can be none."""
+        """The taps, see :mod:`bide.delay.taps`; None (the default) if taps are not possible."""
         return None
 
     def growing(self) -> Growing | None:
-        """The same infrastructure, if clients declare parts of it as they need them; None, by default."""
+        """This infrastructure if clients declare parts of it at first use; None by default."""
         return None
 
     def for_release(self, release: tuple[int, ...]) -> Self:
-        """The same infrastructure, as it is used on a broker of this release."""
+        """The variant of this infrastructure for a broker of this release."""
         return self
 
     def beside_nservicebus(self, release: tuple[int, ...]) -> Self:
-        """The same infrastructure, as it is used where endpoints of NServiceBus may receive its messages.
+        """The variant of this infrastructure whose messages NServiceBus endpoints can receive.
 
-        Itself, by default: they can read all that it adds to a message.
+        By default this infrastructure itself: NServiceBus can read everything that it adds to a message.
         """
         return self
 
     def address_topology(self, queue: str) -> Topology:
-        """What an endpoint declares so that other systems can send to its queue; nothing by default.
+        """What an endpoint declares so that other systems can send to its queue; empty by default.
 
         Raises:
             InvalidNameError: the name cannot be an address.
@@ -258,31 +259,31 @@ class DelayInfrastructure(Protocol):
 
     @property
     def writes_nservicebus_headers(self) -> bool:
-        """Whether endpoints count retries, and describe failures, under the header names of NServiceBus too."""
+        """Whether endpoints also write the NServiceBus headers for retries and failures."""
         return False
 
     @property
     def base(self) -> str:
-        """What all names start with, before a dot, if no other owner's name starts so; empty, by default, if not."""
+        """The common start of all names, before a dot, if no other owner uses it; empty by default."""
         return ""
 
     @property
     def release_prefix(self) -> str:
-        """What the names of the queues start with that targets need beside :meth:`topology`; empty if none does."""
+        """The start of the names of release queues, which targets need besides :meth:`topology`; empty by default."""
         return ""
 
     @property
     def relay_queues(self) -> tuple[str, ...]:
-        """The queues that a relay has to consume from; none, by default, where the broker does all by itself."""
+        """The queues that a relay has to consume from; none by default, because no relay is needed."""
         return ()
 
 
 def address_of(target: Target) -> tuple[str, str]:
-    """The exchange and the routing key of an undelayed publish to this target, checked.
+    """Check a target, and return the exchange and the routing key of an undelayed publish to it.
 
     Raises:
-        InvalidNameError: the target's name or the routing key does not fit.
-        UnsupportedTargetError: the default exchange.
+        InvalidNameError: the target's name or the routing key is too long or invalid.
+        UnsupportedTargetError: the target is the default exchange.
     """
     if isinstance(target, QueueTarget):
         check_name("queue", target.queue)
@@ -300,7 +301,7 @@ def check_topic_key(target: Target) -> None:
     """Refuse an empty routing key for an exchange that is known to be a topic exchange.
 
     Raises:
-        UnsupportedTargetError: it is empty.
+        UnsupportedTargetError: the routing key is empty.
     """
     if isinstance(target, ExchangeTarget) and target.type == "topic" and not target.routing_key:
         raise UnsupportedTargetError(
@@ -310,21 +311,21 @@ def check_topic_key(target: Target) -> None:
 
 
 def existing(target: Target) -> Topology:
-    """The target itself, as something that has to be there."""
+    """The target as a topology that must exist."""
     if isinstance(target, QueueTarget):
         return Topology(queues=[Queue(target.queue)])
     return Topology([Exchange(target.exchange)])
 
 
 def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> int:
-    """The delay as a whole number of ``resolution`` steps, rounded up: a message is never early.
+    """The delay as a number of ``resolution`` steps, rounded up so that a message is never early.
 
     Raises:
-        InvalidDelayError: negative, or more than ``maximum`` after rounding.
+        InvalidDelayError: the delay is negative, or longer than ``maximum`` after rounding.
     """
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
-    # Compared first: a delay near the longest timedelta overflows when it is rounded up.
+    # Compare before rounding up, which overflows for a delay near timedelta.max.
     if delay > maximum or (units := -(-delay // resolution)) * resolution > maximum:
         raise InvalidDelayError(
             f"the delay {format_delay(delay)} is longer than this infrastructure can hold ({format_delay(maximum)}): "
@@ -334,10 +335,10 @@ def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> 
 
 
 def check_span(what: str, value: object) -> None:
-    """Check that a setting is a span of time.
+    """Check that a setting is a ``timedelta``.
 
     Raises:
-        InvalidDelayError: it is something else.
+        InvalidDelayError: the setting has another type.
     """
     if not isinstance(value, timedelta):
         raise InvalidDelayError(f"the {what} {value!r} is of type {type(value).__name__}: give a timedelta")
@@ -347,12 +348,12 @@ def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: b
     """Check that a name fits into an AMQP short string.
 
     Args:
-        kind: what it names, for the message: ``"queue"``, ``"exchange"``, ``"routing key"``.
-        limit: in bytes of UTF-8.
-        empty: whether the empty name is allowed.
+        kind: what the name is for, for the error: ``"queue"``, ``"exchange"``, ``"routing key"``.
+        limit: the longest name, in bytes of UTF-8.
+        empty: whether an empty name is allowed.
 
     Raises:
-        InvalidNameError: it is empty, or longer than ``limit`` bytes, or no text that UTF-8 can carry.
+        InvalidNameError: the name is empty, longer than ``limit`` bytes, or cannot be encoded as UTF-8.
     """
     if not isinstance(name, str):
         raise InvalidNameError(f"the {kind} {name!r} is not text: give a str")

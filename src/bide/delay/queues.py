@@ -1,4 +1,4 @@
-"""The quorum queues of bide's delay infrastructures, which never drop a message."""
+"""Quorum queues of bide's delay infrastructures, which never drop a message."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from bide.topology import Argument, Queue
 
 _REFUSING: Final[Mapping[str, Argument]] = {"x-overflow": "reject-publish"}
-"""Dead-lettering at least once works with no other way to overflow: a full queue drops its oldest messages else."""
+"""At-least-once dead-lettering requires this overflow. With ``drop-head``, a full queue drops its oldest messages."""
 
 _BALANCED: Final[Mapping[str, Argument]] = {"x-queue-leader-locator": "balanced"}
-"""Where many queues are declared by one client, their leaders would all be on its node."""
+"""Without this, the leaders of all queues that one client declares would be on that client's node."""
 
 
 def safe_queue(name: str, arguments: Mapping[str, Argument]) -> Queue:
-    """A queue that refuses rather than drops, and gives a dead letter away only when the next queue has it."""
+    """A queue that rejects messages when full, and dead-letters at least once."""
     return Queue.quorum(name, {"x-dead-letter-strategy": "at-least-once", **_REFUSING, **_BALANCED, **arguments})
 
 
@@ -26,8 +26,8 @@ def waiting_queue(
     """A queue that holds every message for the same time, and then dead-letters it.
 
     Args:
-        dead_letter_key: the routing key from then on. Below RabbitMQ 4.0 the broker removes the CC header with it
-            (``rabbit_dead_letter:make_msg``). None keeps the keys that the message came with.
+        dead_letter_key: the dead-letter routing key. Before RabbitMQ 4.0 the broker then also removes the CC header
+            (``rabbit_dead_letter:make_msg``). None keeps the message's routing keys.
     """
     arguments: dict[str, Argument] = {
         "x-message-ttl": wait // timedelta(milliseconds=1),

@@ -1,7 +1,7 @@
-"""A received message as it was sent.
+"""Received messages, restored to what was sent.
 
-Delay infrastructures leave traces on a message: transport keys, headers, a routing key with the delay in front. This
-module takes them off again, whichever of the infrastructures the message came through.
+Delay infrastructures change a message: they add transport keys and headers, and some put the delay before the routing
+key. This module undoes these changes for all infrastructures.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from bide.delay.protocol import (
 )
 from bide.durations import from_milliseconds
 
-_ENDS: Final = tuple(
+_FIRST_AND_LAST_DEATH: Final = tuple(
     (f"x-{which}-death-exchange", f"x-{which}-death-queue", f"x-{which}-death-reason") for which in ("first", "last")
 )
 
-DEATH_HEADERS: Final = frozenset({"x-death", *(name for names in _ENDS for name in names)})
-"""What RabbitMQ adds when it dead-letters."""
+DEATH_HEADERS: Final = frozenset({"x-death", *(name for names in _FIRST_AND_LAST_DEATH for name in names)})
+"""The headers that RabbitMQ adds when it dead-letters a message."""
 
 OWN_PREFIX: Final = "bide-"
-"""Headers that start so are bide's own."""
+"""The start of the names of bide's own headers."""
 
 TRANSPORT_HEADERS: Final = frozenset(
     {
@@ -44,7 +44,7 @@ TRANSPORT_HEADERS: Final = frozenset(
         "x-acquired-count",
     }
 )
-"""Headers of others that belong to the way, not to the message."""
+"""Headers of other systems that describe the delivery, not the message."""
 
 _CASCADE_QUEUE: Final = re.compile(
     r"nsb(?:\.v2)?\.delay-level-\d\d|(?:.+_)?celery_delayed_\d+"
@@ -57,13 +57,13 @@ _CLOCK_QUEUE: Final = re.compile(r"[edhmsc]\d{1,2}(?:/\d+)?|release\..*", re.DOT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentMessage:
-    """A message as it was sent, and when it was due.
+    """A message as it was sent, and its due time.
 
     Attributes:
-        exchange: the exchange that it was sent to; empty for one sent to a queue.
-        values: its properties by their AMQP names, headers cleaned.
-        due: its due time; :func:`restore` gives that of bide, or None for a message that bide did not delay.
-        sent_at: when bide sent it, or None for a message of others.
+        exchange: the exchange that it was sent to; empty for a message sent to a queue.
+        values: its properties by their AMQP names, without the headers of a delay infrastructure.
+        due: its due time; :func:`restore` sets it only for a message that bide delayed.
+        sent_at: when bide sent it; None for a message of another sender.
     """
 
     exchange: str
@@ -74,7 +74,7 @@ class SentMessage:
 
 
 def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentMessage:
-    """Undo what the way through a delay infrastructure did to a message."""
+    """Undo the changes that a delay infrastructure made to a message."""
     headers = values.get("headers")
     if not headers:
         # A message from NServiceBus or Celery always has headers.
@@ -90,7 +90,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
     routing_key = original_key(routing_key)
     if isinstance(own_key := headers.get(HEADER_PICK_UP_KEY), str):
         routing_key = own_key
-    # A retried or parked copy has the target of the first message in its own headers.
+    # A retried or parked copy has the target of the original message in its headers.
     if isinstance(first_exchange := headers.get(HEADER_EXCHANGE), str):
         exchange = first_exchange
     if isinstance(first_key := headers.get(HEADER_ROUTING_KEY), str):
@@ -127,7 +127,7 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
         ]
         if not kept["x-death"]:
             del kept["x-death"]
-    for exchange, queue, reason in _ENDS:
+    for exchange, queue, reason in _FIRST_AND_LAST_DEATH:
         if _is_ours(kept.get(exchange), kept.get(queue)):
             for name in (exchange, queue, reason):
                 kept.pop(name, None)
@@ -135,16 +135,16 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_ours(exchange: Any, queue: Any) -> bool:
-    """Whether a message that came from this exchange, and died in this queue, was only being delayed."""
+    """Whether a death with this exchange and this queue belongs to a delay infrastructure."""
     return isinstance(exchange, str) and isinstance(queue, str) and _was_delayed(exchange, queue)
 
 
 @lru_cache(maxsize=4096)
 def _was_delayed(exchange: str, queue: str) -> bool:
-    # A delayed message asks this four times, and all of an infrastructure's messages for the same few hundred names.
+    # Cached: this is called four times per delayed message, for the same few hundred names.
     if _CASCADE_QUEUE.fullmatch(queue):
         return True
-    # Only both names together tell our queues from a queue of the user's called "orders.v1.release.eu".
+    # Both names are needed: an application may have a queue named "orders.v1.release.eu".
     found = _CLOCK_EXCHANGE.fullmatch(exchange)
     return (
         found is not None

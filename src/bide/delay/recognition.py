@@ -1,7 +1,7 @@
-"""Queues of delay infrastructures, by their names, arguments and messages.
+"""Recognition of delay queues by their names, arguments and messages.
 
-A message that is taken out of such a queue and put back, or copied, waits anew or arrives early. So whatever reads
-queues for an operator has to know them, whichever program declared them and under whichever prefix.
+A message that is taken out of such a queue and put back waits again, and a copy of it arrives early. Commands that read
+queues therefore have to recognise delay queues of any program and prefix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bide.delay.waiting_hall import HEADER_REST
 from bide.errors import DelayQueueError
 
 Part = Literal["waiting", "release", "relay", "passage", "undeliverable"]
-"""What a queue of a delay infrastructure is there for."""
+"""The role of a queue in a delay infrastructure."""
 
 _BASE: Final = r".+\.v[0-9]+"
 _HALL: Final = r".+\.hall(?:-[0-9]+ms)?\.v[0-9]+"
@@ -39,7 +39,7 @@ _BEHIND_A_LEVEL: Final = re.compile(
     r"|nsb(?:\.v[0-9]+)?\.delay-delivery|(?:.+_)?celery_delayed_delivery",
     re.DOTALL,
 )
-"""Exchanges that a queue of a level dead-letters to."""
+"""Exchanges that the queue of a level dead-letters to."""
 
 _LEVEL_OF_CLOCK: Final = re.compile(rf"{_BASE}\.(?:in\.)?[edhmsc]", re.DOTALL)
 _ENTRY: Final = re.compile(rf"{_BASE}\.in\.[edhmsc]", re.DOTALL)
@@ -51,26 +51,26 @@ _BINARY_KEY: Final = re.compile(rf"((?:[01]\.){{{CASCADE_LEVELS}}})")
 _INSTEAD: Final[Mapping[Part, str]] = {
     "waiting": "messages wait there until they are due, and leave by themselves. 'bide delay verify' counts them, and "
     "'bide tap on' records what is scheduled",
-    "release": "messages pass it on the way to their target, and wait only while that refuses them: see to the target",
-    "relay": "'bide relay --allow ...' takes its messages: run one",
-    "passage": "messages pass it on the way to the stream of a tap, which 'bide pipeline audit' reads",
+    "release": "messages pass through it to their target, and wait only while the target refuses them: fix the target",
+    "relay": "'bide relay --allow ...' consumes its messages: run a relay",
+    "passage": "messages pass through it to the stream of a tap, which 'bide pipeline audit' reads",
     "undeliverable": "its messages may not be due yet. 'bide delay resend --allow ...' sends them to their targets, "
-    "those that are not due after the rest of their wait",
+    "and keeps the rest of their delay",
 }
 
 
 def refuse(queue: str, arguments: Mapping[str, Any] | None = None, *, sends: bool = False) -> None:
-    """See that a queue does not belong to a delay infrastructure, before its messages are read or copied.
+    """Refuse to read or copy the messages of a delay queue.
 
-    The queue for undeliverable messages may be read: its messages have nothing to wait for there.
+    The undeliverable queue may be read, because messages do not wait there.
 
     Args:
         queue: its name.
-        arguments: with which it was declared, or None if they are not known.
-        sends: whether its messages are to be sent where they should have gone.
+        arguments: the arguments that it was declared with, or None if they are not known.
+        sends: whether its messages are to be sent to their targets.
 
     Raises:
-        DelayQueueError: it does.
+        DelayQueueError: the queue belongs to a delay infrastructure.
     """
     part = part_of(queue, arguments)
     if part is not None and (sends or part != "undeliverable"):
@@ -78,14 +78,14 @@ def refuse(queue: str, arguments: Mapping[str, Any] | None = None, *, sends: boo
 
 
 def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> None:
-    """See that a queue does not belong to a delay infrastructure, before messages are sent to it.
+    """Refuse to send messages to a delay queue.
 
     Args:
         queue: its name.
-        arguments: with which it was declared, or None if they are not known.
+        arguments: the arguments that it was declared with, or None if they are not known.
 
     Raises:
-        DelayQueueError: it does. A message that is sent there has no keys that lead to a target.
+        DelayQueueError: the queue belongs to a delay infrastructure. A message sent there has no keys for a target.
     """
     if part_of(queue, arguments) is not None:
         raise DelayQueueError(
@@ -97,18 +97,17 @@ def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> Non
 def refusal(queue: str, part: Part) -> DelayQueueError:
     """The error for an operation on a queue of a delay infrastructure."""
     return DelayQueueError(
-        f"the queue {queue!r} belongs to a delay infrastructure: {_INSTEAD[part]}. Name an error queue or a "
-        "dead-letter queue instead"
+        f"the queue {queue!r} belongs to a delay infrastructure: {_INSTEAD[part]}. Name another queue instead"
     )
 
 
 def part_of(queue: str, arguments: Mapping[str, Any] | None = None) -> Part | None:
-    """What a queue is in a delay infrastructure, of any layout and prefix; None for any other queue.
+    """The role of a queue in a delay infrastructure of any layout and prefix; None for any other queue.
 
     Args:
         queue: its name.
-        arguments: with which it was declared, or None if they are not known. They tell a queue of the levels that has
-            another name, and the queue of another system that has such a name, ``backup.v1.s3`` for one.
+        arguments: the arguments that it was declared with, or None if they are not known. They identify a level's queue
+            with another name, and another system's queue with a matching name, such as ``backup.v1.s3``.
     """
     named = _by_name(queue)
     if arguments is None or named == "undeliverable":
@@ -130,21 +129,21 @@ def _by_name(queue: str) -> Part | None:
 
 
 def is_waiting(exchange: str, routing_key: str, headers: Mapping[str, Any]) -> bool:
-    """Whether a message, as a queue delivers it, has not yet waited in all the queues that its keys name.
+    """Whether a delivered message still has to wait in some of the queues that its keys name.
 
-    A message that has arrived still has its keys. So they are counted against the queues that it died in.
+    A message at its target still has its keys, so they are compared with the queues in which it died.
 
     Args:
-        exchange: that it came to this queue by: an exchange of the levels, for one that waits.
-        routing_key: with which it did.
-        headers: all, the broker's own among them.
+        exchange: the exchange of the delivery; an exchange of the levels if the message waits.
+        routing_key: the routing key of the delivery.
+        headers: all headers, including the broker's.
     """
     if _LEVEL_OF_CLOCK.fullmatch(exchange):
         keys = (key for name in ("CC", "BCC") for key in _list(headers.get(name)) if isinstance(key, str))
         digits = {found[1] for key in keys if (found := _DIGIT_KEY.fullmatch(key))}
         if digits:
             return bool(digits - {name.rpartition(".")[2] for name in _died_in(headers)})
-        # The broker takes BCC keys away. What publishers send enters a level at which it has to wait.
+        # The broker removes BCC keys. A message that comes from an entry exchange has to wait at that level.
         return _ENTRY.fullmatch(exchange) is not None and not any(_DIGIT.fullmatch(one) for one in _died_in(headers))
     if _LEVEL_OF_CASCADE.fullmatch(exchange):
         found = _BINARY_KEY.match(routing_key)

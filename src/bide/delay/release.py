@@ -1,8 +1,8 @@
-"""Release queues for one exchange and one routing key.
+"""Release queues, each for one exchange and one routing key.
 
-Such a queue stands between the delivery exchange and a target. Its dead-letter exchange and routing key are fixed, so
-the target gets the message with its own routing key, whatever the type of the exchange, and a target that takes no
-messages holds up its own messages only. Below RabbitMQ 4.0 the broker also removes the CC header on this way.
+A release queue stands between the delivery exchange and a target. Its dead-letter exchange and routing key are fixed,
+so the target gets the message with its own routing key, for any type of exchange. If the target accepts no messages,
+only its own messages wait. Before RabbitMQ 4.0 the broker also removes the CC header when it dead-letters from here.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _ESCAPES: Final = (("%", "%25"), ("~", "%7E"), ("/", "%2F"), (".", "/"))
 
 
 def release_word(exchange: str, routing_key: str) -> str:
-    """One word of a routing key that names an exchange and the routing key to publish to it with."""
+    """One word of a routing key that encodes an exchange and the routing key for it."""
     return f"~r:{_escaped(exchange)}~{_escaped(routing_key)}"
 
 
 def release_key(target: ExchangeTarget) -> str:
-    """The key that ``Clock`` reaches the release queue of an exchange and a routing key by."""
+    """The key of ``Clock`` for the release queue of an exchange and a routing key."""
     word = release_word(target.exchange, target.routing_key).removeprefix("~r:")
     key = f"~k:{word}"
     return key if len(key.encode()) <= MAX_NAME_BYTES else f"~k#{hashed(word)}"
 
 
 def released_key(word: str) -> str | None:
-    """The routing key in a word of :func:`release_word`; None for any other word."""
+    """The routing key that a word of :func:`release_word` encodes; None for any other word."""
     found = _WORD.fullmatch(word)
     return _unescaped(found[2]) if found is not None else None
 
 
 def release_queue(prefix: str, exchange: str, routing_key: str) -> Queue:
-    """The queue that passes messages on to an exchange with this routing key.
+    """The queue that dead-letters messages to an exchange with this routing key.
 
     Args:
-        prefix: starts its name; a name that would be too long ends with a hash.
-        exchange: empty for the default exchange, whose routing keys are names of queues.
+        prefix: starts its name. A name that would be too long ends with a hash.
+        exchange: the exchange; empty for the default exchange, whose routing keys are queue names.
     """
     name = prefix + release_word(exchange, routing_key).removeprefix("~r:")
     if len(name.encode()) > MAX_NAME_BYTES:

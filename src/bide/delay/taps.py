@@ -1,28 +1,28 @@
 """Taps: two streams that record each delayed message when it is scheduled and when due.
 
-They are bound and unbound while the system runs. No publisher, no key and no consumer changes, and no message goes
-another way for it.
+Taps are bound and unbound while the system runs. Publishers, keys and consumers do not change, and the routes of
+messages stay the same.
 
-``Clock`` has places for them: the fanout exchange that publishers enter a level by, and the one that every message
-passes at its due time. A binding there is never the only match of an exchange that has an alternate, so what has no
-target goes to the undeliverable queue as before.
+``Clock`` has exchanges for taps: the fanout exchanges that publishers use to enter a level, and the fanout exchange
+that every message passes at its due time. A binding there is never the only match of an exchange with an alternate
+exchange, so a message without a target still goes to the undeliverable queue.
 
-The cascades of NServiceBus and of Celery have no such places, and must not get any: their exchanges are declared by
-others. There the keys tell. Whatever level a message is published to (NServiceBus and bide: the first that has
-something to do; Celery: always the highest), it passes the exchange of its highest ``1`` once, with zeros alone before
-that digit, and before it has waited anywhere::
+The cascades of NServiceBus and Celery have no such exchanges, and none can be added, because other programs declare the
+cascade. Taps use the routing keys there. NServiceBus and bide publish a message to the highest level at which it waits,
+Celery always to the highest level. In both cases the message passes the exchange of its highest ``1`` once, with only
+zeros before that digit, and before it has waited anywhere::
 
-    level 02 of 28    0.0. ... .0.1.#      twenty-five zeros, a one, and whatever follows
+    level 02 of 28    0.0. ... .0.1.#      twenty-five zeros, a one, and any further words
 
-Every message passes the delivery exchange once, at its due time. A tap there matches everything, so for RabbitMQ no
-message is without a route any more: what belongs to a deleted endpoint exists in the stream only.
+Every message passes the delivery exchange once, at its due time. A tap there matches all messages, so RabbitMQ no
+longer treats any message as unroutable: a message for a deleted endpoint is then only in the stream.
 
-Classic delay queues (version 1 of NServiceBus, and Celery by setting) hand their messages over without a confirm, and
-on RabbitMQ 3.10.8 a stream gets none of these (on 4.0.5 and 4.3.6 it does). Behind such a cascade a quorum queue stands
-before the stream, which sends on at once what it gets, and at least once.
+Classic delay queues (version 1 of NServiceBus, and Celery if so configured) dead-letter without a confirm. On RabbitMQ
+3.10.8 a stream gets none of these messages (on 4.0.5 and 4.3.6 it does). After such a cascade, a quorum queue before
+the stream receives the messages and dead-letters them to the stream at once, at least once.
 
-A waiting hall has no taps: every round passes its check-in again, and what is overdue goes from there to its target by
-the relay, past everything that could be tapped.
+A waiting hall has no taps. Messages pass its check-in again in each round, and the relay sends overdue messages
+directly from there to their targets, past any exchange that could be tapped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DELIVERED: Final = "delivered"
 
 _SECOND: Final = timedelta(seconds=1)
 _UNITS: Final = ((86_400, "D"), (3_600, "h"), (60, "m"), (1, "s"))
-"""Seconds in each unit that RabbitMQ takes for ``x-max-age``; ``Y`` and ``M`` have no fixed length."""
+"""Seconds in each unit of ``x-max-age``. ``Y`` and ``M`` are not used, because their length varies."""
 
 _SEGMENTS: Final = 20
 _LARGEST_SEGMENT: Final = 100_000_000
@@ -50,14 +50,14 @@ _SMALLEST_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How much a tap's stream keeps. Whichever limit is reached first, the oldest messages go.
+    """The retention of a tap's stream. The oldest messages are deleted when either limit is reached.
 
-    RabbitMQ deletes whole segments, and never the one that it writes to. So a stream holds up to one segment more, and
-    a quiet one keeps messages longer than ``max_age``.
+    RabbitMQ deletes whole segments, and never the current one. A stream can therefore hold up to one segment more, and
+    a stream with little traffic keeps messages longer than ``max_age``.
 
     Args:
-        max_age: whole seconds, one at least.
-        max_bytes: on disk, per stream and replica; a million at least.
+        max_age: the age limit, in whole seconds; at least one second.
+        max_bytes: the size limit on disk, per stream and replica; at least a million bytes.
 
     Raises:
         InvalidInputError: one of them is out of range.
@@ -69,17 +69,17 @@ class Retention:
     def __post_init__(self) -> None:
         if self.max_age < _SECOND or self.max_age % _SECOND:
             raise InvalidInputError(
-                f"the age {format_delay(self.max_age)} must be a whole number of seconds, one at least: 7d or 12h for "
+                f"the age {format_delay(self.max_age)} must be a whole number of seconds, at least one: 7d or 12h for "
                 "example"
             )
         if not _SMALLEST_BYTES <= self.max_bytes < 1 << 63:
             raise InvalidInputError(
-                f"{self.max_bytes} bytes are no size for a stream: give {_SMALLEST_BYTES:,} at least"
+                f"{self.max_bytes} bytes is not a valid size of a stream: give at least {_SMALLEST_BYTES:,}"
             )
 
     @property
     def segment_bytes(self) -> int:
-        """The size of the files that the stream is cut into: a twentieth of the whole, 100 MB at most."""
+        """The size of the stream's segment files: a twentieth of the whole, at most 100 MB."""
         return min(self.max_bytes // _SEGMENTS, _LARGEST_SEGMENT)
 
     def arguments(self) -> dict[str, Argument]:
@@ -99,12 +99,12 @@ class Taps:
     """The taps of one delay infrastructure.
 
     Attributes:
-        scheduled: name of the stream with what was scheduled.
-        delivered: name of the stream with what was released at its due time.
-        to_scheduled: the bindings that lead to the first; the tap is off without them.
-        to_delivered: the same for the second.
-        passage: what stands before the second, where the delay queues cannot reach a stream by themselves.
-        defeats: the exchange whose messages without a target only the tap receives, or None.
+        scheduled: the name of the stream with scheduled messages.
+        delivered: the name of the stream with messages released at their due time.
+        to_scheduled: the bindings to the first stream; without them the tap is off.
+        to_delivered: the bindings to the second stream.
+        passage: the queue and exchange before the second stream, if the delay queues cannot dead-letter to a stream.
+        defeats: the exchange whose unroutable messages only the tap receives, or None.
     """
 
     scheduled: str
@@ -121,7 +121,8 @@ class Taps:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        """Both, in the order to make them in: a message recorded as scheduled is also recorded as delivered."""
+        """The bindings of both streams, in the order to create them: ``delivered`` first, so that a message recorded as
+        scheduled is also recorded as delivered."""
         return self.to_delivered + self.to_scheduled
 
     @property
@@ -130,7 +131,7 @@ class Taps:
         return tuple(dict.fromkeys(one.source for one in self.bindings))
 
     def topology(self, retention: Retention) -> Topology:
-        """The streams, what stands before them, and the bindings."""
+        """The streams, the passage, and the bindings."""
         arguments = retention.arguments()
         streams = Topology(queues=[Queue(name, arguments=arguments) for name in self.names])
         return streams | self.passage | Topology(bindings=self.bindings)
@@ -141,21 +142,21 @@ class Taps:
 
 
 class Tapped(Protocol):
-    """An infrastructure, as far as taps go."""
+    """The members of an infrastructure that taps need."""
 
     @property
     def name(self) -> str:
         """The layout's name on the command line."""
 
     def taps(self) -> Taps | None:
-        """The taps; None where it can have none."""
+        """The taps; None if taps are not possible."""
 
 
 def taps_of(infrastructure: Tapped) -> Taps:
     """The taps of an infrastructure.
 
     Raises:
-        InvalidInputError: it can have none.
+        InvalidInputError: taps are not possible.
     """
     taps = infrastructure.taps()
     if taps is None:
@@ -167,6 +168,6 @@ def taps_of(infrastructure: Tapped) -> Taps:
 
 
 def passage_to(stream: str) -> Topology:
-    """A queue that sends on at once what it gets, with its own routing key, and the fanout exchange behind it."""
+    """A queue that dead-letters messages at once, with their routing keys, and the fanout exchange after it."""
     queue = waiting_queue(f"{stream}.passage", timedelta(0), stream)
     return Topology([Exchange(stream, "fanout")], [queue], [Binding(stream, stream)])

@@ -1,9 +1,10 @@
-"""``WaitingHall``: a few binary levels, and a hall in which longer delays go round.
+"""``WaitingHall``: a few binary levels, and a queue in which longer delays wait in rounds.
 
-Every message checks in with its due time. A relay (``bide relay``) looks at each one and sends it on: one with more to
-wait than all levels together meditates for as long as the highest level and checks in again; any other goes through
-the levels that its binary digits name, and from there to its target, with the routing key that it was sent with. With
-levels of 1, 2, 4 and 8 seconds, 27 seconds are two rounds of 8, then ``1.0.1.1``: 8 + 2 + 1.
+Every message is published to the check-in exchange with its due time. A relay (``bide relay``) consumes each message
+and sends it on. A message whose remaining wait exceeds all levels together goes to the meditating queue, waits there as
+long as at the highest level, and checks in again. Any other message goes through the levels of its binary digits, and
+then to its target with its original routing key. With levels of 1, 2, 4 and 8 seconds, 27 seconds are two rounds of 8,
+then ``1.0.1.1``: 8 + 2 + 1.
 
 Exchanges (in brackets) and queues, from the publisher to the target (``P`` is the prefix and the layout's version,
 ``bide.hall.v1``)::
@@ -12,8 +13,7 @@ Exchanges (in brackets) and queues, from the publisher to the target (``P`` is t
                                    relay -> [P.level-03] -> P.level-03 -> [P.level-02] -> ... -> [P.released]
     [P.released] -> P.distributing -> relay -> the target: a queue, any exchange, or [P.pick-up]
 
-After the idea of the project delayed-messaging-with-rabbitmq. What the relay does with a message is in
-:mod:`bide.relay.decision`.
+The idea is from the project delayed-messaging-with-rabbitmq. For the relay's decisions see :mod:`bide.relay.decision`.
 """
 
 from __future__ import annotations
@@ -47,47 +47,46 @@ DEFAULT_LEVELS: Final = 20
 MAX_LEVELS: Final = 28
 
 HEADER_REST: Final = "bide-rest"
-"""Header of a message in the hall: how long it had to wait when it was last sent on, in milliseconds."""
+"""Header of a message in the hall: its remaining wait when it was last sent on, in milliseconds."""
 
 MAX_DELAY: Final = timedelta(days=36525)
-"""A hundred years. Going round has no end by itself, but more than this is a mistake in the unit."""
+"""A hundred years. Rounds have no limit of their own, but a longer delay is most likely a wrong unit."""
 
 MAX_TTL: Final = timedelta(days=3650)
 """RabbitMQ's limit for the TTL of a queue."""
 
 RELAY: Final = "(relay)"
-"""What stands for the relay in explanations: no exchange can have this name in the hall."""
+"""The relay in explained routes. No exchange of the hall can have this name."""
 
 _UNIT: Final = timedelta(seconds=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_GIVE_UP_AFTER: Final = 1000
-"""Deliveries after which the queues of the relay set a message aside. Explicit, because the
-default of RabbitMQ 4 is 20, and a lost connection of a relay counts for all messages that it held unacknowledged."""
+_DELIVERY_LIMIT: Final = 1000
+"""The delivery limit of the relay's queues, after which they dead-letter a message as undeliverable. It is explicit,
+because the default of RabbitMQ 4 is 20, and a lost connection of a relay counts for all its unacknowledged messages."""
 
 _SHOWN_ROUNDS: Final = 4
-"""Of more rounds, the explanation sums up those in the middle."""
+"""The number of rounds that an explained route shows. Further rounds in the middle are shown as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingHall(DelayInfrastructure):
-    """Delays of up to a hundred years on few queues, with a relay that sees to the messages' way.
+    """Delays of up to a hundred years on few queues, with a relay that routes the messages.
 
-    Without a relay nothing gets lost, and nothing moves: run ``bide relay --allow ...`` with the same settings, as many
-    as you like. A due time counts by the clock of the relay, so keep the clocks of its machine and the publishers'
-    together.
+    Without a relay, messages wait but are not lost. Run ``bide relay --allow ...`` with the same settings, one process
+    or several. Due times are compared with the relay's clock, so keep the clocks of relays and publishers in sync.
 
-    Halls whose settings differ do no harm to each other: the name holds the resolution where it is not a second, and
-    levels mean the same in a hall of more levels.
+    Halls with different settings do not interfere: a resolution other than one second is part of the names, and a level
+    is the same in a hall with more levels.
 
     Args:
         prefix: starts every name, so that several applications can share a virtual host.
-        levels: how many there are, 1 to 28; each holds messages twice as long as the one below it.
+        levels: the number of levels, 1 to 28; each holds messages twice as long as the one below it.
         resolution: the wait of the lowest level, in whole milliseconds; delays are rounded up to a multiple of it.
 
     Raises:
         InvalidInputError: ``levels`` is out of range.
-        InvalidDelayError: the resolution is not in whole milliseconds, less than 10 ms, or so long that the highest
-            level would hold messages longer than a queue of RabbitMQ can.
+        InvalidDelayError: the resolution is not in whole milliseconds, less than 10 ms, or so long that the wait of the
+            highest level would exceed RabbitMQ's TTL limit.
         InvalidNameError: the prefix is empty, too long, or starts with ``amq.``.
     """
 
@@ -98,19 +97,21 @@ class WaitingHall(DelayInfrastructure):
     def __post_init__(self) -> None:
         check_name("prefix", self.prefix, limit=100)
         if self.prefix.startswith("amq."):
-            raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ keeps for itself")
+            raise InvalidNameError(
+                f"the prefix {self.prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another"
+            )
         if not 1 <= self.levels <= MAX_LEVELS:
             raise InvalidInputError(f"{self.levels} levels: give 1 to {MAX_LEVELS}")
         check_span("resolution", self.resolution)
         if self.resolution < timedelta(milliseconds=10) or self.resolution % _MILLISECOND:
             raise InvalidDelayError(
-                f"the resolution {format_delay(self.resolution)} must be a whole number of milliseconds, 10 at least: "
+                f"the resolution {format_delay(self.resolution)} must be a whole number of milliseconds, at least 10: "
                 "1s or 250ms for example"
             )
         if self.resolution > MAX_TTL // (1 << self.levels - 1):
             raise InvalidDelayError(
                 f"the highest of {self.levels} levels of {format_delay(self.resolution)} would hold messages longer "
-                f"than RabbitMQ's limit of {format_delay(MAX_TTL)}: give fewer levels, longer delays go round"
+                f"than RabbitMQ's limit of {format_delay(MAX_TTL)}: give fewer levels; longer delays wait in rounds"
             )
 
     @property
@@ -120,22 +121,22 @@ class WaitingHall(DelayInfrastructure):
 
     @property
     def max_delay(self) -> timedelta:
-        """A hundred years, whatever the levels."""
+        """A hundred years, with any number of levels."""
         return MAX_DELAY
 
     @property
     def span(self) -> timedelta:
-        """The wait of all levels together: longer delays go round."""
+        """The wait of all levels together. Longer delays wait in rounds."""
         return self.resolution * ((1 << self.levels) - 1)
 
     @property
     def round(self) -> timedelta:
-        """The wait of one round, which is that of the highest level."""
+        """The wait of one round: that of the highest level."""
         return self.resolution * (1 << self.levels - 1)
 
     @property
     def base(self) -> str:
-        """What all names start with."""
+        """The start of all names."""
         if self.resolution == _UNIT:
             return f"{self.prefix}.hall.{LAYOUT_VERSION}"
         return f"{self.prefix}.hall-{self.resolution // _MILLISECOND}ms.{LAYOUT_VERSION}"
@@ -147,14 +148,14 @@ class WaitingHall(DelayInfrastructure):
 
     @property
     def receiving_queue(self) -> str:
-        """The queue that messages wait in for the relay to send them round, or to the levels."""
+        """The queue from which the relay sends messages to the meditating queue or to the levels."""
         return f"{self.base}.receiving"
 
     @property
     def meditating(self) -> str:
-        """The fanout exchange, and its queue, where messages wait that have to go round.
+        """The name of the fanout exchange and queue in which messages wait for one round.
 
-        Its wait is part of the name, so that halls with other levels have another.
+        The level is part of the name, so that halls with other levels have another queue.
         """
         return f"{self.base}.meditating-{self.levels - 1:02}"
 
@@ -165,17 +166,17 @@ class WaitingHall(DelayInfrastructure):
 
     @property
     def distributing_queue(self) -> str:
-        """The queue that messages wait in for the relay to bring them to their targets."""
+        """The queue from which the relay sends messages to their targets."""
         return f"{self.base}.distributing"
 
     @property
     def delivery_exchange(self) -> str:
-        """The pick-up exchange, a topic exchange: the target of whatever names no other."""
+        """The pick-up exchange, a topic exchange: the target of messages that name no other."""
         return f"{self.base}.pick-up"
 
     @property
     def undeliverable(self) -> str:
-        """The exchange, and its queue, for messages that nothing takes."""
+        """The name of the exchange and queue for undeliverable messages."""
         return f"{self.base}.undeliverable"
 
     @property
@@ -184,7 +185,7 @@ class WaitingHall(DelayInfrastructure):
         return self.receiving_queue, self.distributing_queue
 
     def level_name(self, level: int) -> str:
-        """The exchange of a level, and its queue; 0 is the lowest."""
+        """The name of a level's exchange and queue; 0 is the lowest level."""
         return f"{self.base}.level-{level:02}"
 
     def owns(self, name: str) -> bool:
@@ -196,41 +197,42 @@ class WaitingHall(DelayInfrastructure):
         return _topology(self)
 
     def probes(self) -> Topology:
-        """The pick-up exchange, the highest level's queue, and the meditating one, which only as many levels have."""
+        """The pick-up exchange, the queue of the highest level, and the meditating queue for this number of levels."""
         wanted = {self.level_name(self.levels - 1), self.meditating}
         return Topology(
             [Exchange(self.delivery_exchange, "topic")], [one for one in self.topology().queues if one.name in wanted]
         )
 
     def key(self, units: int) -> str:
-        """The routing key in the levels: the binary digits of the wait, from the first ``1`` on."""
+        """The routing key in the levels: the binary digits of the wait, from the first ``1``."""
         return ".".join(f"{units:b}")
 
     def entry_exchange(self, units: int) -> str:
-        """The exchange by which a wait of this many units, at least one, enters the levels."""
+        """The first exchange of a wait of this many units (at least one) in the levels."""
         return self.level_name(units.bit_length() - 1)
 
     def rounds(self, units: int) -> int:
-        """How often a wait of this many units goes round before the levels can hold the rest."""
+        """The number of rounds that a wait of this many units needs before the levels can hold the rest."""
         beyond = units - ((1 << self.levels) - 1)
         return max(-(-beyond // (1 << self.levels - 1)), 0)
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
-        """Where and how to publish so that the message reaches ``target`` after ``delay``.
+        """The route by which a message reaches ``target`` after ``delay``.
 
-        A delay of zero goes straight to the target. Nothing has to be bound for a target: the relay addresses it.
+        A message with a delay of zero goes straight to the target. A target needs no binding: the relay publishes to
+        it.
 
         Args:
             delay: zero or more.
-            target: a queue, ``isolated`` or not (each is: a message that its target refuses goes round once more), or
-                an exchange of any type.
-            message_id: makes no difference here: there is one queue per level.
+            target: a queue or an exchange of any type. ``isolated`` makes no difference: a message that its target
+                refuses waits one more round and blocks no others.
+            message_id: not used, because there is one queue per level.
 
         Raises:
-            InvalidDelayError: negative, or longer than a hundred years.
+            InvalidDelayError: the delay is negative, or longer than a hundred years.
             InvalidNameError: the target's name or the routing key is too long.
-            UnsupportedTargetError: the default exchange (name the queue instead), or a part of the hall itself other
-                than its pick-up exchange.
+            UnsupportedTargetError: the target is the default exchange (name the queue instead), or part of the hall
+                other than its pick-up exchange.
         """
         units = round_up(delay, self.resolution, maximum=MAX_DELAY)
         exchange, routing_key = self._address(target)
@@ -253,7 +255,7 @@ class WaitingHall(DelayInfrastructure):
         )
 
     def _address(self, target: Target) -> tuple[str, str]:
-        """The exchange and the routing key of an undelayed publish to this target, checked."""
+        """Check a target, and return the exchange and the routing key of an undelayed publish to it."""
         address = address_of(target)
         kind, name = ("queue", target.queue) if isinstance(target, QueueTarget) else ("exchange", target.exchange)
         if self.owns(name) and (kind, name) != ("exchange", self.delivery_exchange):
@@ -264,9 +266,9 @@ class WaitingHall(DelayInfrastructure):
         return address
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
-        """Every exchange on the way of a message, and the relay in between, in order.
+        """Every exchange on the route of a message, and the relay in between, in order.
 
-        Where there are many rounds, those in the middle are one step.
+        If there are many rounds, those in the middle are one step.
         """
         return tuple(self._steps(delay, target))
 
@@ -333,7 +335,7 @@ class WaitingHall(DelayInfrastructure):
 
 
 def _grouped(rounds: int) -> Iterator[tuple[int, int]]:
-    """The rounds to show: the number of the first one of each group, and how many there are in it."""
+    """The rounds to show, in groups: the number of the first round of a group, and the size of the group."""
     if rounds <= _SHOWN_ROUNDS:
         yield from ((number, 1) for number in range(1, rounds + 1))
         return
@@ -351,17 +353,17 @@ def _topology(hall: WaitingHall) -> Topology:
     alternate = {"alternate-exchange": hall.undeliverable}
     exchanges = [
         Exchange(hall.undeliverable, "fanout"),
-        # Without an alternate exchange: what matches no binding comes back to the relay, which sets it aside with all
-        # that it needs to be sent once more.
+        # No alternate exchange: an unroutable message is returned to the relay, which puts it in the undeliverable
+        # queue with everything needed to send it again.
         Exchange(hall.delivery_exchange, "topic"),
         Exchange(hall.released_exchange, "fanout"),
         Exchange(hall.check_in, "fanout"),
         Exchange(hall.meditating, "fanout"),
     ]
-    # What the relay rejects, and what makes relays die again and again, is set aside rather than dropped.
+    # A message that the relay rejects, or that makes relays crash repeatedly, goes to the undeliverable queue.
     given_up: dict[str, Argument] = {
         "x-dead-letter-exchange": hall.undeliverable,
-        "x-delivery-limit": _GIVE_UP_AFTER,
+        "x-delivery-limit": _DELIVERY_LIMIT,
     }
     queues = [
         final_queue(hall.undeliverable),
@@ -380,7 +382,7 @@ def _topology(hall: WaitingHall) -> Topology:
         name = hall.level_name(level)
         exchanges.append(Exchange(name, "topic", arguments=alternate))
         queues.append(waiting_queue(name, hall.resolution * (1 << level), below))
-        # Counted from the end of the key, so that a level means the same whatever the number of levels.
+        # Counted from the end of the key, so that a level is the same for any number of levels.
         lower = ".*" * level
         bindings.append(Binding(name, name, f"#.1{lower}"))
         bindings.append(Binding(name, below, f"#.0{lower}", "exchange"))

@@ -1,6 +1,6 @@
 """The demonstration: a few thousand delayed messages, and how late each of them was.
 
-It works on a broker of its own, or on yours under a prefix of its own, which it takes away again.
+It runs on a private broker, or on yours under a unique prefix, and deletes all its queues and exchanges at the end.
 """
 
 from __future__ import annotations

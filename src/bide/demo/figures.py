@@ -1,4 +1,4 @@
-"""What the demonstration measured."""
+"""Figures that the demonstration measures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lateness:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Lateness | None:
-        """The percentiles (nearest rank) of so many milliseconds; None where there are none."""
+        """The percentiles (nearest rank) of these values in milliseconds; None if there are no values."""
         ordered = sorted(values)
         if not ordered:
             return None
@@ -35,7 +35,7 @@ class Lateness:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """The same, rounded, for JSON."""
+        """The percentiles as JSON, rounded to microseconds."""
         return {name: round(getattr(self, name), 3) for name in ("p50", "p90", "p99", "max")}
 
 
@@ -46,10 +46,10 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureBar:
-    """One line of a histogram: values from *low* (included) to *high* (not included), in milliseconds.
+    """One bar of a histogram: values from *low* (included) to *high* (not included), in milliseconds.
 
     Attributes:
-        high: None for the last bar, which has no upper end.
+        high: None for a last bar without an upper end.
     """
 
     low: int
@@ -58,30 +58,30 @@ class FigureBar:
 
 
 class Histogram:
-    """Counts of lateness by the millisecond. Another thread may read them at any moment."""
+    """Counts of lateness by the millisecond. Another thread may read the counts at any time."""
 
     def __init__(self, *, longest: int = 10_000) -> None:
         self._counts = [0] * (longest + 1)
         self.total = 0
 
     def add(self, milliseconds: float) -> None:
-        """Count one value; what is under zero counts as zero, and over the longest as the longest."""
+        """Count one value, clamped to the range from 0 to *longest*."""
         self._counts[min(int(max(milliseconds, 0.0)), len(self._counts) - 1)] += 1
         self.total += 1
 
     def quantile(self, fraction: float) -> int:
-        """The full milliseconds that this part of the values stays under; 0 without values."""
-        wanted, seen = fraction * self.total, 0
+        """The smallest whole number of milliseconds above this fraction of the values; 0 without values."""
+        wanted, total = fraction * self.total, 0
         for milliseconds, count in enumerate(self._counts):
-            seen += count
-            if count and seen >= wanted:
+            total += count
+            if count and total >= wanted:
                 return milliseconds + 1
         return 0
 
     def bars(self, most: int) -> list[FigureBar]:
-        """At most so many bars of equal width, a round one, and what is beyond them in the last bar.
+        """At most this many bars: bars of the same round width, and a last one for all larger values.
 
-        The width is the smallest that leaves at most one in a hundred values to the last bar.
+        The width is the smallest round one with at most one in a hundred values in the last bar.
         """
         width = _round_up(self.quantile(0.99) / (most - 1))
         bars = [
@@ -107,16 +107,16 @@ def _round_up(value: float) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sold:
-    """How the shop's orders ended.
+class ShopFigures:
+    """How the orders of the shop ended.
 
     Attributes:
-        orders: how many there were.
-        handled: those that a handler was done with.
-        parked: those in the error queue.
-        failed: attempts that failed.
-        wrong: orders that did not end as planned, or not at all.
-        pending: messages of days to come that were published beside them.
+        orders: the number of orders.
+        handled: orders that a handler processed.
+        parked: orders in the error queue.
+        failed: failed attempts.
+        wrong: orders that did not end as planned, or did not end at all.
+        pending: messages due in the next days, published in addition to the orders.
     """
 
     orders: int
@@ -129,23 +129,23 @@ class Sold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoFigures:
-    """The outcome.
+    """The figures of the whole demonstration.
 
     Attributes:
-        release: of the broker.
+        release: the release of the broker.
         published: messages that the broker confirmed.
-        expected: copies that had to arrive: a topic exchange makes several of one message.
-        delivered: of these, those that arrived.
-        lost: those that did not.
+        expected: copies that had to arrive; the topic exchange routes a message to several queues.
+        delivered: expected copies that arrived.
+        lost: expected copies that did not arrive.
         early: copies that arrived before their due time.
         duplicates: copies that arrived again.
-        misrouted: copies that arrived where they did not belong.
+        misrouted: copies that arrived in a queue that should not have received them.
         altered: copies whose routing key, exchange, headers or body were not as sent.
         undeliverable: messages in the undeliverable queue.
-        lateness: in milliseconds; None where nothing arrived.
-        hops: number of queues that a message waited in -> messages.
-        seconds: phase -> how long it took.
-        sold: the outcome of the second part; None where there was none.
+        lateness: in milliseconds; None if no message arrived.
+        hops: number of queues that a message waited in -> number of messages.
+        seconds: phase -> its duration.
+        shop: the figures of the second part; None without a second part.
     """
 
     release: str
@@ -161,7 +161,7 @@ class DemoFigures:
     lateness: Lateness | None
     hops: Mapping[int, int]
     seconds: Mapping[str, float]
-    sold: Sold | None = None
+    shop: ShopFigures | None = None
 
     @property
     def hops_per_message(self) -> float:
@@ -170,9 +170,9 @@ class DemoFigures:
 
     @property
     def problems(self) -> list[str]:
-        """What should not have happened, in words; empty when all is well.
+        """The problems in words; empty if there are none.
 
-        A duplicate is none: bide promises delivery at least once.
+        A duplicate is not a problem, because bide guarantees at-least-once delivery.
         """
         counts = {
             "lost": self.lost,
@@ -180,12 +180,12 @@ class DemoFigures:
             "misrouted": self.misrouted,
             "altered": self.altered,
             "undeliverable": self.undeliverable,
-            "orders without their end": self.sold.wrong if self.sold is not None else 0,
+            "orders without the planned end": self.shop.wrong if self.shop is not None else 0,
         }
         return [f"{count:,} {what}" for what, count in counts.items() if count]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures as JSON."""
         return {
             "release": self.release,
             "published": self.published,
@@ -201,5 +201,5 @@ class DemoFigures:
             "hops_per_message": round(self.hops_per_message, 3),
             "hops": {str(hops): count for hops, count in sorted(self.hops.items())},
             "seconds": {phase: round(seconds, 3) for phase, seconds in self.seconds.items()},
-            "shop": None if self.sold is None else asdict(self.sold),
+            "shop": None if self.shop is None else asdict(self.shop),
         }

@@ -1,4 +1,4 @@
-"""Handle the shop's orders, by an endpoint that retries and parks, and compare how they ended with the plan."""
+"""Run of the shop: an endpoint that retries and parks orders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from bide.demo.figures import Sold
+from bide.demo.figures import ShopFigures
 from bide.demo.workload import RETRY, Order, Shop
 from bide.endpoint import Endpoint, EventStream, Observer
 from bide.runtime.logs import logger
@@ -20,48 +20,48 @@ if TYPE_CHECKING:
     from bide.client.message import Message
     from bide.endpoint import Event
 
-_AT_ONCE: Final = 200
-"""Messages that are published without waiting for each other's confirms."""
+_WINDOW: Final = 200
+"""Messages that are published without waiting for confirms in between."""
 
 
-async def sell(client: Client, shop: Shop, *, patience: timedelta, management_url: str | None = None) -> Sold:
-    """Publish what is planned, and handle the orders until each has ended.
+async def run_shop(client: Client, shop: Shop, *, grace: timedelta, management_url: str | None = None) -> ShopFigures:
+    """Publish the planned messages, and handle the orders until each one is processed or parked.
 
     Args:
-        client: whose infrastructure is there.
-        patience: how long after the last attempt is due an order counts as lost.
-        management_url: of the broker.
+        client: a client whose delay infrastructure is declared.
+        grace: time after the due time of the last attempt; an order without an end then counts as wrong.
+        management_url: the URL of the management API.
 
     Raises:
-        ExceptionGroup: of errors of bide's: the broker cannot be reached, or refuses.
+        ExceptionGroup: errors of bide, when the broker cannot be reached or refuses.
     """
     await _publish_pending(client, shop)
-    ledger = _Ledger(shop)
+    handler = _OrderHandler(shop)
     app = Endpoint(
         shop.queue,
         name="shop",
         retry=RETRY,
         error_queue=shop.error_queue,
         slow_down_after=None,
-        observers=[EventStream(shop.events), ledger],
+        observers=[EventStream(shop.events), handler],
         management_url=management_url,
     )
-    app.handler(ledger.handle)
-    with _silent():
+    app.handler(handler.handle)
+    with _without_log():
         async with asyncio.TaskGroup() as tasks:
             work = tasks.create_task(app.run(client))
             await _publish_orders(client, shop)
             with suppress(TimeoutError):
-                async with asyncio.timeout((shop.longest + patience).total_seconds()):
-                    await ledger.complete.wait()
+                async with asyncio.timeout((shop.longest + grace).total_seconds()):
+                    await handler.complete.wait()
             work.cancel()
-    return ledger.sold()
+    return handler.figures()
 
 
 async def _publish_pending(client: Client, shop: Shop) -> None:
-    for first in range(0, len(shop.pending), _AT_ONCE):
-        some = shop.pending[first : first + _AT_ONCE]
-        await asyncio.gather(*(client.publish(b"for later", to=one.queue, delay=one.delay) for one in some))
+    for first in range(0, len(shop.pending), _WINDOW):
+        window = shop.pending[first : first + _WINDOW]
+        await asyncio.gather(*(client.publish(b"for later", to=one.queue, delay=one.delay) for one in window))
 
 
 async def _publish_orders(client: Client, shop: Shop) -> None:
@@ -79,8 +79,8 @@ async def _publish_order(client: Client, shop: Shop, order: Order) -> None:
     )
 
 
-class _Ledger(Observer):
-    """Handles orders, and writes down how each ended."""
+class _OrderHandler(Observer):
+    """Handles orders, and records how each one ended."""
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
@@ -91,29 +91,29 @@ class _Ledger(Observer):
         self.complete = asyncio.Event()
 
     async def handle(self, message: Message) -> None:
-        """One attempt.
+        """Handle an order once.
 
         Raises:
-            Exception: what the plan wants.
+            Exception: the one that the plan has for this attempt.
         """
         order = self._shop.orders[message.json()["order"]]
         self._attempts[order.number] += 1
         trouble = order.trouble
         if trouble is not None and (trouble.failures is None or self._attempts[order.number] <= trouble.failures):
-            raise trouble.exception(trouble.says.format(order.number))
+            raise trouble.exception(trouble.message.format(order.number))
 
     async def happened(self, event: Event) -> None:
-        """Count."""
+        """Count failed attempts, and record the end of an order."""
         self._failed += event.kind in ("failed", "retried", "parked")
         if event.kind in ("processed", "parked") and event.message_id in self._ids:
             self._ends[self._ids[event.message_id]] = event.kind
             if len(self._ends) == len(self._shop.orders):
                 self.complete.set()
 
-    def sold(self) -> Sold:
-        """The outcome."""
+    def figures(self) -> ShopFigures:
+        """Compare how the orders ended with the plan."""
         ends = Counter(self._ends.values())
-        return Sold(
+        return ShopFigures(
             orders=len(self._shop.orders),
             handled=ends["processed"],
             parked=ends["parked"],
@@ -124,8 +124,8 @@ class _Ledger(Observer):
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Keep the endpoint's log from telling what is shown anyway: these failures are meant."""
+def _without_log() -> Iterator[None]:
+    """Silence the log of the endpoint, whose errors are intended here and counted in the output."""
     log = logger("bide.endpoint")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What the demonstration sends, where to, and who should get it: pure data, the same for the same seed."""
+"""Plan of the demonstration: messages, targets and the queues that should receive them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _BINDINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "failures": ("#.failed", "#.failed.*"),
     "short": ("*",),
 }
-"""Queues of the topic exchange, with every kind of wildcard: their messages must not get one more for being delayed."""
+"""Queues of the topic exchange and their binding keys, which use each kind of wildcard. A delayed message has to reach
+exactly the queues that an undelayed one reaches."""
 
 _ROUTING_KEYS: Final = (
     "order.created",
@@ -36,17 +37,17 @@ _ROUTING_KEYS: Final = (
     "payment.failed.eu",
     "heartbeat",
 )
-_PUBLISHING: Final = timedelta(seconds=10)
+_MAX_PUBLISHING: Final = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """One message.
+class PlannedMessage:
+    """A planned message.
 
     Attributes:
-        number: its place in the plan, and its body.
-        after: when it is published, counted from the start.
-        recipients: the queues that should get one copy each.
+        number: the index of the message in the plan, which is part of its body.
+        after: when the message is published, as time since the start.
+        recipients: the queues that should receive one copy each.
     """
 
     number: int
@@ -58,20 +59,21 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """The whole demonstration.
+    """The plan of the first part of the demonstration.
 
     Attributes:
-        topology: the queues and the exchange that messages go to.
-        messages: in the order of their publishing.
+        prefix: the prefix of all names.
+        topology: the queues and the exchange that the messages are sent to.
+        messages: the messages in the order of publishing.
     """
 
     prefix: str
     topology: Topology
-    messages: tuple[Planned, ...] = field(repr=False)
+    messages: tuple[PlannedMessage, ...] = field(repr=False)
 
     @property
     def expected(self) -> int:
-        """Copies that have to arrive."""
+        """The number of copies that have to arrive."""
         return sum(len(one.recipients) for one in self.messages)
 
     @property
@@ -81,19 +83,19 @@ class DemoPlan:
 
 
 def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> DemoPlan:
-    """Plan so many messages with delays from 10 ms to *longest*, two thirds to queues, one to a topic exchange.
+    """Plan messages with delays from 10 ms to *longest*: two thirds to queues, one third to a topic exchange.
 
-    A third of the delays are whole seconds, as people choose them; the others are spread evenly over the orders of
-    magnitude. The publishing takes at most ten seconds, and half the longest delay.
+    A third of the delays are whole seconds, as people tend to choose them; the others are spread evenly over the
+    orders of magnitude. Publishing takes at most ten seconds and at most half of *longest*.
 
     Args:
-        prefix: of the names of the queues and of the exchange.
-        messages: 1 to 100,000.
-        longest: at least 10 ms, at most 10 minutes.
-        seed: the same one gives the same plan.
+        prefix: the prefix of the names of the queues and of the exchange.
+        messages: the number of messages, 1 to 100,000.
+        longest: the longest delay, 10 ms to 10 minutes.
+        seed: the seed of the generator; equal seeds give equal plans.
 
     Raises:
-        InvalidInputError: one of them is out of its range.
+        InvalidInputError: an argument is out of its range.
     """
     if not 1 <= messages <= MAX_MESSAGES:
         raise InvalidInputError(f"{messages} messages: give 1 to {MAX_MESSAGES:,}")
@@ -103,7 +105,7 @@ def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> D
             f"{format_delay(LONGEST)}"
         )
     topology = _topology(prefix)
-    pause = min(_PUBLISHING, longest / 2) / messages
+    pause = min(_MAX_PUBLISHING, longest / 2) / messages
     return DemoPlan(
         prefix=prefix,
         topology=topology,
@@ -123,7 +125,7 @@ def _topology(prefix: str) -> Topology:
 
 def _messages(
     prefix: str, topology: Topology, count: int, pause: timedelta, longest: timedelta, generator: random.Random
-) -> Iterator[Planned]:
+) -> Iterator[PlannedMessage]:
     from bide.topology.routing import Model
 
     model = Model(topology)
@@ -137,7 +139,7 @@ def _messages(
     ]
     for number in range(count):
         target, recipients = generator.choice(targets if generator.random() < 2 / 3 else events)
-        yield Planned(
+        yield PlannedMessage(
             number=number,
             after=number * pause,
             delay=_delay(longest, generator),

@@ -1,4 +1,4 @@
-"""How far the demonstration is: written by what runs it, read by what shows it."""
+"""Progress of the demonstration, shared by its run and its display."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PhaseName = Literal["start", "apply", "publish", "wait", "shop", "audit", "repor
 
 @dataclass(slots=True)
 class Phase:
-    """A part of the demonstration.
+    """A phase of the demonstration.
 
     Attributes:
-        started: in seconds of the monotonic clock.
-        seconds: how long it took; None while it is under way.
-        note: what came of it.
+        started: when the phase started, in seconds of the monotonic clock.
+        seconds: the duration of the phase; None while it runs.
+        note: a summary of the result, for the display.
     """
 
     name: PhaseName
@@ -31,7 +31,7 @@ class Phase:
 
     @property
     def elapsed(self) -> float:
-        """Seconds so far, or in all."""
+        """Seconds since the start of the phase, up to its end."""
         return time.monotonic() - self.started if self.seconds is None else self.seconds
 
 
@@ -40,13 +40,13 @@ class Progress:
     """The state of a run.
 
     Attributes:
-        plan: what is to be done.
-        release: of the broker, once it is known.
+        plan: the plan that is run.
+        release: the release of the broker; empty until it is known.
         published: messages confirmed so far.
         delivered: copies that arrived so far.
-        lateness: of these copies.
-        phases: those that began, in order.
-        on_end: called with every phase that ended well.
+        lateness: the lateness of these copies.
+        phases: the phases that have started, in order.
+        on_end: called with each phase that ended without an error.
     """
 
     plan: DemoPlan
@@ -59,7 +59,7 @@ class Progress:
 
     @contextmanager
     def phase(self, name: PhaseName) -> Iterator[Phase]:
-        """Time a phase; what is in the block may add a note."""
+        """Measure the duration of a phase; the block may set its note."""
         phase = Phase(name, time.monotonic())
         self.phases.append(phase)
         yield phase
@@ -67,5 +67,5 @@ class Progress:
         self.on_end(phase)
 
     def seconds(self) -> dict[str, float]:
-        """How long each phase took."""
+        """The duration of each phase."""
         return {phase.name: phase.elapsed for phase in self.phases}

@@ -1,4 +1,4 @@
-"""Audit what the demonstration did, and draw the report of it."""
+"""Audit and report of the demonstration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TITLE: Final = "bide demo"
 _MARK: Final = ".bide-demo"
 _TABLES: Final = "tables"
 _CONFIGURATION: Final = {
-    # So few rows are counted before their queries would be compiled, and by a few tasks.
+    # For so little data, compiling queries and starting many tasks takes longer than the work itself.
     "spark.sql.codegen.wholeStage": "false",
     "spark.default.parallelism": "2",
     "spark.sql.shuffle.partitions": "2",
@@ -27,11 +27,11 @@ _CONFIGURATION: Final = {
 }
 
 
-class ReportPlace:
+class ReportFolder:
     """The folder of the report.
 
     Args:
-        folder: new, empty, or one of an earlier demonstration, whose files are replaced.
+        folder: a new or empty folder, or that of an earlier demonstration, whose files are replaced.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,28 +40,29 @@ class ReportPlace:
         self.picture = folder / "report.svg"
         self.tables = folder / _TABLES
 
-    def begin(self) -> None:
-        """Make it.
+    def create(self) -> None:
+        """Create the folder.
 
         Raises:
-            InvalidInputError: it has other things in it, or cannot be made.
+            InvalidInputError: the folder contains other files, or cannot be created.
         """
         mark = self.folder / _MARK
         try:
             if self.folder.exists() and not mark.exists() and any(self.folder.iterdir()):
                 raise InvalidInputError(
-                    f"the folder {self.folder} has things that are of no 'bide demo': name another with --into"
+                    f"the folder {self.folder} contains files that 'bide demo' did not write: name another folder "
+                    "with --into"
                 )
             self.folder.mkdir(parents=True, exist_ok=True)
             mark.touch()
         except OSError as error:
             raise InvalidInputError(
-                f"the folder {self.folder} cannot be made: {error.strerror}; name another with --into, or none with "
-                "--no-report"
+                f"the folder {self.folder} cannot be created: {error.strerror}. Name another folder with --into, or "
+                "leave out the report with --no-report"
             ) from error
 
     def clear(self) -> None:
-        """Remove what an earlier demonstration has left."""
+        """Delete the files of an earlier demonstration."""
         for path in (self.page, self.picture):
             path.unlink(missing_ok=True)
         if self.tables.exists():
@@ -69,15 +70,16 @@ class ReportPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """The report.
+class DemoReport:
+    """Paths and headline of the report.
 
     Attributes:
-        picture: the same as SVG.
+        page: the path of the HTML page.
+        picture: the path of the report as SVG.
         tables: the folder of the audit.
-        summary: its headline, in sentences.
-        failed: what failed, in a few words.
-        headline: its figures, for JSON.
+        summary: the headline in sentences.
+        failed: a short text about the failures; empty without any.
+        headline: the figures of the headline, for JSON.
     """
 
     page: Path
@@ -88,7 +90,7 @@ class Told:
     headline: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as JSON."""
         return {
             "page": str(self.page),
             "picture": str(self.picture),
@@ -97,40 +99,42 @@ class Told:
         }
 
 
-def tell(url: str, clock: Clock, shop: Shop, *, place: ReportPlace, port: int | None, progress: Progress) -> Told:
-    """Read taps and events into tables, and draw them.
+def write_report(
+    url: str, clock: Clock, shop: Shop, *, folder: ReportFolder, port: int | None, progress: Progress
+) -> DemoReport:
+    """Audit taps and events, and write the report.
 
     Args:
-        url: of the broker, with the password.
-        place: which was begun.
-        port: of the broker's stream protocol, None for the usual one.
+        url: the URL of the broker, with the password.
+        folder: a folder that has been created.
+        port: the port of the stream protocol; None for the default.
 
     Raises:
         BideError: the streams cannot be read, or Spark fails.
     """
     from bide.pipelines import session
 
-    place.clear()
+    folder.clear()
     with session.session(None, name=TITLE, configuration=_CONFIGURATION, time_zone="UTC") as spark:
         with progress.phase("audit") as phase, session.spark_errors():
             from bide.pipelines.audit.folder import Folder
             from bide.pipelines.audit.run import run
             from bide.pipelines.audit.sources import find_sources
 
-            done = run(spark, find_sources(url, [clock], events=[shop.events], port=port), Folder(str(place.tables)))
+            done = run(spark, find_sources(url, [clock], events=[shop.events], port=port), Folder(str(folder.tables)))
             phase.note = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
         with progress.phase("report") as phase, session.spark_errors():
             from bide.pipelines.report import content
             from bide.pipelines.report.collecting import collect
             from bide.pipelines.report.writing import headline, write
 
-            figures = collect(spark, str(place.tables))
-            write(figures, out=place.page, svg=place.picture, title=TITLE)
+            figures = collect(spark, str(folder.tables))
+            write(figures, out=folder.page, svg=folder.picture, title=TITLE)
             phase.note = "a page and a picture"
-    return Told(
-        page=place.page,
-        picture=place.picture,
-        tables=place.tables,
+    return DemoReport(
+        page=folder.page,
+        picture=folder.picture,
+        tables=folder.tables,
         summary=content.summary(figures),
         failed=content.failed(figures),
         headline=headline(figures),

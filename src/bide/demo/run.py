@@ -1,4 +1,4 @@
-"""Send what is planned, receive what arrives, and compare the two."""
+"""Run of the demonstration: publish the planned messages, receive them, and compare."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from bide.delay.clock import Clock
 from bide.delay.protocol import ExchangeTarget
 from bide.delay.taps import Retention, taps_of
 from bide.demo.figures import DemoFigures, Lateness
-from bide.demo.orders import sell
-from bide.demo.plan import DemoPlan, Planned
+from bide.demo.orders import run_shop
+from bide.demo.plan import DemoPlan, PlannedMessage
 from bide.demo.progress import Progress
 from bide.demo.workload import Shop
 from bide.topology import Queue, Topology
 
-PATIENCE: Final = timedelta(seconds=20)
-"""How long after the last due time a message counts as lost."""
+GRACE: Final = timedelta(seconds=20)
+"""Time after the last due time; a message that has not arrived by then counts as lost."""
 
-_AFTERWARDS: Final = timedelta(milliseconds=500)
+_DUPLICATE_WAIT: Final = timedelta(milliseconds=500)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 async def demonstrate(
     url: BrokerUrl, clock: Clock, progress: Progress, *, shop: Shop | None = None, management_url: str | None = None
 ) -> DemoFigures:
-    """Run the plan on a broker. What it puts there stays; see :func:`remove`.
+    """Run the plan on a broker. Queues and exchanges stay there until :func:`remove`.
 
     Args:
-        shop: the second part, which goes on where the first is done; then the clock's taps are on from the beginning.
-        management_url: of the broker, for the second part.
+        shop: the second part, which follows the first. With it, the taps of the clock are on from the start.
+        management_url: the URL of the management API, for the second part.
 
     Raises:
         BideError: the broker cannot be reached, or refuses.
@@ -60,31 +60,31 @@ async def demonstrate(
                 await turn_on(connection, clock)
                 phase.note += ", and the taps"
     run = _Run(progress)
-    sold = None
+    shop_figures = None
     async with connect(url, infrastructure=clock, declare=False) as client:
-        with _the_first_error():
-            await run.through(client)
+        with _raise_first_error():
+            await run.execute(client)
             if shop is not None:
                 with progress.phase("shop") as phase:
-                    sold = await sell(client, shop, patience=PATIENCE, management_url=management_url)
+                    done = shop_figures = await run_shop(client, shop, grace=GRACE, management_url=management_url)
                     phase.note = (
-                        f"{sold.failed:,} attempts at {sold.orders:,} orders failed, {sold.parked:,} are parked"
+                        f"{done.failed:,} attempts at {done.orders:,} orders failed, {done.parked:,} are parked"
                     )
     async with _administration(url) as connection:
         undeliverable = await message_counts(connection, (Queue.quorum(clock.undeliverable),))
-    return replace(run.figures(sum(undeliverable.values())), sold=sold)
+    return replace(run.figures(sum(undeliverable.values())), shop=shop_figures)
 
 
 async def remove(url: BrokerUrl, clock: Clock, plan: DemoPlan, *, shop: Shop | None = None) -> Removed:
-    """Delete everything that :func:`demonstrate` put on the broker, with the messages that are still in it."""
-    made = clock.topology() | plan.topology | Topology([clock.complete_mark])
+    """Delete all queues and exchanges that :func:`demonstrate` declared, with the messages in them."""
+    declared = clock.topology() | plan.topology | Topology([clock.complete_mark])
     if shop is not None:
-        made |= shop.topology | Topology(queues=taps_of(clock).topology(Retention()).queues)
+        declared |= shop.topology | Topology(queues=taps_of(clock).topology(Retention()).queues)
     for target in {one.target for one in plan.messages}:
-        # The release queues of exchange targets, which the publisher makes.
-        made |= Topology(queues=clock.route(clock.max_delay, target).requires.queues)
+        # The publisher declares a release queue for each exchange target.
+        declared |= Topology(queues=clock.route(clock.max_delay, target).requires.queues)
     async with _administration(url) as connection:
-        return await destroy(connection, made, force=True)
+        return await destroy(connection, declared, force=True)
 
 
 @asynccontextmanager
@@ -107,8 +107,8 @@ class _Run:
     altered: int = 0
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def through(self, client: Client) -> None:
-        """Publish everything and receive everything."""
+    async def execute(self, client: Client) -> None:
+        """Publish all messages and receive their copies."""
         async with asyncio.TaskGroup() as tasks:
             consumers = [
                 tasks.create_task(self._consume(client, queue.name)) for queue in self.progress.plan.topology.queues
@@ -123,7 +123,7 @@ class _Run:
                 task.cancel()
 
     async def _publish(self, client: Client) -> None:
-        """Publish each message at its moment; return when all are confirmed."""
+        """Publish each message at its planned time; return when all are confirmed."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         async with asyncio.TaskGroup() as tasks:
@@ -133,10 +133,10 @@ class _Run:
                     await asyncio.sleep(pause)
                 tasks.create_task(self._publish_one(client, message))
 
-    async def _publish_one(self, client: Client, message: Planned) -> None:
+    async def _publish_one(self, client: Client, message: PlannedMessage) -> None:
         self.receipts[message.number] = await client.publish(
             _body(message),
-            **_address(message),
+            **_target_arguments(message),
             delay=message.delay,
             headers=_headers(message),
         )
@@ -145,10 +145,10 @@ class _Run:
     async def _consume(self, client: Client, queue: str) -> None:
         async with client.consume(queue, prefetch=1_000) as messages:
             async for message in messages:
-                self._arrived(message, queue)
+                self._record(message, queue)
                 await message.ack()
 
-    def _arrived(self, message: Message, queue: str) -> None:
+    def _record(self, message: Message, queue: str) -> None:
         number = message.headers.get("number")
         planned = self.progress.plan.messages[number] if isinstance(number, int) else None
         if planned is None or queue not in planned.recipients:
@@ -165,19 +165,19 @@ class _Run:
                 self.complete.set()
 
     async def _wait(self) -> None:
-        """Wait until everything has arrived, or what has not counts as lost."""
+        """Wait until all copies have arrived, or the missing ones count as lost."""
         last = max(receipt.due for receipt in self.receipts.values() if receipt.due is not None)
-        patience = max(last - datetime.now(last.tzinfo), timedelta(0)) + PATIENCE
+        timeout = max(last - datetime.now(last.tzinfo), timedelta(0)) + GRACE
         try:
-            async with asyncio.timeout(patience.total_seconds()):
+            async with asyncio.timeout(timeout.total_seconds()):
                 await self.complete.wait()
         except TimeoutError:
             return
-        # A second copy of the last message is due when the first one is: a moment more is enough to see it.
-        await asyncio.sleep(_AFTERWARDS.total_seconds())
+        # A duplicate is due at the same time as the original, so a short wait is enough to see one.
+        await asyncio.sleep(_DUPLICATE_WAIT.total_seconds())
 
     def figures(self, undeliverable: int) -> DemoFigures:
-        """Compare what arrived with what was planned."""
+        """Compare the copies that arrived with the plan."""
         lateness = [
             (received_at - due) / _MILLISECOND
             for (number, _), received_at in self.arrivals.items()
@@ -201,22 +201,22 @@ class _Run:
         )
 
 
-def _address(message: Planned) -> dict[str, Any]:
+def _target_arguments(message: PlannedMessage) -> dict[str, Any]:
     if isinstance(message.target, ExchangeTarget):
         return {"exchange": message.target.exchange, "routing_key": message.target.routing_key}
     return {"to": message.target.queue}
 
 
-def _body(message: Planned) -> bytes:
+def _body(message: PlannedMessage) -> bytes:
     return f"message {message.number}".encode()
 
 
-def _headers(message: Planned) -> Mapping[str, Any]:
+def _headers(message: PlannedMessage) -> Mapping[str, Any]:
     return {"number": message.number}
 
 
-def _is_as_sent(message: Message, planned: Planned) -> bool:
-    """Whether a message arrived as it was sent: to the same exchange with the same key, and nothing added to it."""
+def _is_as_sent(message: Message, planned: PlannedMessage) -> bool:
+    """Whether exchange, routing key, headers and body of a message are as sent."""
     target = planned.target
     exchange, key = (target.exchange, target.routing_key) if isinstance(target, ExchangeTarget) else ("", target.queue)
     return (message.body, message.exchange, message.routing_key, message.headers) == (
@@ -228,14 +228,14 @@ def _is_as_sent(message: Message, planned: Planned) -> bool:
 
 
 @contextmanager
-def _the_first_error() -> Iterator[None]:
+def _raise_first_error() -> Iterator[None]:
     try:
         yield
     except ExceptionGroup as group:
-        raise _first(group) from None
+        raise _first_error(group) from None
 
 
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """The first error of a group, which is what the others follow from."""
+def _first_error(group: ExceptionGroup[Exception]) -> Exception:
+    """The first error of a group, which caused the others."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, ExceptionGroup) else error
+    return _first_error(error) if isinstance(error, ExceptionGroup) else error

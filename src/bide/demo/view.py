@@ -1,4 +1,4 @@
-"""The demonstration as text: a live display on a terminal, a few lines elsewhere, and the outcome."""
+"""Output of the demonstration: live on a terminal, else a line per phase; and the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bide.demo.progress import Phase, PhaseName, Progress
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bide.demo.report import Told
+    from bide.demo.report import DemoReport
 
 _TITLES: Final[Mapping[PhaseName, str]] = {
     "start": "start a private RabbitMQ",
@@ -35,7 +35,7 @@ _WIDTH: Final = 44
 
 
 class _Display:
-    """What the live display draws; made anew at every refresh."""
+    """The live display, rendered again at each refresh."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -46,11 +46,12 @@ class _Display:
         if progress.published:
             table = Table.grid(padding=(0, 1))
             total = len(progress.plan.messages)
-            for name, done, of in (
+            for name, done, goal in (
                 ("published", progress.published, total),
                 ("delivered", progress.delivered, progress.plan.expected),
             ):
-                table.add_row(f"  {name}", ProgressBar(total=of, completed=done, width=_WIDTH), f"{done:,} of {of:,}")
+                bar = ProgressBar(total=goal, completed=done, width=_WIDTH)
+                table.add_row(f"  {name}", bar, f"{done:,} of {goal:,}")
             parts += [Text(), table]
         if progress.delivered:
             parts += [Text(), histogram(progress.lateness)]
@@ -59,7 +60,7 @@ class _Display:
 
 @contextmanager
 def showing(progress: Progress, console: Console) -> Iterator[None]:
-    """Show a run while it lasts: live on a terminal, a line per phase elsewhere."""
+    """Display the progress of a run: live on a terminal, a line per phase elsewhere."""
     if not console.is_terminal:
         progress.on_end = lambda phase: console.print(_phase_line(phase), soft_wrap=True)
         yield
@@ -79,7 +80,7 @@ def _phase_line(phase: Phase) -> Text:
 
 
 def histogram(lateness: Histogram) -> RenderableType:
-    """Lateness, from the due time to the receipt."""
+    """A histogram of the lateness, measured from the due time to the receipt."""
     bars = lateness.bars(_BARS)
     most = max((bar.count for bar in bars), default=1)
     table = Table.grid(padding=(0, 1))
@@ -87,7 +88,7 @@ def histogram(lateness: Histogram) -> RenderableType:
     table.add_column()
     table.add_column(justify="right")
     for bar in bars:
-        # A single message is still to be seen beside thousands.
+        # At least one block, so that a single message is visible beside thousands.
         length = max(round(bar.count / most * _WIDTH), 1) if bar.count else 0
         table.add_row(f"  {_range(bar)}", Text("█" * length, style="cyan"), f"{bar.count:,}" if bar.count else "")
     return Group(Text("  lateness in ms (due time to receipt)", style="dim"), table)
@@ -97,17 +98,17 @@ def _range(bar: FigureBar) -> str:
     return f"{bar.low} and more" if bar.high is None else f"{bar.low} to {bar.high}"
 
 
-def outcome(
-    figures: DemoFigures, lateness: Histogram, *, live: bool, told: Told | None = None, why_not: str = ""
+def result(
+    figures: DemoFigures, lateness: Histogram, *, live: bool, report: DemoReport | None = None, no_report: str = ""
 ) -> RenderableType:
-    """The figures in the end.
+    """The figures at the end of the demonstration.
 
     Args:
-        figures: the outcome.
-        lateness: for the histogram.
-        live: a live display has shown the histogram already.
-        told: the report, if there is one.
-        why_not: why there is none, where one was wanted.
+        figures: the figures.
+        lateness: the data of the histogram.
+        live: whether a live display has shown the histogram already.
+        report: the report, if there is one.
+        no_report: why there is none, if one was requested.
     """
     parts: list[RenderableType] = [] if live else [Text(), histogram(lateness)]
     late = figures.lateness
@@ -131,10 +132,10 @@ def outcome(
     for name, text in rows:
         table.add_row(f"  {name}", text)
     parts += [Text(), table]
-    if told is not None:
-        parts += [Text(), _report(told)]
-    elif why_not:
-        parts += [Text(), Text(f"  no report: {why_not}", style="yellow", no_wrap=True, overflow="ignore")]
+    if report is not None:
+        parts += [Text(), _report(report)]
+    elif no_report:
+        parts += [Text(), Text(f"  no report: {no_report}", style="yellow", no_wrap=True, overflow="ignore")]
     verdict = (
         Text("  all well: nothing lost, nothing early", style="bold green")
         if not figures.problems
@@ -143,9 +144,9 @@ def outcome(
     return Group(*parts, Text(), verdict)
 
 
-def _report(told: Told) -> RenderableType:
+def _report(report: DemoReport) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    table.add_row("  audit    ", "\n".join(filter(None, [told.summary, told.failed])))
-    # Not a cell: a path that is cut or folded opens nothing.
-    where = f"{told.page} and {told.picture}"
-    return Group(table, Text(f"  report     {where}", no_wrap=True, overflow="ignore"))
+    table.add_row("  audit    ", "\n".join(filter(None, [report.summary, report.failed])))
+    # Not in a table cell, which would cut or wrap the paths.
+    paths = f"{report.page} and {report.picture}"
+    return Group(table, Text(f"  report     {paths}", no_wrap=True, overflow="ignore"))

@@ -1,4 +1,4 @@
-"""What the demonstration does for its report: orders, some of which fail, and messages of days to come. Pure data."""
+"""Workload of the shop: orders, some of which fail, and messages for later days."""
 
 from __future__ import annotations
 
@@ -15,56 +15,57 @@ from bide.topology import Queue, Topology
 
 _RETRIES: Final = (timedelta(milliseconds=300), timedelta(milliseconds=700))
 RETRY: Final = Retry(immediate=1, delays=_RETRIES)
-"""A message is tried six times in all: twice, then twice after each delay."""
+"""At most six attempts: two, then two after each delay."""
 
-_MOST: Final = 200
-_SHARE: Final = 20
-"""One order for so many messages of the first part."""
+_MAX_ORDERS: Final = 200
+_MESSAGES_PER_ORDER: Final = 20
+"""The number of orders is the number of messages of the first part divided by this."""
 
-_SELLING: Final = timedelta(seconds=4)
-_PART: Final = 5
-"""They are sent, and wait, for at most a fifth of the longest delay of the first part."""
+_MAX_SPAN: Final = timedelta(seconds=4)
+_SPAN_DIVISOR: Final = 5
+"""Orders are published within at most four seconds, and at most a fifth of the first part's longest delay. The same
+limits hold for their delays."""
 
 _TROUBLES: Final = (
     (ConnectionError, "the bank does not answer", 5),
     (TimeoutError, "no answer from the warehouse within 2 s", 3),
     (LookupError, "order {} has no address", None),
 )
-"""Each with how many attempts fail at most; None for all of them."""
+"""Exception, its message, and the largest number of failing attempts; None means that all attempts fail."""
 
-_SHARES: Final = (0.10, 0.15, 0.20)
-"""Orders up to this part of all have the trouble at that place, the others none."""
+_CUMULATIVE_SHARES: Final = (0.10, 0.15, 0.20)
+"""Cumulative shares of the orders with each trouble; the remaining orders have none."""
 
-_PENDING_SHARE: Final = 8
+_MESSAGES_PER_PENDING: Final = 8
 _DAYS: Final = 3
-_MIDDLE: Final = 12.0
-_SPREAD: Final = 3.0
+_MEAN_HOUR: Final = 12.0
+_STANDARD_DEVIATION: Final = 3.0
 _HOUR: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What goes wrong with an order.
+    """The error of a failing order.
 
     Attributes:
-        exception: that its handler raises.
-        says: what the exception says; ``{}`` stands for the order's number.
-        failures: how many attempts fail before one succeeds; None for all of them.
+        exception: the exception that the handler raises.
+        message: the message of the exception; ``{}`` stands for the number of the order.
+        failures: how many attempts fail before one succeeds; None if all attempts fail.
     """
 
     exception: type[Exception]
-    says: str
+    message: str
     failures: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One message to the endpoint.
+    """A message to the endpoint.
 
     Attributes:
-        number: its place in the plan.
-        after: when it is published, counted from the start.
-        trouble: None for one that is handled at the first attempt.
+        number: the index of the order in the plan.
+        after: when the order is published, as time since the start.
+        trouble: None if the first attempt succeeds.
     """
 
     number: int
@@ -74,18 +75,18 @@ class Order:
 
     @property
     def message_id(self) -> str:
-        """Its message id."""
+        """The message id of the order."""
         return f"order-{self.number}"
 
     @property
     def end(self) -> Literal["processed", "parked"]:
-        """The kind of the last event that it should cause."""
+        """The kind of the last event that the order should cause."""
         return "parked" if self.trouble is not None and self.trouble.failures is None else "processed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A message that is not delivered any more while the demonstration lasts."""
+    """A message that is due after the end of the demonstration."""
 
     queue: str
     delay: timedelta
@@ -96,10 +97,10 @@ class Shop:
     """The second part of the demonstration.
 
     Attributes:
-        queue: the endpoint's.
-        error_queue: where it parks what fails for good.
-        events: the stream of its events.
-        orders: in the order of their publishing.
+        queue: the queue of the endpoint.
+        error_queue: the queue of parked orders.
+        events: the stream of the endpoint's events.
+        orders: the orders in the order of publishing.
         pending: messages to queues of the first part.
     """
 
@@ -111,33 +112,33 @@ class Shop:
 
     @property
     def topology(self) -> Topology:
-        """All that it has on the broker for itself."""
+        """The queues that only the second part uses."""
         stream = Queue(self.events, arguments={"x-queue-type": "stream"})
         return Topology(queues=[Queue.quorum(self.queue), Queue.quorum(self.error_queue), stream])
 
     @property
     def longest(self) -> timedelta:
-        """From the first publishing to the last attempt, if everything is on time."""
+        """The time from the first publish to the last attempt, if each message is on time."""
         return max(one.after + one.delay for one in self.orders) + sum(_RETRIES, timedelta(0))
 
 
 def make_shop(prefix: str, *, messages: int, longest: timedelta, seed: int) -> Shop:
-    """Plan some orders and some messages of the next three days.
+    """Plan orders, and messages that are due in the next three days.
 
     Args:
-        prefix: of all names, as for the first part.
-        messages: of the first part.
-        longest: delay of the first part.
-        seed: the same one gives the same plan.
+        prefix: the prefix of all names, as in the first part.
+        messages: the number of messages of the first part.
+        longest: the longest delay of the first part.
+        seed: the seed of the generator; equal seeds give equal plans.
     """
     generator = random.Random(f"shop {seed}")  # noqa: S311
-    orders = min(-(-messages // _SHARE), _MOST)
+    orders = min(-(-messages // _MESSAGES_PER_ORDER), _MAX_ORDERS)
     return Shop(
         queue=f"{prefix}.shop",
         error_queue=f"{prefix}.shop.errors",
         events=f"{prefix}.shop.events",
-        orders=tuple(_orders(orders, min(_SELLING, longest / _PART), generator)),
-        pending=tuple(_pending(prefix, -(-messages // _PENDING_SHARE), generator)),
+        orders=tuple(_orders(orders, min(_MAX_SPAN, longest / _SPAN_DIVISOR), generator)),
+        pending=tuple(_pending(prefix, -(-messages // _MESSAGES_PER_PENDING), generator)),
     )
 
 
@@ -152,17 +153,17 @@ def _orders(count: int, span: timedelta, generator: random.Random) -> Iterator[O
 
 
 def _trouble(number: int, generator: random.Random) -> Trouble | None:
-    # The first ones have one of each kind, however few orders there are.
-    kind = number if number < len(_TROUBLES) else bisect(_SHARES, generator.random())
+    # The first orders have one trouble of each kind, even if there are only a few orders.
+    kind = number if number < len(_TROUBLES) else bisect(_CUMULATIVE_SHARES, generator.random())
     if kind == len(_TROUBLES):
         return None
-    exception, says, most = _TROUBLES[kind]
-    return Trouble(exception=exception, says=says, failures=most and generator.randint(1, most))
+    exception, message, most = _TROUBLES[kind]
+    return Trouble(exception=exception, message=message, failures=most and generator.randint(1, most))
 
 
 def _pending(prefix: str, count: int, generator: random.Random) -> Iterator[Pending]:
-    """Around the same hour of each day, as people plan it, in two queues."""
+    """Messages to two queues, around noon of each day from now on."""
     for number in range(count):
-        hours = min(max(generator.gauss(_MIDDLE, _SPREAD), 1.0), 23.0) + 24 * (number % _DAYS)
+        hours = min(max(generator.gauss(_MEAN_HOUR, _STANDARD_DEVIATION), 1.0), 23.0) + 24 * (number % _DAYS)
         queue = f"{prefix}.{generator.choice(('reminders', 'reminders', 'invoices'))}"
         yield Pending(queue=queue, delay=SHORTEST * round(hours * _HOUR / SHORTEST))

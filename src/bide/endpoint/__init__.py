@@ -1,4 +1,4 @@
-"""An endpoint: handlers for the messages of one queue, with retries, and an error queue for what fails for good."""
+"""Endpoint: handlers for the messages of a queue, with retries and an error queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoint: receives, hands to handlers, and drains when it is told to stop."""
+"""The endpoint: consumes a queue, calls handlers, and drains when it stops."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ log = logger(__name__)
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
 
 _PREFETCH_FACTOR: Final = 3
-"""Messages that are fetched ahead for each that is handled at once (NServiceBus's default)."""
+"""Prefetched messages for each one that is handled at the same time (NServiceBus's default)."""
 
-_UNKNOWN_PLACES: Final = 32
-"""Room for times of attempts where the policy does not say how many there will be."""
+_DEFAULT_MAX_TIMES: Final = 32
+"""Room for times of attempts if the policy does not say how many attempts there can be."""
 
-_CONSUMERS: Final = 20
-"""So many processes may have died and given back what they had fetched ahead."""
+_MAX_DEAD_CONSUMERS: Final = 20
+"""How many dead processes may have left prefetched messages at the head of the queue."""
 
-_SLOW_PAUSE: Final = 1.0
+_PAUSE_WHEN_SLOW: Final = 1.0
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -47,39 +47,40 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 class Endpoint:
     """Handles the messages of a queue.
 
-    A message whose handler returns is acknowledged. One whose handler raises is retried, parked or discarded as the
-    retry policy says; it is acknowledged only after the broker has confirmed what takes its place. Handlers run at
-    least once: make them idempotent, or see ``deduplicate``.
+    A message whose handler returns is acknowledged. A message whose handler raises is retried, parked or discarded, as
+    the retry policy decides; bide acknowledges it only after the broker has confirmed the copy that replaces it.
+    Handlers run at least once: make them idempotent, or use ``deduplicate``.
 
-    It starts with one message at a time, and goes to full speed with the first that was never delivered before: what a
-    process that died gave back is handled alone, so that the message which kills processes is found out by itself.
+    An endpoint starts with one message at a time, and goes to full concurrency with the first message that was never
+    delivered before. Messages that a dead process left behind are thus handled alone, which identifies the message
+    that kills processes.
 
     Args:
-        queue: the queue that it handles; a quorum queue is declared if there is none.
-        name: its own name, for headers, events and logs; the queue's if None.
+        queue: the queue to consume; if it is missing, a quorum queue is declared.
+        name: the endpoint's name for headers, events and logs; the queue's name if None.
         retry: a :class:`bide.Retry`, a :class:`bide.BrokerRetry`, or any pure function from a
             :class:`bide.Failure` to a decision.
-        error_queue: where messages go that failed for good.
-        concurrency: messages handled at once, 1 to 10,000; plain functions run in as many threads.
-        prefetch: messages fetched ahead; three times the concurrency if None.
-        declare: declare queues that are missing; else their absence is an error.
-        poison_after: a message that was delivered so often since its last delayed retry, and still is not done with, is
-            parked without another attempt: processes die on it. If None, 5 more than the policy's immediate retries,
-            and at least 10. The queue's delivery limit must not be lower, which is checked at the start.
-        slow_down_after: after so many failures in a row it handles one message at a time, until one succeeds; None
-            never slows down.
-        deduplicate: messages with an id that this process has handled within this time are acknowledged unhandled;
-            None, the default, handles every delivery. It does not know what other processes handled.
-        observers: told of everything; see :class:`bide.EventStream`, :mod:`bide.observability.metrics` and
+        error_queue: the queue for messages that failed for good.
+        concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
+        prefetch: number of unacknowledged messages; three times the concurrency if None.
+        declare: declare missing queues; if False, a missing queue is an error.
+        poison_after: a message that was delivered this many times since its last delayed retry without being settled
+            is parked without another attempt, because processes die of it. If None, 5 more than the policy's immediate
+            retries, and at least 10. The queue's delivery limit must not be lower, which is checked at the start.
+        slow_down_after: after this many consecutive failures, messages are handled one at a time until one succeeds;
+            None never slows down.
+        deduplicate: acknowledge messages without handling them if this process has handled their id within this time;
+            None, the default, handles every delivery. Other processes are not considered.
+        observers: receive every event; see :class:`bide.EventStream`, :mod:`bide.observability.metrics` and
             :mod:`bide.observability.tracing`.
-        management_url: of the broker's management API, which the delivery limit is read from; None takes
-            ``BIDE_MANAGEMENT_URL``, or the broker's host and RabbitMQ's default port. Where it does not answer, a
+        management_url: URL of the broker's management API, for reading the delivery limit; None uses
+            ``BIDE_MANAGEMENT_URL``, or the broker's host and RabbitMQ's default port. If the API does not answer, a
             warning says that the limit was not checked.
-        drain: how long handlers may take to end when the endpoint stops; after that they are cancelled, and their
-            messages go back.
+        drain: how long handlers may take to finish when the endpoint stops. Then they are cancelled, and their
+            messages are requeued.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Endpoint:
         check_name("queue", queue)
         check_name("queue", error_queue)
         if error_queue == queue:
-            raise InvalidInputError(f"the error queue {queue!r} is the endpoint's own queue: name another")
+            raise InvalidInputError(f"the error queue {queue!r} is also the endpoint's own queue: give another one")
         self.queue = queue
         self.name = queue if name is None else name
         check_name("endpoint", self.name)
@@ -127,8 +128,8 @@ class Endpoint:
         self._drain = parse_delay(drain).total_seconds()
         self._handlers = Handlers(self._concurrency)
         self._stopping: asyncio.Event | None = None
-        self._gate: Limiter | None = None
-        self._hands: set[asyncio.Task[None]] = set()
+        self._limiter: Limiter | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @overload
     def handler(self, function: AnyHandler, /, *, type: str | None = None) -> AnyHandler: ...
@@ -139,15 +140,15 @@ class Endpoint:
     def handler(self, function: Callable[[Message], Any] | None = None, /, *, type: str | None = None) -> Any:
         """Register a handler: ``@app.handler``, or ``@app.handler(type="OrderPlaced")`` for one type of message.
 
-        It may be an ``async def`` function or a plain one, which runs in a thread. A message of a type that nobody
-        handles is parked.
+        A handler is an ``async def`` function, or a plain function, which runs in a thread. A message whose type has
+        no handler is parked.
 
         Args:
-            type: the message's ``type`` property, or the first of NServiceBus's enclosed message types; None takes
-                every type that has no handler of its own.
+            type: the message's ``type`` property, or the first of NServiceBus's enclosed message types; None stands
+                for all types without a handler of their own.
 
         Raises:
-            InvalidInputError: there is a handler for that type already.
+            InvalidInputError: the type already has a handler.
         """
         if function is not None:
             return self._handlers.add(function, type)
@@ -155,16 +156,16 @@ class Endpoint:
 
     @property
     def in_flight(self) -> int:
-        """Messages that are being handled."""
-        return len(self._hands)
+        """Number of messages that are being handled."""
+        return len(self._tasks)
 
     @property
     def slow(self) -> bool:
-        """Whether it handles one message at a time because of failures in a row."""
-        return self._gate is not None and self._gate.slow
+        """Whether it handles one message at a time because of consecutive failures."""
+        return self._limiter is not None and self._limiter.slow
 
     def stop(self) -> None:
-        """Take no more messages; :meth:`run` returns when those in hand are done with."""
+        """Stop consuming; :meth:`run` returns when the messages that are being handled are settled."""
         if self._stopping is not None:
             self._stopping.set()
 
@@ -172,23 +173,22 @@ class Endpoint:
         """Handle messages until :meth:`stop` is called or this call is cancelled; both drain.
 
         Args:
-            client: opened; the endpoint does not close it.
+            client: an open client; the endpoint does not close it.
 
         Raises:
-            InvalidInputError: no handler is registered, or it runs already.
-            TargetNotFoundError: a queue is missing and may not be declared.
-            DeliveryLimitError: the queue would give a message up before the endpoint does.
+            InvalidInputError: no handler is registered, the endpoint is running already, or the queue is a stream.
+            TargetNotFoundError: a queue is missing, and ``declare`` is False.
+            DeliveryLimitError: the queue's delivery limit is lower than ``poison_after``.
             UnsupportedBrokerError: the retry policy needs a newer broker.
-            InvalidInputError: the queue is a stream.
             InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
             ConsumerCancelledError: the queue was deleted.
             ClosedError: the client was closed.
-            BrokerError: the broker cannot be reached at the start, or refuses.
+            BrokerError: the broker refuses, or cannot be reached at the start.
         """
         if not len(self._handlers):
             raise InvalidInputError(f"the endpoint {self.name!r} has no handler: register one with @endpoint.handler")
         if self._stopping is not None:
-            raise InvalidInputError(f"the endpoint {self.name!r} runs already")
+            raise InvalidInputError(f"the endpoint {self.name!r} is running already: stop it first")
         self._stopping = asyncio.Event()
         try:
             await prepare(
@@ -210,14 +210,14 @@ class Endpoint:
     def serve(self, url: str | BrokerUrl | None = None, *, infrastructure: DelayInfrastructure | None = None) -> None:
         """Connect and :meth:`run` until SIGTERM or Ctrl-C, for a program that does nothing else.
 
-        The first signal drains; a second one ends the process at once.
+        The first signal drains; a second one ends the process immediately.
 
         Args:
-            url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
-            infrastructure: how delays are made; ``Clock()`` if None.
+            url: URL of the broker; None uses ``BIDE_URL``, or RabbitMQ's default on this machine.
+            infrastructure: the delay infrastructure; ``Clock()`` if None.
 
         Raises:
-            BideError: as :meth:`run`, and if the broker cannot be reached.
+            BideError: as :meth:`run`, or the broker cannot be reached.
         """
         asyncio.run(self._serve(url, infrastructure))
 
@@ -225,14 +225,14 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         task = asyncio.current_task()
         assert task is not None
-        told: list[signal.Signals] = []
+        received: list[signal.Signals] = []
 
         def stop(number: signal.Signals) -> None:
             log.info("%s: %s: draining", self.name, number.name)
-            told.append(number)
+            received.append(number)
             for one in _SIGNALS:
                 loop.remove_signal_handler(one)
-                # Python's own way with Ctrl-C would wait for the threads of handlers.
+                # Python's default handler for Ctrl-C would wait for the threads of handlers.
                 signal.signal(one, signal.SIG_DFL)
             if self._stopping is not None:
                 self.stop()
@@ -245,38 +245,38 @@ class Endpoint:
             async with connect(url, infrastructure=infrastructure) as client:
                 await self.run(client)
         except asyncio.CancelledError:
-            if not told:
+            if not received:
                 raise
         finally:
-            if told:
+            if received:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def _work(self, client: Client) -> None:
-        gate = self._gate = Limiter(
-            self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_SLOW_PAUSE
+        limiter = self._limiter = Limiter(
+            self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_PAUSE_WHEN_SLOW
         )
         infrastructure = await client.infrastructure()
-        rules = EndpointSettings(
+        settings = EndpointSettings(
             endpoint=self.name,
             queue=self.queue,
             error_queue=self._error_queue,
             policy=self._policy,
             poison_after=self._poison_after,
-            places=getattr(self._policy, "attempts", _UNKNOWN_PLACES),
+            max_times=getattr(self._policy, "attempts", _DEFAULT_MAX_TIMES),
             nservicebus=infrastructure.writes_nservicebus_headers,
         )
         worker = Worker(
-            rules,
+            settings,
             handlers=self._handlers,
-            gate=gate,
+            limiter=limiter,
             forward=client.forward,
             now=client.now,
             observers=self._observers,
             deduplicate=self._deduplicate,
         )
-        careful = client.consume(self.queue, prefetch=1)
+        single = client.consume(self.queue, prefetch=1)
         messages = client.consume(self.queue, prefetch=self._prefetch)
-        receiving = asyncio.create_task(self._receive(careful, messages, worker, gate))
+        receiving = asyncio.create_task(self._receive(single, messages, worker, limiter))
         assert self._stopping is not None
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -287,85 +287,85 @@ class Endpoint:
             self._stopping.set()
             stopping.cancel()
             receiving.cancel()
-            await _ended(receiving)
-            await self._drained()
-            # What is not settled by now goes back, whoever still refers to it.
-            await careful.close()
+            await _wait_for(receiving)
+            await self._drain_handlers()
+            # Closing the consumers requeues every message that is not settled by now.
+            await single.close()
             await messages.close()
 
-    async def _receive(self, careful: Consumer, messages: Consumer, worker: Worker, gate: Limiter) -> None:
-        # A consumer that was stopped gives back what it had not handed out; what it had can still be settled.
+    async def _receive(self, single: Consumer, messages: Consumer, worker: Worker, limiter: Limiter) -> None:
+        # A stopped consumer requeues messages that it has not yielded yet; yielded ones can still be settled.
         try:
-            first = await self._one_by_one(careful, worker, gate)
+            first = await self._one_by_one(single, worker, limiter)
         finally:
-            careful.stop()
-        await gate.enter()
-        self._start(first, worker, gate)
+            single.stop()
+        await limiter.enter()
+        self._start(first, worker, limiter)
         try:
             while True:
-                # The place first: what is not handed out yet goes back at once when we stop.
-                await gate.enter()
+                # Wait for a free slot before taking a message: messages not taken yet are requeued at once on a stop.
+                await limiter.enter()
                 try:
                     message = await anext(messages, None)
                 except BaseException:
-                    await gate.leave()
+                    await limiter.leave()
                     raise
                 if message is None:
                     raise ClosedError("the client was closed")
-                self._start(message, worker, gate)
+                self._start(message, worker, limiter)
         finally:
             messages.stop()
 
-    async def _one_by_one(self, messages: Consumer, worker: Worker, gate: Limiter) -> Message:
-        """Handle what comes back from others alone, and return the first message that need not be.
+    async def _one_by_one(self, messages: Consumer, worker: Worker, limiter: Limiter) -> Message:
+        """Handle redelivered messages alone, and return the first message that was never delivered before.
 
-        That is the first one that was never delivered before. What dead processes give back is at the head of the
-        queue; if far more come back than they can have had in hand, somebody has looked through the queue.
+        Messages that dead processes left behind stand at the head of the queue. If far more are redelivered than dead
+        processes can have prefetched, an operator has browsed the queue, and the rest are handled concurrently.
         """
         returned = 0
         async for message in messages:
-            if not message.redelivered or returned == self._prefetch * _CONSUMERS:
+            if not message.redelivered or returned == self._prefetch * _MAX_DEAD_CONSUMERS:
                 return message
             returned += 1
-            await gate.enter()
-            await asyncio.wait({self._start(message, worker, gate)})
+            await limiter.enter()
+            await asyncio.wait({self._start(message, worker, limiter)})
         raise ClosedError("the client was closed")
 
-    def _start(self, message: Message, worker: Worker, gate: Limiter) -> asyncio.Task[None]:
-        async def take() -> None:
+    def _start(self, message: Message, worker: Worker, limiter: Limiter) -> asyncio.Task[None]:
+        async def process() -> None:
             try:
-                await worker.take(message)
+                await worker.process(message)
             except asyncio.CancelledError:
                 if self._stopping is not None and not self._stopping.is_set() and not message.settled:
-                    # The handler has cancelled its own task: left so, the message would never come again.
+                    # The handler cancelled its own task: an unsettled message would never be delivered again.
                     await message.requeue()
                 raise
             finally:
-                await gate.leave()
+                await limiter.leave()
 
-        task = asyncio.create_task(take())
-        self._hands.add(task)
-        task.add_done_callback(self._hands.discard)
-        task.add_done_callback(self._report)
+        task = asyncio.create_task(process())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._log_error)
         return task
 
-    def _report(self, task: asyncio.Task[None]) -> None:
+    def _log_error(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: a message could not be settled, and will come again: %s", self.name, error, exc_info=error)
+            log.error("%s: cannot settle a message, it will be redelivered: %s", self.name, error, exc_info=error)
 
-    async def _drained(self) -> None:
-        """Let handlers end, and cancel those that take too long."""
-        if not self._hands:
+    async def _drain_handlers(self) -> None:
+        """Wait for running handlers, and cancel those that take too long."""
+        if not self._tasks:
             return
-        _, late = await asyncio.wait(set(self._hands), timeout=self._drain)
+        _, late = await asyncio.wait(set(self._tasks), timeout=self._drain)
         for task in late:
-            log.warning("%s: a handler did not end within %g s: its message goes back", self.name, self._drain)
+            log.warning("%s: a handler did not finish within %g s: requeuing its message", self.name, self._drain)
             task.cancel()
         if late:
             await asyncio.wait(late)
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
+async def _wait_for(task: asyncio.Task[None]) -> None:
     with suppress(asyncio.CancelledError):
         await asyncio.wait({task})
     if not task.cancelled():

@@ -1,4 +1,4 @@
-"""What an endpoint tells of each message that it had in hand."""
+"""Events of an endpoint: what happened to a message."""
 
 from __future__ import annotations
 
@@ -11,30 +11,37 @@ from typing import Any, Literal
 from bide.durations import to_milliseconds
 
 Kind = Literal["processed", "failed", "retried", "parked", "discarded", "expired", "duplicate"]
-"""``failed``: an attempt failed and the message goes back to its queue at once. ``retried``: it failed, and comes back
-after a delay. ``parked``: it failed for good. ``expired``: the sender's ``expiration`` was over."""
+"""``processed``: the handler succeeded. ``failed``: an attempt failed, and the message is requeued for an immediate
+retry. ``retried``: an attempt failed, and the next one follows after a delay. ``parked``: the message was moved to the
+error queue. ``discarded``: the retry policy dropped it. ``expired``: the sender's ``expiration`` was over.
+``duplicate``: the message had been handled before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One message left the endpoint's hands.
+    """What happened to a message at an endpoint.
 
     Attributes:
-        message_type: the sender's name for this kind of message, or None.
-        queue: the queue that it came from.
+        kind: what happened.
+        endpoint: the endpoint's name.
+        queue: the queue that the message came from.
+        host: the host name of the endpoint's machine.
+        process: the id of the endpoint's process.
+        message_id: the message id, or None.
+        message_type: the sender's message type, or None.
         attempt: the number of this attempt since the last delayed retry, from 1.
-        retries: delayed retries behind it.
-        sent_at: when it was sent, as far as its sender says.
-        due_at: the due time that its sender gave, or None; also of what is retried, or was sent back by an operator.
-        delivered_at: when this process got it.
-        started_at: when its handler began; None if it was not called.
-        ended_at: when its handler ended, or the decision was made.
-        exception: the type of the exception, or None.
-        text: what the exception says, or None.
-        group: what failures of one cause have in common, or None; see ``FailedMessage.group``.
-        delay: of the retry, or None.
-        to: the queue that it went to, where it went to one.
-        lateness: time from its own due time to the receipt; None where bide did not delay it, or after a retry.
+        retries: number of delayed retries before this attempt.
+        sent_at: when the message was sent, or None if it does not say.
+        due_at: the due time that the sender gave, or None; unchanged by retries.
+        delivered_at: when this process received the message.
+        started_at: when the handler was called; None if it was not.
+        ended_at: when the handler ended, or the message was settled without it.
+        exception: the class of the exception, or None.
+        text: the message of the exception, or None.
+        group: the name that failures with the same cause share, or None; see ``FailedMessage.group``.
+        delay: the delay of the retry, or None.
+        to: the queue that the message was moved to, or None.
+        lateness: time from the due time to the receipt; None if bide did not delay the message, or after a retry.
     """
 
     kind: Kind
@@ -59,9 +66,9 @@ class Event:
     lateness: timedelta | None = None
 
     def to_dict(self) -> Mapping[str, Any]:
-        """As JSON, without the lateness: times are milliseconds since the Unix epoch, a delay is milliseconds.
+        """The event as JSON, without the lateness. Times are milliseconds since the Unix epoch, delays milliseconds.
 
-        What is None is left out.
+        Values that are None are left out.
         """
         values = {
             "event": self.kind,
@@ -87,7 +94,8 @@ class Event:
         return {name: value for name, value in values.items() if value is not None}
 
     def to_json(self) -> bytes:
-        """:meth:`to_dict` in UTF-8."""
+        """The event as JSON, encoded in UTF-8."""
+
         return json.dumps(self.to_dict(), ensure_ascii=True, separators=(",", ":")).encode()
 
 

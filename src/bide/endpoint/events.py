@@ -1,4 +1,4 @@
-"""The events stream: what endpoints did, for whoever reads it later."""
+"""The events stream: a record of what endpoints did, as JSON messages."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ if TYPE_CHECKING:
     from bide.endpoint.event import Event
 
 EVENTS: Final = "bide.events"
-"""The stream that endpoints write to where no other is named."""
+"""The default name of the stream that endpoints write events to."""
 
 
 class EventStream(Observer):
-    """Writes every event as one message of JSON to a stream, confirmed before the message itself is settled.
+    """Writes every event as a JSON message to a stream, confirmed before the message itself is settled.
 
-    So no event is lost with a process or a connection; one is written twice when the process dies between the two. What
-    the stream refuses is told in the log: messages do not wait for it.
+    No event is lost with a process or a connection. If a process dies between the confirm and the ack, the event is
+    written twice. If the stream refuses an event, the error is logged, and the message is settled.
 
     Args:
-        name: of the stream.
-        keep: the broker drops what is older, in whole segments; only used where the stream does not exist yet.
+        name: the name of the stream.
+        keep: the broker deletes segments older than this; only used if the stream does not exist yet.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
 
     def __init__(self, name: str = EVENTS, *, keep: DelayLike = timedelta(days=30)) -> None:
         self.name = name
         self._keep = parse_delay(keep)
         if self._keep < timedelta(seconds=1):
-            raise InvalidDelayError(f"keep={keep!s}: a stream keeps at least the last second")
+            raise InvalidDelayError(f"keep={keep!s} is shorter than 1 s: give 1 s or more")
         self._client: Client | None = None
 
     def queue(self) -> Queue:
-        """The stream as it is declared."""
+        """The stream, as it is declared."""
         seconds = int(self._keep.total_seconds())
         return Queue(self.name, arguments={"x-queue-type": "stream", "x-max-age": f"{seconds}s"})
 
     async def started(self, client: Client) -> None:
-        """Declare the stream where it is missing.
+        """Declare the stream if it is missing.
 
         Raises:
-            BrokerError: it cannot be declared.
+            BrokerError: the stream cannot be declared.
         """
         if not await client.exists(self.name):
             await client.declare(Topology(queues=[self.queue()]))
         self._client = client
 
     async def happened(self, event: Event) -> None:
-        """Write it down.
+        """Write an event to the stream.
 
         Raises:
-            BrokerError: the stream did not take it.
+            BrokerError: the stream did not confirm the event.
         """
         assert self._client is not None
-        # Forwarded, not published: a trace of every event would be noise, so the client's stamp is not for it.
+        # Sent with forward instead of publish, because a trace of every event would be noise.
         await self._client.forward(
             check_message(
                 OutgoingMessage(

@@ -1,4 +1,4 @@
-"""The functions that handle messages, by message type."""
+"""Handlers of an endpoint by message type, and how they are called."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from bide.recoverability.failed import message_type
 Handler = Callable[[Message], Awaitable[None] | None]
 """An ``async def`` function, which runs in the event loop, or a plain one, which runs in a thread."""
 
-_HERE: Final = PurePath(__file__).parent
+_PACKAGE: Final = PurePath(__file__).parent
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
 
 
 class Handlers:
-    """Which function handles which message.
+    """The handlers of an endpoint by message type.
 
     Args:
-        threads: for so many plain functions at once.
+        threads: number of threads for handlers that are plain functions.
     """
 
     def __init__(self, threads: int) -> None:
@@ -39,17 +39,17 @@ class Handlers:
         return len(self._by_type)
 
     def add(self, handler: AnyHandler, type: str | None) -> AnyHandler:
-        """Let a function handle the messages of a type; of every type that has no other if it is None.
+        """Register the handler of a message type; None stands for all types without a handler of their own.
 
         Raises:
-            InvalidInputError: it is no function, or that type has one already.
+            InvalidInputError: the handler is not a function, or the type has one already.
         """
         if inspect.isclass(handler) or not callable(handler):
-            raise InvalidInputError(f"the handler {handler!r} is no function: give one that takes a bide.Message")
+            raise InvalidInputError(f"the handler {handler!r} is not a function: give one that takes a bide.Message")
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            # Called, it would do nothing, and the message would be acknowledged.
+            # A call would only create the generator, and the message would be acknowledged unhandled.
             raise InvalidInputError(
-                f"the handler {_name(handler)} is a generator, which nobody runs: use no yield in it"
+                f"the handler {_name(handler)} is a generator, which would never run: remove its yield"
             )
         if type in self._by_type:
             what = "every other type" if type is None else f"the type {type!r}"
@@ -60,15 +60,15 @@ class Handlers:
         return handler
 
     def check(self, message: Message) -> None:
-        """See that somebody handles this message.
+        """Check that there is a handler for this message.
 
         Raises:
-            UnknownMessageTypeError: nobody does.
+            UnknownMessageTypeError: there is none.
         """
         self._of(message)
 
     async def handle(self, message: Message) -> None:
-        """Call the message's handler and wait for its end; what it raises is raised here.
+        """Call the message's handler and wait until it ends. Exceptions of the handler are raised.
 
         Raises:
             UnknownMessageTypeError: no handler is registered for its type.
@@ -80,7 +80,7 @@ class Handlers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="bide-handler")
         context = copy_context()
-        # A thread cannot be cancelled. What it comes to after a cancellation has no one to go to any more.
+        # A thread cannot be cancelled. After a cancellation, its result is dropped.
         work = asyncio.get_running_loop().run_in_executor(self._pool, context.run, _outcome, handler, message)
         result, error = await asyncio.shield(work)
         if error is not None:
@@ -89,7 +89,7 @@ class Handlers:
             await result
 
     def close(self) -> None:
-        """Let the threads go; those that still run end by themselves."""
+        """Shut the thread pool down without waiting; running handlers continue to their end."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -106,16 +106,16 @@ class Handlers:
         return handler
 
 
-def beyond_us(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback from the handler on, without the calls of bide and the thread pool that led to it."""
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+def without_bide_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback that starts at the handler, without the frames of bide and the thread pool."""
+    while trace is not None and _is_internal(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
 
-def _is_ours(file: str) -> bool:
+def _is_internal(file: str) -> bool:
     path = PurePath(file)
-    return path.parent == _HERE or path.parts[-3:] == ("concurrent", "futures", "thread.py")
+    return path.parent == _PACKAGE or path.parts[-3:] == ("concurrent", "futures", "thread.py")
 
 
 def _is_async(handler: Callable[[Message], Any]) -> bool:
@@ -128,8 +128,8 @@ def _name(handler: Callable[[Message], Any]) -> str:
 
 
 def _outcome(handler: Callable[[Message], Any], message: Message) -> tuple[Any, BaseException | None]:
-    """What a handler returns or raises. A future does not carry all of that: who waits for a StopIteration waits on."""
+    """Return what a handler returns or raises, because a future cannot carry every exception (StopIteration)."""
     try:
         return handler(message), None
-    except BaseException as error:  # noqa: BLE001 (raised again by who waits for it)
+    except BaseException as error:  # noqa: BLE001 (the caller raises it again)
         return None, error

@@ -1,4 +1,4 @@
-"""How many messages are handled at once; after failures in a row, one at a time."""
+"""Concurrency limit and circuit breaker of an endpoint."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ log = logger(__name__)
 
 
 class Limiter:
-    """Lets so many in at once. It is the endpoint's circuit breaker too.
+    """Limits how many messages are handled at the same time, and slows down after consecutive failures.
 
-    After ``slow_down_after`` failures in a row it lets in one message at a time, with a pause after each failure, until
-    one succeeds (rule of NServiceBus's consecutive-failures setting).
+    After ``slow_down_after`` consecutive failures it admits one message at a time, with a pause after each failure,
+    until one succeeds (like NServiceBus's rate limit on consecutive failures).
 
     Args:
-        limit: messages at once.
-        slow_down_after: failures in a row; None never slows down.
-        pause: seconds after a failure, while slow.
+        name: the endpoint's name, for log lines.
+        limit: maximum number of messages at the same time.
+        slow_down_after: number of consecutive failures; None never slows down.
+        pause: seconds to wait after each failure while slow.
     """
 
     def __init__(self, name: str, limit: int, *, slow_down_after: int | None, pause: float) -> None:
@@ -33,45 +34,45 @@ class Limiter:
 
     @property
     def inside(self) -> int:
-        """Messages that are being handled."""
+        """Number of messages that are being handled."""
         return self._inside
 
     @property
     def slow(self) -> bool:
-        """Whether it lets in one at a time because of failures."""
+        """Whether it admits one message at a time because of failures."""
         return self._slow
 
     async def enter(self) -> None:
-        """Wait for a free place, and take it."""
+        """Wait for a free slot and occupy it."""
         async with self._change:
             await self._change.wait_for(lambda: self._inside < (1 if self._slow else self._limit))
             self._inside += 1
 
     async def leave(self) -> None:
-        """Give the place back."""
+        """Release a slot."""
         async with self._change:
             self._inside -= 1
             self._change.notify_all()
 
     async def idle(self) -> None:
-        """Wait until nobody is inside."""
+        """Wait until no message is being handled."""
         async with self._change:
             await self._change.wait_for(lambda: self._inside == 0)
 
     def succeeded(self) -> None:
-        """A message was handled."""
+        """Record a success; ends the slow mode."""
         self._failures = 0
         if self._slow:
             self._slow = False
-            log.warning("%s: a message was handled again: back to %d at once", self._name, self._limit)
+            log.warning("%s: a message succeeded: back to %d messages at a time", self._name, self._limit)
 
     async def failed(self) -> None:
-        """A message was not handled; returns after the pause, while slow."""
+        """Record a failure. In slow mode, returns after the pause."""
         self._failures += 1
         if self._slow_down_after is not None and self._failures >= self._slow_down_after and not self._slow:
             self._slow = True
             log.warning(
-                "%s: %d failures in a row: one message at a time until one succeeds", self._name, self._failures
+                "%s: %d consecutive failures: one message at a time until one succeeds", self._name, self._failures
             )
         if self._slow:
             await asyncio.sleep(self._pause)

@@ -1,4 +1,4 @@
-"""Who wants to know what an endpoint does: the events stream, metrics, traces, or anything of the user's."""
+"""Observers of an endpoint: the base class of event stream, metrics and tracing."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Told of every message. Override what is of interest.
+    """Receives the events of an endpoint. Override the methods that you need.
 
-    What it raises is logged and changes nothing for the message.
+    Exceptions of an observer are logged and have no effect on the message.
     """
 
     async def started(self, client: Client) -> None:
-        """The endpoint is about to receive its first message.
+        """Called before the endpoint receives its first message.
 
         Raises:
-            BideError: it cannot do its work; the endpoint does not start.
+            BideError: the observer cannot work; the endpoint does not start.
         """
 
     def handling(self, message: Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
-        """Entered before the message's handler is called and left after it, with the exception if it failed.
-
-        It cannot hold that exception back.
+        """Return a context for the handler of a message. It receives the handler's exception but cannot suppress it.
 
         Args:
-            endpoint: its name.
+            message: the message.
+            endpoint: the endpoint's name.
             queue: the queue that the message came from.
         """
         return nullcontext()
 
     async def happened(self, event: Event) -> None:
-        """A message left the endpoint's hands. It is settled with the broker only after this returns."""
+        """Called when a message was processed, before it is settled with the broker."""

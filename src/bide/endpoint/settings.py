@@ -1,4 +1,4 @@
-"""How an endpoint treats its messages."""
+"""Settings of an endpoint, as its worker needs them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ class EndpointSettings:
     """How an endpoint treats its messages.
 
     Attributes:
-        poison_after: a message that was delivered so often is parked without another attempt.
-        places: room for so many times of attempts in the headers of a retry.
-        nservicebus: use the header names of NServiceBus.
+        endpoint: the endpoint's name.
+        queue: the queue that it consumes.
+        error_queue: where it parks messages.
+        policy: its retry policy.
+        poison_after: a message that was delivered this many times is parked without another attempt.
+        max_times: how many times of failed attempts the headers of a retry have room for.
+        nservicebus: use NServiceBus's header names.
     """
 
     endpoint: str
@@ -22,5 +26,6 @@ class EndpointSettings:
     error_queue: str
     policy: RetryPolicy
     poison_after: int
-    places: int
+    max_times: int
+
     nservicebus: bool

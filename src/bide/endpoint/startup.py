@@ -1,4 +1,4 @@
-"""What must stand before an endpoint takes its first message."""
+"""Checks and declarations before an endpoint receives its first message."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from bide.topology import Queue, Topology
 log = logger(__name__)
 
 _DELAYED_RETRY: Final = (4, 3)
-_PATIENCE: Final = 10.0
-"""Seconds for the management API to answer: an endpoint starts without it."""
+_MANAGEMENT_TIMEOUT: Final = 10.0
+"""Seconds to wait for the management API; the endpoint starts without it."""
 
 
 async def prepare(
@@ -42,30 +42,30 @@ async def prepare(
     """Declare what is missing, bind the queue to the delay infrastructure, and check the delivery limit.
 
     Args:
-        declare: queues that are missing; else their absence is an error.
-        least_limit: the queue must be ready to deliver a message so often.
+        declare: declare missing queues; if False, a missing queue is an error.
+        least_limit: the queue must deliver a message at least this many times.
 
     Raises:
         InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
         InvalidInputError: the queue is a stream.
-        TargetNotFoundError: a queue is missing and may not be declared.
+        TargetNotFoundError: a queue is missing, and *declare* is False.
         UnsupportedBrokerError: the policy needs a newer broker.
-        DeliveryLimitError: the queue would give a message up too early.
-        BrokerError: the broker refuses.
+        DeliveryLimitError: the queue's delivery limit is too low.
+        BrokerError: the broker refuses a declaration.
     """
     arguments: dict[str, Any] = {}
     if isinstance(policy, BrokerRetry):
         release = await client.release()
         if release < _DELAYED_RETRY:
             raise UnsupportedBrokerError(
-                f"RabbitMQ {'.'.join(map(str, release))} has no delayed retry of its own, which BrokerRetry uses: it "
-                "came with 4.3; use bide.Retry"
+                f"BrokerRetry needs RabbitMQ 4.3 or newer, and this broker is RabbitMQ {'.'.join(map(str, release))}: "
+                "use bide.Retry"
             )
         arguments |= policy.queue_arguments
     infrastructure = await client.infrastructure()
     _check_delays(policy, infrastructure)
-    await _expect(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
-    await _expect(client, Queue.quorum(error_queue), declare=declare, exactly=False)
+    await _ensure_queue(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
+    await _ensure_queue(client, Queue.quorum(error_queue), declare=declare, exactly=False)
     await _check_queue(client, queue, least_limit, management_url)
     if declare and len(address := infrastructure.address_topology(queue)):
         await client.declare(address, external={queue})
@@ -73,7 +73,7 @@ async def prepare(
         await client.bind(queue)
 
 
-async def _expect(client: Client, queue: Queue, *, declare: bool, exactly: bool) -> None:
+async def _ensure_queue(client: Client, queue: Queue, *, declare: bool, exactly: bool) -> None:
     if not exactly and await client.exists(queue.name):
         return
     if not declare:
@@ -88,14 +88,14 @@ def _check_delays(policy: RetryPolicy, infrastructure: DelayInfrastructure) -> N
     if isinstance(policy, Retry) and policy.longest_delay > infrastructure.max_delay:
         raise InvalidDelayError(
             f"the retry policy has delays of up to {format_delay(policy.longest_delay)}, and the delay infrastructure "
-            f"holds {format_delay(infrastructure.max_delay)} at most: give shorter delays, or more max_delay"
+            f"holds at most {format_delay(infrastructure.max_delay)}: use shorter delays, or raise max_delay"
         )
 
 
 async def _check_queue(client: Client, queue: str, least: int, management_url: str | None) -> None:
     try:
         release = await client.release()
-        async with asyncio.timeout(_PATIENCE), management_api(client.url, management_url) as api:
+        async with asyncio.timeout(_MANAGEMENT_TIMEOUT), management_api(client.url, management_url) as api:
             found = await api.queue(client.url.vhost, queue)
             limit = await delivery_limit(api, client.url.vhost, queue, release=release)
     except (BrokerError, TimeoutError) as error:
@@ -103,12 +103,12 @@ async def _check_queue(client: Client, queue: str, least: int, management_url: s
         return
     if found is not None and found.type == "stream":
         raise InvalidInputError(
-            f"the queue {queue!r} is a stream, which takes no message back and forgets none: give the endpoint a "
+            f"the queue {queue!r} is a stream, which keeps its messages and takes none back: give the endpoint a "
             "quorum queue, and read the stream with client.consume"
         )
     if limit is not None and limit < least:
         raise DeliveryLimitError(
-            f"the queue {queue!r} delivers a message {limit} times and then drops or dead-letters it, but the endpoint "
-            f"needs {least}: raise its delivery limit (a policy with delivery-limit {least} or more), or lower "
-            "the retries at once, or poison_after"
+            f"the queue {queue!r} drops or dead-letters a message after {limit} deliveries, but the endpoint needs "
+            f"{least}: set a policy with delivery-limit {least} or more, or lower the retries at once, or "
+            "poison_after"
         )

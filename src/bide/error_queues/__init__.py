@@ -1,4 +1,4 @@
-"""What an operator does with failed messages: look, retry, edit, archive, discard; and the record of it."""
+"""Error queues: browse, retry, edit, archive and discard failed messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that is being looked at."""
+"""A failed message that is browsed in its queue."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from bide.recoverability.failed import FailedMessage
 
 @dataclass(frozen=True, slots=True)
 class BrowsedMessage:
-    """A message of the queue, as long as we look: it goes back at the end, unless it is acknowledged.
+    """A failed message while its queue is browsed. It is requeued at the end unless it was acknowledged.
 
     Attributes:
-        tag: the broker's name for this delivery.
-        deliveries: how often it was given back before, where the queue counts that.
+        message: the failed message.
+        tag: the delivery tag.
+        deliveries: how often it was requeued before; 0 if the queue does not count deliveries.
     """
 
     message: FailedMessage
@@ -24,12 +25,12 @@ class BrowsedMessage:
 
     @classmethod
     def of(cls, delivery: Delivery) -> Self:
-        """The message that was delivered."""
+        """Read the message of a delivery."""
         message = FailedMessage.read(delivery.exchange, delivery.routing_key, delivery.values, delivery.body)
         return cls(message, delivery.delivery_tag, deliveries_of(delivery))
 
 
 def deliveries_of(delivery: Delivery) -> int:
-    """How often a message was given back before; 0 where the queue does not count."""
+    """How often a message was requeued before; 0 if the queue does not count deliveries."""
     count = (delivery.values.get("headers") or {}).get("x-delivery-count", 0)
     return count if isinstance(count, int) else 0

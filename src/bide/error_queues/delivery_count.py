@@ -1,4 +1,4 @@
-"""Keep a queue from giving up messages because they were looked at too often."""
+"""Reset of delivery counts, so that browsing a queue does not exhaust its delivery limit."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from bide.topology import Argument
 log = logger(__name__)
 
 _MARGIN: Final = 2
-"""So many looks may be killed, and give back what they held uncounted by us, before the limit is reached."""
+"""Deliveries kept in reserve below the limit, for browsers that are killed before they can replace messages."""
 
-_AT_ONCE: Final = 200
-"""Copies on their way at once."""
+_WINDOW: Final = 200
+"""How many copies may be unconfirmed at the same time."""
 
 
 class DeliveryCountReset:
-    """Replaces messages that come near to their queue's delivery limit by copies, which count from zero.
+    """Replaces messages that are close to their queue's delivery limit by copies, whose deliveries count from zero.
 
     Args:
-        queue: that is looked at.
-        limit: its delivery limit, or None for a queue without.
-        assumed: why the limit is not known for sure, or None where it is.
+        client: sends the copies.
+        queue: the queue that is browsed.
+        limit: its delivery limit, or None if it has none.
+        assumed: why the limit is only assumed, or None if it is known.
 
     Attributes:
-        queue: that is looked at.
-        arguments: of the queue, or None where the management API does not know them.
+        queue: the queue that is browsed.
+        arguments: the queue's arguments, or None if the management API does not know them.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class DeliveryCountReset:
 
     @classmethod
     async def of(cls, client: Client, queue: str, management_url: str | None) -> Self:
-        """By the delivery limit that the management API tells, or else RabbitMQ's default.
+        """Read the delivery limit from the management API; if that fails, assume RabbitMQ's default.
 
         Raises:
             BrokerError: the broker cannot be reached.
@@ -69,41 +70,41 @@ class DeliveryCountReset:
                 found = await api.queue(url.vhost, queue)
                 limit = await delivery_limit(api, url.vhost, queue, release=release)
         except (ManagementApiError, TimeoutError) as error:
-            # Any release may have been told a limit.
+            # The broker's release does not help here: policies set the limit on every release.
             return cls(client, queue, DEFAULT_LIMIT, assumed=str(error) or "its management API is too slow")
         return cls(client, queue, limit, arguments=None if found is None else found.queue.arguments)
 
-    def anew(self) -> DeliveryCountReset:
-        """For another look at the same queue, which has no copies of this one's to recognise."""
+    def renewed(self) -> DeliveryCountReset:
+        """Create an equal object for another pass over the queue, without the copies of this pass."""
         return DeliveryCountReset(
             self._client, self.queue, self._limit, assumed=self._assumed, arguments=self.arguments
         )
 
-    def is_due(self, deliveries: int) -> bool:
-        """Whether a message that was given back so often must not just be given back once more."""
+    def needs_reset(self, deliveries: int) -> bool:
+        """Whether a message with this many deliveries must be replaced instead of requeued."""
         if self._limit is None:
             return False
         if deliveries and self._assumed is not None:
             log.warning(
-                "the delivery limit of %r is not known: %d is assumed, and with a lower one messages that are looked "
-                "at too often are lost (%s)",
+                "the delivery limit of %r is unknown and assumed to be %d: if it is lower, browsing the queue often "
+                "loses messages (%s)",
                 *(self.queue, self._limit, self._assumed),
             )
             self._assumed = None
         return deliveries >= self._limit - _MARGIN
 
     def is_copy(self, held: BrowsedMessage) -> bool:
-        """Whether this message is a copy that was made here; each is recognised once."""
+        """Whether this message is a copy that this object sent; True once for each copy."""
         if held.deliveries or not self._copies[held.message.id]:
             return False
         self._copies[held.message.id] -= 1
         return True
 
     async def renew(self, held: BrowsedMessage, ack: Callable[[BrowsedMessage], None]) -> None:
-        """Send a copy to the end of the queue, and acknowledge the message once the broker has it, if that is due."""
-        if not self.is_due(held.deliveries):
+        """If its delivery count requires that, send a copy to the end of the queue, then acknowledge the message."""
+        if not self.needs_reset(held.deliveries):
             return
-        while len(self._sending) >= _AT_ONCE:
+        while len(self._sending) >= _WINDOW:
             await asyncio.wait(self._sending, return_when=asyncio.FIRST_COMPLETED)
         self._copies[held.message.id] += 1
         task = asyncio.create_task(self._send(held, ack))
@@ -111,20 +112,20 @@ class DeliveryCountReset:
         task.add_done_callback(self._sending.discard)
 
     async def finish(self) -> None:
-        """Wait for the copies on their way, and say how many could not be sent."""
+        """Wait for unconfirmed copies, and log how many could not be sent."""
         if self._sending:
             await asyncio.wait(set(self._sending))
         if self._refused:
-            log.warning("%r loses %d of its messages if they are looked at again and again", self.queue, self._refused)
+            log.warning("%r loses %d of its messages if it is browsed repeatedly", self.queue, self._refused)
 
     async def _send(self, held: BrowsedMessage, ack: Callable[[BrowsedMessage], None]) -> None:
         try:
-            await self._client.forward(redrive.same(held.message, queue=self.queue))
+            await self._client.forward(redrive.uncounted(held.message, queue=self.queue))
             ack(held)
         except BideError as error:
             if not self._refused:
                 log.warning(
-                    "a message of %r was delivered %d times, its limit is %s, and the queue takes no copy of it: %s",
+                    "a message of %r was delivered %d times (limit: %s), and the queue refuses a copy of it: %s",
                     *(self.queue, held.deliveries + 1, self._limit, error),
                 )
             self._refused += 1

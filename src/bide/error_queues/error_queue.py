@@ -1,4 +1,4 @@
-"""An error or dead-letter queue, and what can be done with its messages."""
+"""Error and dead-letter queues, and the operations on their messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from bide.delay import recognition
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
-from bide.error_queues.browser import PREFETCH, QueueBrowser, looking
+from bide.error_queues.browser import PREFETCH, QueueBrowser, browse
+from bide.error_queues.delay_queues import refuse_delay_queue
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
 from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
@@ -36,50 +37,50 @@ from bide.topology import Queue, Topology
 
 log = logger(__name__)
 
-_TO_RECORD: Final = 5.0
+_RECORD_TIMEOUT: Final = 5.0
 """Seconds that recording an interruption may take."""
 
 ALL: Final = Selection()
 
 KEEP: Final = timedelta(days=30)
-"""How long an archive keeps a message."""
+"""How long an archive keeps a message by default."""
 
 _SENDING: Final = frozenset({"retry", "replay", "edit"})
 """Operations that send messages to the queues that they failed on."""
 
-_AHEAD: Final = 5 * WINDOW
-"""Messages that the broker sends ahead of those that leave at a pace: more would be kept from others for nothing."""
+_PACED_PREFETCH: Final = 5 * WINDOW
+"""Prefetch for messages that leave at a pace: a larger one would keep more messages from other consumers."""
 
-_LONGEST_KEEP: Final = timedelta(days=3650)
+_MAX_KEEP: Final = timedelta(days=3650)
 
 
 class ErrorQueue:
-    """Look at failed messages, and decide what becomes of them.
+    """Browses failed messages, and retries, edits, archives or discards them.
 
-    Any queue will do: one that :class:`bide.Endpoint` parks in, one of NServiceBus's, or anybody's dead-letter queue.
+    It works on the error queue of a :class:`bide.Endpoint` or of NServiceBus, and on any dead-letter queue.
 
-    Nothing is lost: a message is acknowledged only after the broker has confirmed the copy that takes its place. A
-    crash repeats at most the messages that were on their way, and those of the last moment, see :data:`WINDOW`.
+    Nothing is lost: a message is acknowledged only after the broker has confirmed the copy that replaces it. A crash
+    can repeat the copies that were unconfirmed and those confirmed just before, see :data:`WINDOW`.
 
-    Looking takes nothing out of the queue. But a quorum queue counts it as a delivery of every message in it (before
-    RabbitMQ 4.3), and gives a message up at its delivery limit. One that comes near to it is replaced by a copy, which
-    stands at the end of the queue.
+    Browsing takes nothing out of the queue. But before RabbitMQ 4.3 a quorum queue counts browsing as a delivery of
+    every message in it, and drops or dead-letters a message that reaches the delivery limit. A message that comes close
+    to the limit is therefore replaced by a copy at the end of the queue.
 
-    Queues of delay infrastructures are refused, because their messages would arrive early, or wait anew. The queue for
-    undeliverable messages can be looked at, archived and emptied; ``bide delay resend --allow ...`` sends its messages.
+    Queues of delay infrastructures are refused, because their messages would be delivered early or wait again.
+    The undeliverable queue is accepted, except for retries: ``bide delay resend --allow ...`` sends its messages.
 
     Args:
-        client: opened; it is not closed.
+        client: an open client; it is not closed.
         queue: the queue's name.
-        management_url: of the broker's management API, which tells the queue's delivery limit; see
-            :class:`bide.Endpoint`. Where it does not answer, RabbitMQ's default limit is assumed.
+        management_url: URL of the broker's management API, for reading the delivery limit; see
+            :class:`bide.Endpoint`. If the API does not answer, RabbitMQ's default limit is assumed.
         audit: record every operation in the stream ``bide.audit``.
 
     Attributes:
-        interrupted: what the last operation had done when it was cancelled, and what it left; None if it was not.
+        interrupted: the result of the last operation if it was cancelled, or None.
 
     Raises:
-        InvalidNameError: the name cannot be one.
+        InvalidNameError: *queue* cannot be the name of a queue.
     """
 
     def __init__(
@@ -90,52 +91,52 @@ class ErrorQueue:
         self._client = client
         self._management_url = management_url
         self._audited = audit
-        self._said = False
+        self._warned = False
         self.interrupted: OperationResult | None = None
 
     @property
     def archive_queue(self) -> str:
-        """Where its archived messages are."""
+        """The queue that archived messages are in."""
         return f"{self.queue}.archive"
 
-    # -- looking
+    # -- browsing
 
     async def messages(self, selection: Selection = ALL) -> AsyncGenerator[FailedMessage, None]:
-        """The chosen messages, in their order in the queue.
+        """Iterate over the selected messages, in the order of the queue.
 
-        As long as this goes on nobody else gets them: who breaks out of the loop closes the iterator
+        Until the iteration ends, no other consumer gets them. If you leave the loop early, close the iterator
         (``contextlib.aclosing``).
 
         Raises:
-            DelayQueueError: it is a queue of a delay infrastructure.
-            TargetNotFoundError: there is no such queue.
-            BrokerError: the broker cannot be reached, or refuses.
+            DelayQueueError: the queue belongs to a delay infrastructure.
+            TargetNotFoundError: the queue does not exist.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         now = self._client.now()
-        async with self._look(await self._renewal(self.queue)) as look:
-            async for held in look:
+        async with self._look(await self._count_reset(self.queue)) as browser:
+            async for held in browser:
                 try:
                     if selection.holds(held.message, now):
                         yield held.message
                 finally:
-                    # Also where nobody asks for more.
-                    await look.release(held)
+                    # Also if the caller leaves the loop here.
+                    await browser.release(held)
 
     async def get(self, name: str) -> FailedMessage:
-        """One message, by its id or message id.
+        """Find a message by its id or message id.
 
         Raises:
-            NotFoundError: there is none.
-            TargetNotFoundError: there is no such queue.
-            BrokerError: the broker cannot be reached, or refuses.
+            NotFoundError: the queue has no such message.
+            TargetNotFoundError: the queue does not exist.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         async with aclosing(self.messages(Selection(ids=frozenset({name})))) as messages:
             async for message in messages:
                 return message
-        raise NotFoundError(f"no message {name!r} is in the queue {self.queue!r}: 'bide errors list' shows their ids")
+        raise NotFoundError(f"no message {name!r} in the queue {self.queue!r}: 'bide errors list' shows the ids")
 
     async def groups(self, selection: Selection = ALL, *, by: By = "exception") -> list[Group]:
-        """The chosen messages in groups, the largest first.
+        """Group the selected messages, the largest group first.
 
         Raises:
             BrokerError: as :meth:`messages`.
@@ -146,7 +147,7 @@ class ErrorQueue:
         return groups.largest_first()
 
     async def summary(self, selection: Selection = ALL) -> Summary:
-        """The chosen messages in figures.
+        """Count the selected messages by queue, reason, exception and other properties.
 
         Raises:
             BrokerError: as :meth:`messages`.
@@ -157,14 +158,14 @@ class ErrorQueue:
         return summary
 
     async def count(self, selection: Selection = ALL) -> int:
-        """How many are chosen.
+        """Count the selected messages.
 
         Raises:
             BrokerError: as :meth:`messages`.
         """
         return (await self.summary(selection)).total
 
-    # -- deciding
+    # -- operations
 
     async def retry(
         self,
@@ -175,21 +176,22 @@ class ErrorQueue:
         allow: Iterable[str] | None = None,
         progress: Progress | None = None,
     ) -> OperationResult:
-        """Send the chosen messages back to the queues that they failed on.
+        """Send the selected messages back to the queues that they failed on.
 
-        With *over*, messages leave the error queue one after the other, for as long as this runs. When it is cancelled,
-        no more of them leave.
+        With *over*, messages leave the error queue one after the other while this call runs. If it is cancelled, the
+        rest stay.
 
         Args:
             to: a queue to send all of them to instead.
-            over: spread them evenly over this time.
-            allow: patterns of the queues that messages are sent to, see :class:`bide.Relay`; None for any. Anybody who
-                may write to the error queue can name any queue in a message's headers. Other messages stay.
-            progress: told how far it is.
+            over: spread the messages evenly over this time.
+            allow: patterns of the queues that messages may be sent to, see :class:`bide.Relay`; None allows all. Every
+                client that may write to the error queue can put any queue into a message's headers. Messages for other
+                queues stay.
+            progress: called with the number of finished messages and the total.
 
         Raises:
-            InvalidInputError: a value cannot be used.
-            BrokerError: the broker cannot be reached, or refuses.
+            InvalidInputError: an argument is invalid.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         if to is not None:
             await self._check_target(to)
@@ -225,23 +227,23 @@ class ErrorQueue:
         details: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> OperationResult:
-        """Send messages back to the queues that they failed on, each at a time of its own.
+        """Send messages back to the queues that they failed on, each at its own time.
 
-        They leave the error queue in its order, so that none leaves before those that stand before it. When this is
-        cancelled, no more of them leave.
+        Messages leave the error queue in its order: none leaves before those in front of it. If this call is cancelled,
+        the rest stay.
 
         Args:
-            due: says when a message is due there, in the past for at once, or None to leave it where it is. It may be
-                asked more than once about a message that it chooses.
-            taken: told of each message that is sent, or cannot be, before *due* is asked about the next one.
+            due: returns when a message is to be sent (a time in the past means now), or None to leave it in the queue.
+                It can be called more than once for a message.
+            taken: called with each message that is sent or cannot be sent, before *due* is called for the next one.
             to: a queue to send all of them to instead.
-            total: messages to move, after which the operation ends; 0 if not known.
-            details: why these, for the record.
-            progress: told how far it is.
+            total: number of messages after which the operation ends; 0 for no limit.
+            details: why these messages were selected, for the audit record.
+            progress: called with the number of finished messages and the total.
 
         Raises:
-            InvalidInputError: a value cannot be used.
-            BrokerError: the broker cannot be reached, or refuses.
+            InvalidInputError: an argument is invalid.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         if to is not None:
             await self._check_target(to)
@@ -273,21 +275,21 @@ class ErrorQueue:
 
         Args:
             name: its id or message id.
-            body: None keeps the old one.
-            headers: set in addition to, or in place of, the old ones.
-            without: headers that are taken away.
-            to: another queue than the one that it failed on.
-            allow: patterns of the queues that it may go to, as in :meth:`retry`.
+            body: the new body; None keeps the old one.
+            headers: headers to add or replace.
+            without: headers to remove.
+            to: a queue to send it to instead of the one that it failed on.
+            allow: patterns of the queues that it may be sent to, as in :meth:`retry`.
 
         Raises:
-            NotFoundError: there is no such message.
-            TargetNotAllowedError: no pattern matches its queue.
-            ReservedHeaderError: a header is bide's or the broker's own.
-            InvalidInputError: nothing would change, or nothing tells where it failed.
-            BrokerError: the broker cannot be reached, or refuses.
+            NotFoundError: the queue has no such message.
+            TargetNotAllowedError: no pattern matches the queue that it would go to.
+            ReservedHeaderError: a header belongs to bide or the broker.
+            InvalidInputError: nothing would change, or the queue that it failed on is unknown.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
-        await self._renewal(self.queue, sends=True)
+        await self._count_reset(self.queue, sends=True)
         if to is not None:
             await self._check_target(to)
         old = await self.get(name)
@@ -298,35 +300,35 @@ class ErrorQueue:
         first = True
 
         def copy(_: FailedMessage, __: int) -> PreparedMessage | None:
-            # Another with the same message id may have failed in another queue: that one is not meant.
+            # Another message with the same message id can have failed on another queue; only the first is edited.
             nonlocal first
             chosen, first = first, False
             return new if chosen else None
 
-        moved = await self._move("edit", self.queue, Selection(ids=frozenset({old.id})), copy, details, None, 1)
-        for reason in moved.kept:
-            raise TargetNotFoundError(f"the message {name!r} was not sent, and is still in {self.queue!r}: {reason}")
-        if not moved.done:
+        result = await self._move("edit", self.queue, Selection(ids=frozenset({old.id})), copy, details, None, 1)
+        for reason in result.kept:
+            raise TargetNotFoundError(f"the message {name!r} was not sent and is still in {self.queue!r}: {reason}")
+        if not result.done:
             raise NotFoundError(f"the message {name!r} left the queue {self.queue!r} in the meantime")
         return new.message_id
 
     async def archive(
         self, selection: Selection, *, keep: DelayLike = KEEP, progress: Progress | None = None
     ) -> OperationResult:
-        """Put the chosen messages aside, into :attr:`archive_queue`; the broker drops them after a while.
+        """Move the selected messages to :attr:`archive_queue`, where the broker deletes them after a time.
 
         Args:
-            keep: how long it keeps them, at least 1 s.
-            progress: told how far it is.
+            keep: how long the archive keeps them, at least 1 s.
+            progress: called with the number of finished messages and the total.
 
         Raises:
-            InvalidInputError: a value cannot be used.
-            BrokerError: the broker cannot be reached, or refuses.
+            InvalidInputError: an argument is invalid.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         retention = parse_delay(keep)
-        if not timedelta(seconds=1) <= retention <= _LONGEST_KEEP:
+        if not timedelta(seconds=1) <= retention <= _MAX_KEEP:
             raise InvalidDelayError(
-                f"an archive keeps messages for 1 s to {format_delay(_LONGEST_KEEP)}, not {format_delay(retention)}"
+                f"an archive keeps messages for 1 s to {format_delay(_MAX_KEEP)}, not {format_delay(retention)}"
             )
         if not await self._client.exists(self.archive_queue):
             await self._client.declare(Topology(queues=[Queue.quorum(self.archive_queue)]))
@@ -340,13 +342,13 @@ class ErrorQueue:
         return await self._move("archive", self.queue, selection, copy, details, progress, total)
 
     async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
-        """Put the chosen messages of :attr:`archive_queue` back into the error queue.
+        """Move the selected messages of :attr:`archive_queue` back to the error queue.
 
         Raises:
             TargetNotFoundError: there is no archive.
-            BrokerError: the broker cannot be reached, or refuses.
+            BrokerError: the broker refuses, or cannot be reached.
         """
-        await self._renewal(self.queue)
+        await self._count_reset(self.queue)
         archive = ErrorQueue(self._client, self.archive_queue, management_url=self._management_url)
         total = await archive.count(selection) if progress else 0
 
@@ -356,15 +358,15 @@ class ErrorQueue:
         return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
 
     async def discard(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
-        """Drop the chosen messages for good. Their ids are recorded before they go.
+        """Delete the selected messages. Their ids are recorded first.
 
         Raises:
-            BrokerError: the broker cannot be reached, or refuses.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         total = await self.count(selection) if progress else 0
         return await self._move("discard", self.queue, selection, None, {}, progress, total)
 
-    # -- the machinery
+    # -- internals
 
     async def _move(
         self,
@@ -380,70 +382,68 @@ class ErrorQueue:
         run: str | None = None,
     ) -> OperationResult:
         self.interrupted = None
-        renewal = await self._renewal(queue, sends=operation in _SENDING)
+        count_reset = await self._count_reset(queue, sends=operation in _SENDING)
         name = run or _new_run()
         audit = Audit(self._client, operation=operation, queue=self.queue, run=name) if self._audited else None
         if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
-        work = Operation(name, self._client, audit, selection, copy, pace, progress, total)
+        running = Operation(name, self._client, audit, selection, copy, pace, progress, total)
         try:
             while True:
-                async with self._look(renewal, prefetch=PREFETCH if pace is None else _AHEAD) as look:
-                    wait = await work.go_through(look)
+                async with self._look(count_reset, prefetch=PREFETCH if pace is None else _PACED_PREFETCH) as browser:
+                    wait = await running.process(browser)
                 if wait is None:
                     break
                 await asyncio.sleep(wait)
-                renewal = renewal.anew()
+                count_reset = count_reset.renewed()
         except asyncio.CancelledError:
-            self.interrupted = replace(work.moved(), left=work.left)
+            self.interrupted = replace(running.result(), left=running.left)
             if audit is not None:
                 try:
-                    async with asyncio.timeout(_TO_RECORD):
-                        await audit.interrupt({**self.interrupted.to_dict(), "left": work.left})
+                    async with asyncio.timeout(_RECORD_TIMEOUT):
+                        await audit.interrupt({**self.interrupted.to_dict(), "left": running.left})
                 except (BideError, TimeoutError) as error:
-                    # The broker may be the reason for the interruption: the caller is told all the same.
+                    # The broker may have caused the interruption. The caller has the result in any case.
                     log.warning("the interruption of %s was not recorded: %s", operation, error)
             raise
-        moved = work.moved()
+        result = running.result()
         if audit is not None:
-            await audit.end(moved.to_dict())
-        return moved
+            await audit.end(result.to_dict())
+        return result
 
-    async def _renewal(self, queue: str, *, sends: bool = False) -> DeliveryCountReset:
-        """What a look at a queue needs to know of it.
+    async def _count_reset(self, queue: str, *, sends: bool = False) -> DeliveryCountReset:
+        """Read the arguments and the delivery limit of a queue, and refuse queues of delay infrastructures.
 
         Args:
-            sends: whether its messages are to be sent where they failed.
+            sends: whether the operation sends messages to the queues that they failed on.
 
         Raises:
-            DelayQueueError: it is a queue of a delay infrastructure.
+            DelayQueueError: the queue belongs to a delay infrastructure.
         """
-        renewal = await DeliveryCountReset.of(self._client, queue, self._management_url)
-        recognition.refuse(queue, renewal.arguments, sends=sends)
-        return renewal
+        return await refuse_delay_queue(self._client, queue, self._management_url, sends=sends)
 
     async def _check_target(self, queue: str) -> None:
         """Refuse a queue that messages cannot be sent to.
 
         Raises:
-            InvalidNameError: the name cannot be one.
-            DelayQueueError: it is a queue of a delay infrastructure.
+            InvalidNameError: the value cannot be the name of a queue.
+            DelayQueueError: the queue belongs to a delay infrastructure.
         """
         check_name("queue", queue)
         found = await DeliveryCountReset.of(self._client, queue, self._management_url)
         recognition.refuse_target(queue, found.arguments)
 
     @asynccontextmanager
-    async def _look(self, renewal: DeliveryCountReset, *, prefetch: int = PREFETCH) -> AsyncIterator[QueueBrowser]:
-        queue = renewal.queue
-        async with looking(self._client.url, queue, renewal, prefetch=prefetch) as look:
-            if look.others and not self._said:
-                self._said = True
-                log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, look.others)
-            yield look
+    async def _look(self, count_reset: DeliveryCountReset, *, prefetch: int = PREFETCH) -> AsyncIterator[QueueBrowser]:
+        queue = count_reset.queue
+        async with browse(self._client.url, queue, count_reset, prefetch=prefetch) as browser:
+            if browser.others and not self._warned:
+                self._warned = True
+                log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, browser.others)
+            yield browser
 
 
 def _new_run() -> str:
-    """A name for an operation."""
+    """Create the name of an operation."""
     return secrets.token_hex(6)

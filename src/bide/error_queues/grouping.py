@@ -1,4 +1,4 @@
-"""Failed messages counted: by cause, by type, by where they failed."""
+"""Groups and counts of failed messages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ By = Literal["exception", "type"]
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Failed messages that have something in common.
+    """Failed messages with the same cause or type.
 
     Attributes:
-        name: what they have in common.
-        count: how many there are.
+        name: the cause or type.
+        count: number of messages.
         first: when the first of them failed, or None.
         last: when the last of them failed, or None.
         queues: the queues that they failed on.
         example: the id of one of them.
-        text: what its exception says, or None.
+        text: the exception's message of that one, or None.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Group:
     text: str | None = None
 
     def add(self, message: FailedMessage) -> None:
-        """One more."""
+        """Add a message."""
         self.count += 1
         if not self.example:
             self.example, self.text = message.id, message.text
@@ -47,7 +47,7 @@ class Group:
             self.last = max(self.last or message.failed_at, message.failed_at)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The group as JSON."""
         return {
             "group": self.name,
             "count": self.count,
@@ -60,10 +60,10 @@ class Group:
 
 
 class Groups:
-    """Groups under way.
+    """Collects messages into groups.
 
     Args:
-        by: ``exception`` for the exception's type and its first stack frame, ``type`` for the message type.
+        by: ``exception`` groups by the exception's class and first stack frame, ``type`` by the message type.
     """
 
     def __init__(self, by: By) -> None:
@@ -71,17 +71,17 @@ class Groups:
         self._groups: dict[str, Group] = {}
 
     def add(self, message: FailedMessage) -> None:
-        """Count a message in its group."""
+        """Add a message to its group."""
         name = message.group if self._by == "exception" else message.message_type or "(no type)"
         self._groups.setdefault(name, Group(name=name)).add(message)
 
     def largest_first(self) -> list[Group]:
-        """The groups."""
+        """The groups, the largest first."""
         return sorted(self._groups.values(), key=lambda one: (-one.count, one.name))
 
 
 class Summary:
-    """The contents of an error queue in figures."""
+    """Counts of the messages in an error queue."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -93,7 +93,7 @@ class Summary:
         self.last: datetime | None = None
 
     def add(self, message: FailedMessage) -> None:
-        """Count a message."""
+        """Add a message."""
         self.total += 1
         self.size += len(message.body)
         for name in ("queue", "reason", "endpoint", "exception", "message_type"):
@@ -107,7 +107,7 @@ class Summary:
             self.last = max(self.last or message.failed_at, message.failed_at)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The counts as JSON."""
         return {
             "total": self.total,
             "bytes": self.size,

@@ -1,4 +1,4 @@
-"""One operation under way: the chosen messages, so many of them at once."""
+"""A running operation on the selected messages of a queue."""
 
 from __future__ import annotations
 
@@ -20,44 +20,47 @@ from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 
 WINDOW: Final = 200
-"""Messages on their way at once: so many may be repeated after a crash, and those that were confirmed within the last
-moment, because acknowledgements are gathered."""
+"""How many copies may be unconfirmed at the same time. A crash can repeat these, and those that were confirmed just
+before, because acks are sent in batches."""
 
 HOLD: Final = 30.0
-"""Seconds for which messages are held while they leave at a pace: others get to see the queue again after that.
+"""Seconds for which messages that leave at a pace are held. Then other consumers can see the queue again.
 
-The broker closes the channel of a consumer that holds a message for longer than its ``consumer_timeout``: 30 minutes,
-unless it was told otherwise.
+The broker closes the channel of a consumer that holds a message for longer than its ``consumer_timeout``, by default 30
+minutes.
 """
 
 Progress = Callable[[int, int], None]
-"""Called with the number of messages that are done, and of those chosen: at first, and after each one."""
+"""Called with the number of finished messages and the total: once at the start, and after each message."""
 
 Pace = Callable[[FailedMessage, int], float | None]
-"""When a message leaves: seconds after the beginning, from it and its number; None leaves it in the queue.
+"""When a message leaves, from the message and its number: seconds since the start; None leaves it in the queue.
 
-It may be asked more than once about a message, and messages leave in the order of the queue.
+It can be called more than once for a message. Messages leave in the order of the queue.
 """
 
-_CANNOT: Final = (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError)
-"""What is wrong with one message, and not with the others."""
+_MESSAGE_ERRORS: Final = (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError)
+"""Errors that concern one message and not the others."""
 
 
 @dataclass(slots=True)
 class Operation:
-    """The chosen messages on their way, :data:`WINDOW` at once.
+    """An operation on the selected messages, with up to :data:`WINDOW` unconfirmed copies.
 
     Attributes:
-        name: of the operation.
-        selection: which messages are chosen.
-        copy: makes the copy that takes a message's place, from it and its number; None drops the messages.
-        pace: when they leave; None for as soon as they can.
-        total: how many are chosen, or 0 where they were not counted. At a pace no more than these leave.
-        seen: messages that were looked at.
-        done: messages that it was done to.
-        queues: those that went to a queue, by its name.
-        kept: chosen messages that stay, by the reason.
-        found: ids of the selection that messages have.
+        name: the name of the operation.
+        client: sends the copies.
+        audit: records the ids of processed messages; None for no record.
+        selection: selects the messages.
+        copy: makes the copy that replaces a message, from the message and its number; None discards the messages.
+        pace: when each message leaves; None for as soon as possible.
+        progress: called after each message.
+        total: number of selected messages, or 0 if they were not counted. With a pace, no more than these leave.
+        seen: number of messages that were browsed.
+        done: number of messages that were processed.
+        queues: number of messages sent, by queue.
+        kept: number of selected messages that stay in the queue, by reason.
+        found: those ids of the selection that were found.
     """
 
     name: str
@@ -74,10 +77,10 @@ class Operation:
     kept: Counter[str] = field(default_factory=Counter)
     found: set[str] = field(default_factory=set)
     _look: QueueBrowser = field(init=False)
-    _begun: datetime = field(init=False)
-    _began: float = field(init=False)
-    _taken: set[str] = field(default_factory=set)
-    _stay: Counter[str] = field(default_factory=Counter)
+    _started_at: datetime = field(init=False)
+    _started: float = field(init=False)
+    _processed_ids: set[str] = field(default_factory=set)
+    _kept_ids: Counter[str] = field(default_factory=Counter)
     _chosen: int = 0
     _ids: list[str] = field(default_factory=list)
     _held: list[BrowsedMessage] = field(default_factory=list)
@@ -85,69 +88,70 @@ class Operation:
     _failed: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self._begun = self.client.now()
-        self._began = asyncio.get_running_loop().time()
+        self._started_at = self.client.now()
+        self._started = asyncio.get_running_loop().time()
         if self.progress is not None and self.total:
             self.progress(0, self.total)
 
-    async def go_through(self, look: QueueBrowser) -> float | None:
-        """Take the chosen messages of a look, each when it is due.
+    async def process(self, browser: QueueBrowser) -> float | None:
+        """Process the selected messages that a browser yields, each when it is due.
 
         Returns:
-            None at the end; else the seconds until the next message is due, which is too long to hold any meanwhile.
+            None at the end of the queue; otherwise the seconds until the next message is due, if that is too long
+            to hold messages.
 
         Raises:
-            BrokerError: the broker cannot be reached, or refuses.
+            BrokerError: the broker refuses, or cannot be reached.
         """
-        self._look = look
+        self._look = browser
         try:
-            return await self._go_through(look)
+            return await self._process(browser)
         finally:
             finishing = asyncio.ensure_future(self._finish())
             try:
                 await asyncio.shield(finishing)
             except asyncio.CancelledError:
-                # What is on its way is settled and recorded all the same.
+                # Unconfirmed copies are settled and recorded before the cancellation continues.
                 await finishing
                 raise
 
-    async def _go_through(self, look: QueueBrowser) -> float | None:
+    async def _process(self, browser: QueueBrowser) -> float | None:
         loop = asyncio.get_running_loop()
         latest, gone, seen = loop.time() + HOLD, self.done, 0
-        stay = self._stay.copy()
-        async for held in look:
+        kept_ids = self._kept_ids.copy()
+        async for held in browser:
             message = held.message
-            if self._is_back(message):
-                await look.release(held)
+            if self._failed_again(message):
+                await browser.release(held)
                 continue
             seen += 1
             self.seen = max(self.seen, gone + seen)
-            if stay[message.id]:
-                stay[message.id] -= 1
-                await look.release(held)
+            if kept_ids[message.id]:
+                kept_ids[message.id] -= 1
+                await browser.release(held)
                 continue
-            if not self.selection.holds(message, self._begun):
-                await look.release(held)
+            if not self.selection.holds(message, self._started_at):
+                await browser.release(held)
                 continue
             if self.pace is not None:
                 if self.total and self._chosen >= self.total:
                     return None
                 after = self.pace(message, self._chosen)
                 if after is None:
-                    await look.release(held)
+                    await browser.release(held)
                     continue
-                due = self._began + after
-                # A look that has taken nothing yet takes one message at least.
+                due = self._started + after
+                # Each pass processes at least one message.
                 if due > latest or (loop.time() > latest and self.done > gone):
-                    await look.release(held)
+                    await browser.release(held)
                     return max(due - loop.time(), 0.0)
                 await asyncio.sleep(max(due - loop.time(), 0.0))
-            await self._take(held)
+            await self._process_one(held)
             self.found |= self.selection.ids & {message.id, message.message_id}
         return None
 
-    def moved(self) -> OperationResult:
-        """What came of it so far."""
+    def result(self) -> OperationResult:
+        """The result so far."""
         missing = tuple(sorted(self.selection.ids - self.found))
         return OperationResult(
             done=self.done, queues=dict(self.queues), kept=dict(self.kept), seen=self.seen, missing=missing
@@ -155,21 +159,25 @@ class Operation:
 
     @property
     def left(self) -> int | None:
-        """Chosen messages that it has not come to, or None where they were not counted."""
+        """Number of selected messages that were not processed yet, or None if they were not counted."""
         return max(self.total - self.done - self.kept.total(), 0) if self.total else None
 
-    def _is_back(self, message: FailedMessage) -> bool:
-        """Whether it was sent back by this run, and failed again at once.
+    def _failed_again(self, message: FailedMessage) -> bool:
+        """Whether this operation sent the message back and it has failed again already.
 
-        Copies of it that others made meanwhile tell it by their time alone.
+        If another client copied the message meanwhile, only the time of its failure shows that.
         """
         if message.history.run == self.name:
             return True
-        return message.id in self._taken and message.failed_at is not None and message.failed_at >= self._begun
+        return (
+            message.id in self._processed_ids
+            and message.failed_at is not None
+            and message.failed_at >= self._started_at
+        )
 
-    async def _take(self, held: BrowsedMessage) -> None:
-        """Do it to one message, as soon as fewer than ``WINDOW`` are on their way."""
-        self._taken.add(held.message.id)
+    async def _process_one(self, held: BrowsedMessage) -> None:
+        """Process one message, as soon as fewer than ``WINDOW`` copies are unconfirmed."""
+        self._processed_ids.add(held.message.id)
         place, self._chosen = self._chosen, self._chosen + 1
         if self.copy is None:
             self._held.append(held)
@@ -194,7 +202,7 @@ class Operation:
             await self._record()
 
     async def _finish(self) -> None:
-        """Wait for those on their way."""
+        """Wait for the unconfirmed copies."""
         if self._sending:
             await asyncio.wait(set(self._sending))
         if self._failed is None:
@@ -205,7 +213,7 @@ class Operation:
     async def _send(self, held: BrowsedMessage, copy: PreparedMessage) -> None:
         try:
             await self.client.forward(copy)
-        except _CANNOT as error:
+        except _MESSAGE_ERRORS as error:
             await self._keep(held, _reason(error, str(copy.target)[2:]))
             return
         except BideError:
@@ -218,7 +226,7 @@ class Operation:
 
     async def _keep(self, held: BrowsedMessage, reason: str) -> None:
         self.kept[reason] += 1
-        self._stay[held.message.id] += 1
+        self._kept_ids[held.message.id] += 1
         await self._look.release(held)
 
     async def _drop(self) -> None:
@@ -250,7 +258,7 @@ class Operation:
 
 
 def _reason(error: Exception, queue: str) -> str:
-    """Why messages stay, in words that are the same for all of them."""
+    """Why a message stays, in the same words for all messages with that reason."""
     if isinstance(error, UnroutableError | TargetNotFoundError):
         return f"the queue {queue!r} does not exist: declare it, or name another with --to"
     if isinstance(error, PublishRefusedError):

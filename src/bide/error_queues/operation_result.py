@@ -1,4 +1,4 @@
-"""What came of an operation on failed messages."""
+"""Results of operations on failed messages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ class OperationResult:
     """The result of an operation.
 
     Attributes:
-        done: messages that it was done to.
-        queues: those that went to a queue, by its name.
-        kept: chosen messages that stay where they were, by the reason.
-        seen: messages that were looked at.
-        missing: ids that were asked for, and that no message has; of an operation that was interrupted, those that it
-            has not come to.
-        left: of an operation that was interrupted: chosen messages that it did not get to, or None where they were not
-            counted. None for one that ended.
+        done: number of messages that were processed.
+        queues: number of messages sent, by queue.
+        kept: number of selected messages that stayed in the queue, by reason.
+        seen: number of messages that were browsed.
+        missing: selected ids that no message had; after an interruption, those that were not found so far.
+        left: after an interruption, the number of selected messages that were not processed, or None if they were not
+            counted. None if the operation ended.
     """
 
     done: int = 0
@@ -30,7 +29,7 @@ class OperationResult:
     left: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The result as JSON."""
         found = {
             "done": self.done,
             "queues": dict(self.queues),

@@ -1,4 +1,4 @@
-"""The record of what operators did, in a stream."""
+"""Audit records of operations on failed messages, in a stream."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any, Final, Self
 
 from bide.amqp.connection import Connection
 from bide.client.client import Client
-from bide.error_queues.stream_browser import everything
+from bide.error_queues.stream_browser import read_all
 from bide.errors import BrokerError, UnsupportedBrokerError
 from bide.topology import Queue, Topology
 
 AUDIT: Final = "bide.audit"
-"""The stream that operations are recorded in."""
+"""The stream that audit records are written to."""
 
 IDS_PER_RECORD: Final = 1000
 
 _KEEP: Final = "1Y"
 
-_PATIENCE: Final = 10.0
-"""Seconds without a record, or an answer, after which the broker is taken to stand still."""
+_TIMEOUT: Final = 10.0
+"""Seconds without a record or an answer after which the broker is considered unresponsive."""
 
 _QUIET: Final = 1.0
-"""Seconds without another record after which the broker is asked whether it has sent all of the last ones."""
+"""Seconds without another record after which the broker is asked whether all of the last ones have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class AuditRecord:
     """One step of an operation.
 
     Attributes:
-        at: when.
-        who: the user of the operating system, and the machine.
+        at: when the step was recorded.
+        who: the user of the operating system and the host name.
         user: the broker's user.
         operation: ``retry``, ``replay``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
-        run: the same for all records of one operation.
-        step: ``begun``, ``ids`` (some of the messages that it was done to), ``ended`` or ``interrupted``.
+        run: the name of the operation, the same in all of its records.
+        step: ``begun``, ``ids`` (some of the processed messages), ``ended`` or ``interrupted``.
         queue: the error queue.
-        details: what was chosen, where to, which ids, and what came of it.
+        details: the selection, the target, the ids or the result, depending on the step.
     """
 
     at: datetime
@@ -56,7 +56,7 @@ class AuditRecord:
     details: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The record as JSON."""
         return {
             "at": self.at.isoformat(timespec="milliseconds"),
             "who": self.who,
@@ -70,11 +70,11 @@ class AuditRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The record that :meth:`to_dict` made.
+        """Parse a record from the result of :meth:`to_dict`.
 
         Raises:
-            KeyError: it lacks something.
-            ValueError: something in it is not what it should be.
+            KeyError: a value is missing.
+            ValueError: a value has the wrong type.
         """
         known = ("at", "who", "user", "operation", "run", "step", "queue")
         texts = {name: values[name] for name in known}
@@ -96,7 +96,7 @@ class Audit:
     """Writes the records of one operation.
 
     Args:
-        run: names the operation.
+        run: the name of the operation.
     """
 
     def __init__(self, client: Client, *, operation: str, queue: str, run: str) -> None:
@@ -106,11 +106,11 @@ class Audit:
         self._run = run
 
     async def begin(self, details: Mapping[str, Any]) -> None:
-        """Say what is about to be done, before it is.
+        """Record an operation before it begins.
 
         Raises:
             UnsupportedBrokerError: the broker has no streams.
-            BrokerError: the record was not taken.
+            BrokerError: the broker did not confirm the record.
         """
         try:
             if not await self._client.exists(AUDIT):
@@ -118,33 +118,33 @@ class Audit:
                 await self._client.declare(Topology(queues=[stream]))
         except BrokerError as error:
             raise UnsupportedBrokerError(
-                f"the operation cannot be recorded, because the stream {AUDIT!r} cannot be declared ({error}): see to "
-                "that, or leave the record out with --no-audit"
+                f"the operation cannot be recorded, because the stream {AUDIT!r} cannot be declared ({error}): allow "
+                "that, or run without a record with --no-audit"
             ) from error
         await self._write("begun", details)
 
     async def ids(self, ids: Sequence[str]) -> None:
-        """Say which messages it was done to.
+        """Record the ids of processed messages.
 
         Raises:
-            BrokerError: the record was not taken.
+            BrokerError: the broker did not confirm the record.
         """
         for start in range(0, len(ids), IDS_PER_RECORD):
             await self._write("ids", {"ids": list(ids[start : start + IDS_PER_RECORD])})
 
     async def end(self, details: Mapping[str, Any]) -> None:
-        """Say what came of it.
+        """Record the result of the operation.
 
         Raises:
-            BrokerError: the record was not taken.
+            BrokerError: the broker did not confirm the record.
         """
         await self._write("ended", details)
 
     async def interrupt(self, details: Mapping[str, Any]) -> None:
-        """Say what was done and what is left, as the operation was interrupted.
+        """Record what was done and what is left when the operation was interrupted.
 
         Raises:
-            BrokerError: the record was not taken.
+            BrokerError: the broker did not confirm the record.
         """
         await self._write("interrupted", details)
 
@@ -166,19 +166,19 @@ class Audit:
 async def read_audit(
     client: Client, *, malformed: Callable[[bytes], None] | None = None
 ) -> AsyncGenerator[AuditRecord, None]:
-    """All records, oldest first; none where nothing was ever recorded.
+    """Read all records, oldest first. Without an audit stream there are none.
 
     Args:
-        malformed: is called with the body of each message in the stream that is not a record: every client that may
-            write to the stream can put one there. They are left out.
+        malformed: called with the body of each message in the stream that is not a record. Every client that may write
+            to the stream can put such a message there; it is skipped.
 
     Raises:
-        ConnectionLostError: the connection broke, or the broker stands still: there may be more.
-        BrokerError: the broker cannot be reached, or refuses.
+        ConnectionLostError: the connection was lost, or the broker does not answer; there may be more records.
+        BrokerError: the broker refuses, or cannot be reached.
     """
     connection = await Connection.open(client.url)
     try:
-        async with aclosing(everything(connection, AUDIT, patience=_PATIENCE, quiet=_QUIET)) as deliveries:
+        async with aclosing(read_all(connection, AUDIT, max_wait=_TIMEOUT, quiet=_QUIET)) as deliveries:
             async for delivery in deliveries:
                 if (record := _record(delivery.body)) is not None:
                     yield record

@@ -1,6 +1,6 @@
-"""Streams, read from an offset on by AMQP 0-9-1, because there the broker gives a message as it was published.
+"""A reader of streams over AMQP 0-9-1, where messages keep all their properties.
 
-There a stream does not tell its end: nothing comes there, and nothing comes from a broker that stands still.
+AMQP 0-9-1 does not report the end of a stream. Silence can mean the end, or a broker that does not answer.
 """
 
 from __future__ import annotations
@@ -16,94 +16,95 @@ from bide.client.subscription import Subscription
 from bide.errors import ConnectionLostError, TargetNotFoundError, UnsupportedBrokerError
 
 HEADER_OFFSET: Final = "x-stream-offset"
-"""Header in which the broker tells the offset."""
+"""Header with the offset, in the arguments of a consumer and in deliveries."""
 
 _PREFETCH: Final = 1_000
 
 
 async def subscribe(connection: Connection, stream: str, offset: int | str) -> Subscription:
-    """Start to read.
+    """Start to consume a stream.
 
     Raises:
-        TargetNotFoundError: there is no such stream.
+        TargetNotFoundError: the stream does not exist.
         BrokerError: the broker refuses.
     """
     arguments: dict[str, Any] = {HEADER_OFFSET: offset}
     return await Subscription.open(connection, stream, prefetch=_PREFETCH, arguments=arguments, exclusive=False)
 
 
-async def next_of(subscription: Subscription, patience: float) -> Delivery | None:
-    """The next message of a stream, or None if none comes for so many seconds.
+async def next_of(subscription: Subscription, max_wait: float) -> Delivery | None:
+    """Receive the next message of a stream, or None if none arrives within *max_wait* seconds.
 
     Raises:
-        UnsupportedBrokerError: it is no stream. The message stays there.
+        UnsupportedBrokerError: the queue is not a stream. The message stays in it.
     """
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_wait):
             delivery, _ = await subscription.next()
     except TimeoutError:
         return None
     if HEADER_OFFSET not in (delivery.values.get("headers") or {}):
-        raise UnsupportedBrokerError("what is read as a stream gives no offsets: it is a queue of another type")
+        raise UnsupportedBrokerError("the queue is not a stream, because its messages have no offsets: give a stream")
     subscription.channel.ack(delivery.delivery_tag)
     return delivery
 
 
 def offset_of(delivery: Delivery) -> int:
-    """Where in its stream a message is."""
+    """The offset of a message."""
     return int(delivery.values["headers"][HEADER_OFFSET])
 
 
-async def answer(subscription: Subscription, patience: float) -> None:
-    """See whether the broker answers at all, so that nothing that it sent before is still on its way.
+async def require_answer(subscription: Subscription, max_wait: float) -> None:
+    """Wait for an answer of the broker. Everything that it sent before has arrived by then.
 
     Raises:
-        ConnectionLostError: it does not.
+        ConnectionLostError: the broker does not answer.
     """
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_wait):
             await subscription.channel.qos(_PREFETCH)
     except TimeoutError as error:
-        raise no_answer(subscription.channel.connection, patience) from error
+        raise no_answer(subscription.channel.connection, max_wait) from error
 
 
-def no_answer(connection: FrameSink, patience: float) -> ConnectionLostError:
-    """The error for a broker that stands still."""
-    return ConnectionLostError(f"the broker at {connection.address} has not answered for {patience:g} s")
+def no_answer(connection: FrameSink, max_wait: float) -> ConnectionLostError:
+    """The error for a broker that does not answer."""
+    return ConnectionLostError(f"the broker at {connection.address} has not answered for {max_wait:g} s")
 
 
 async def end_of(
-    connection: Connection, stream: str, *, patience: float, quiet: float | None = None, wanted: int | None = None
+    connection: Connection, stream: str, *, max_wait: float, quiet: float | None = None, wanted: int | None = None
 ) -> int | None:
-    """The offset at which a stream ends; 0 of one that is empty or not there, None if it cannot be known.
+    """Find the offset at which a stream ends; 0 if it is empty or missing, None if the end cannot be determined.
 
-    The first new message tells where a stream ends to which messages keep coming; its last ones tell it of a quiet one.
+    If messages keep arriving, the first new message shows the end. In a stream without new messages, its last ones do.
 
     Args:
-        patience: seconds without a message, or an answer.
-        quiet: the same after the first of its last messages, which come together; *patience* if None.
-        wanted: any offset behind this one will do.
+        max_wait: seconds to wait for a message or an answer.
+        quiet: seconds to wait for another message after the first of the last ones, which arrive together; *max_wait*
+            if None.
+        wanted: return as soon as the end is known to be beyond this offset.
 
     Raises:
-        ConnectionLostError: the broker does not answer any more.
+        ConnectionLostError: the broker stopped answering.
     """
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_wait):
             new = await subscribe(connection, stream, "next")
             last = await subscribe(connection, stream, "last")
     except TargetNotFoundError:
         return 0
     except TimeoutError:
         return None
-    end, wait = 0, patience
+    end, wait = 0, max_wait
     async with new.channel, last.channel:
         coming = asyncio.create_task(new.next())
         try:
             while True:
                 delivery = await next_of(last, wait)
                 if delivery is None:
-                    await answer(last, patience)
-                    # It may have stood still for a moment.
+                    await require_answer(last, max_wait)
+                    # The broker may have paused for a moment.
                     delivery = await next_of(last, 0)
                 if coming.done():
                     return offset_of(coming.result()[0])
@@ -112,44 +113,44 @@ async def end_of(
                 end = offset_of(delivery) + 1
                 if wanted is not None and end > wanted:
                     return end
-                wait = patience if quiet is None else quiet
+                wait = max_wait if quiet is None else quiet
         finally:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
 
 
-async def everything(
-    connection: Connection, stream: str, *, patience: float, quiet: float
+async def read_all(
+    connection: Connection, stream: str, *, max_wait: float, quiet: float
 ) -> AsyncGenerator[Delivery, None]:
-    """All that a stream has now, from its beginning; nothing of one that is not there.
+    """Read all messages that a stream has now, from its beginning; none if it does not exist.
 
     Args:
-        patience: seconds without a message, or an answer.
+        max_wait: seconds to wait for a message or an answer.
         quiet: see :func:`end_of`.
 
     Raises:
-        ConnectionLostError: nothing comes, and that is not because the stream ends.
+        ConnectionLostError: messages stopped arriving before the end of the stream.
         BrokerError: the stream cannot be read.
     """
-    end = await end_of(connection, stream, patience=patience, quiet=quiet)
+    end = await end_of(connection, stream, max_wait=max_wait, quiet=quiet)
     if end is None:
-        raise no_answer(connection, patience)
+        raise no_answer(connection, max_wait)
     if not end:
         return
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(max_wait):
             subscription = await subscribe(connection, stream, "first")
     except TimeoutError as error:
-        raise no_answer(connection, patience) from error
+        raise no_answer(connection, max_wait) from error
     async with subscription.channel:
         while True:
-            delivery = await next_of(subscription, patience)
+            delivery = await next_of(subscription, max_wait)
             if delivery is None:
                 raise ConnectionLostError(
-                    f"the stream {stream} has given nothing for {patience:g} s, and ends at the offset {end} only"
+                    f"the stream {stream} delivered nothing for {max_wait:g} s but ends at offset {end} only: try again"
                 )
             offset = offset_of(delivery)
-            # What was there may be dropped meanwhile.
+            # Retention may have deleted messages below the end meanwhile.
             if offset < end:
                 yield delivery
             if offset >= end - 1:

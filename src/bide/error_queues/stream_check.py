@@ -1,4 +1,4 @@
-"""Streams, which look like queues and cannot be emptied."""
+"""Recognition of streams, which messages cannot be taken out of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from bide.errors import BrokerError
 
 
 async def is_stream(connection: Connection, queue: str) -> bool:
-    """Whether a queue is a stream, which is full of messages and has none to give.
+    """Whether a queue is a stream.
 
-    A stream says that it is empty, or counts what it likes, and sends only what comes from now on. But it does not know
-    ``basic.get``, and RabbitMQ's answer says why.
+    A stream reports any number of messages, and a consumer without an offset receives only new ones. But a stream
+    refuses ``basic.get``, and RabbitMQ's reply says that the queue is a stream.
 
     Raises:
         BrokerError: the broker cannot be asked, or refuses for another reason.
@@ -24,13 +24,13 @@ async def is_stream(connection: Connection, queue: str) -> bool:
                 return True
             raise
         if delivery is not None:
-            # It came this moment.
+            # A message arrived just now: requeue it.
             channel.nack(delivery.delivery_tag)
         return False
 
 
 def stream_error(queue: str, *, hint: str = "") -> BrokerError:
-    """The error for a stream where a queue is wanted.
+    """The error for a stream where another type of queue is needed.
 
     Args:
         hint: what to do instead.

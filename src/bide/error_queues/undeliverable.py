@@ -1,4 +1,4 @@
-"""Send on what ended in the undeliverable queue, once its target is back."""
+"""Resending of messages in the undeliverable queue, once their targets exist."""
 
 from __future__ import annotations
 
@@ -13,29 +13,46 @@ from bide.client.message import KEPT_PROPERTIES, Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX
-from bide.errors import InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
+from bide.errors import (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
 
 QUIET: Final = 1.0
-"""Seconds without a message after which the queue counts as worked through."""
+"""Seconds without a message after which the queue counts as processed."""
 
 PREFETCH: Final = 10_000
-"""So many messages may stay in the queue, at most, for the rest to be reached."""
+"""Upper bound of messages that stay in the queue: beyond it, the rest cannot be reached."""
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
 
-_RENEWED: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE})
-"""Headers that are written anew."""
+_TARGET_ERRORS: Final = (
+    AccessRefusedError,
+    DeclarationMismatchError,
+    InvalidInputError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+"""Errors that concern one message or its target, and not other messages."""
+
+_REPLACED_HEADERS: Final = frozenset({HEADER_TO, HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE})
+"""Headers that publishing sets again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resent:
-    """What became of the messages in the undeliverable queue.
+    """The result of resending undeliverable messages.
 
     Attributes:
-        sent: messages that reached their target.
-        kept: target and error -> messages that stay in the queue.
+        sent: number of messages that reached their target.
+        kept: number of messages that stay in the queue, by target and error.
     """
 
     sent: int
@@ -43,17 +60,18 @@ class Resent:
 
 
 async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
-    """Send every message of the undeliverable queue to the target that it was meant for, once.
+    """Send every message of the undeliverable queue to its target, once.
 
-    What is overdue goes at once, what is not waits the rest. Each message is acknowledged after its successor was
-    confirmed, so that a crash repeats at most one and loses none. What cannot be sent stays in the queue.
+    Overdue messages are delivered immediately; others wait for the rest of their delay. A message is acknowledged after
+    its copy was confirmed, so a crash repeats at most one message and loses none. Messages that cannot be sent stay in
+    the queue.
 
     Args:
-        allow: patterns of the targets that messages are sent to; see :class:`bide.Relay`. Anybody who may write to the
-            delay infrastructure can have a message end in this queue, with any target in its headers.
+        allow: patterns of the targets that messages may be sent to; see :class:`bide.Relay`. Every client that may
+            write to the delay infrastructure can make messages with any target end in this queue.
 
     Raises:
-        InvalidInputError: a pattern cannot be used.
+        InvalidInputError: a pattern is invalid.
         TargetNotFoundError: there is no undeliverable queue.
     """
     allowed = AllowedTargets.of(allow)
@@ -68,12 +86,12 @@ async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
             except TimeoutError:
                 break
             try:
-                copy = _again(message)
+                copy = _copy_for_target(message)
                 allowed.check(copy.target)
                 await client.forward(copy)
-            except (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError) as error:
+            except _TARGET_ERRORS as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
-                # Unsettled until the consumer closes, for otherwise it would come again at once.
+                # Left unsettled until the consumer closes; the broker would redeliver a requeued message at once.
                 if kept.total() == PREFETCH:
                     break
             else:
@@ -86,11 +104,11 @@ def _target(message: Message) -> str:
     return str((message.raw.values.get("headers") or {}).get(HEADER_TO, "(nowhere)"))
 
 
-def _again(message: Message) -> PreparedMessage:
-    """The same message for its target once more. What is told of attempts behind it stays on it."""
+def _copy_for_target(message: Message) -> PreparedMessage:
+    """Copy a message for its target. The copy keeps the headers that record earlier attempts."""
     kind, _, name = _target(message).partition(":")
     if kind not in ("q", "x"):
-        raise InvalidInputError(f"the message {message.message_id!r} does not say where it should go")
+        raise InvalidInputError(f"the message {message.message_id!r} has no header with its target: discard it")
     address: dict[str, Any] = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
     headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
     properties = {one: getattr(message, one) for one in _PROPERTIES}
@@ -98,5 +116,11 @@ def _again(message: Message) -> PreparedMessage:
         OutgoingMessage(message.body, **address, **properties, headers=headers, deliver_at=message.due)
     )
     raw: Mapping[str, Any] = message.raw.values.get("headers") or {}
-    kept = {header: value for header, value in raw.items() if header.startswith(OWN_PREFIX) and header not in _RENEWED}
-    return replace(checked, values={**checked.values, "headers": {**checked.headers, **kept}}, kind=None, is_copy=True)
+    kept = {
+        header: value
+        for header, value in raw.items()
+        if header.startswith(OWN_PREFIX) and header not in _REPLACED_HEADERS
+    }
+    return replace(
+        checked, values={**checked.values, "headers": {**checked.headers, **kept}}, template=None, is_copy=True
+    )

@@ -1,6 +1,6 @@
-"""The private local broker: a RabbitMQ node of our own, for tests, demos and development.
+"""A private RabbitMQ node on this machine, for tests, demos and development.
 
-It listens on loopback only, keeps everything in one folder, and never touches a node that it did not start::
+The node listens on loopback only, keeps everything in one folder, and does not affect other nodes::
 
     from bide.local_broker import LocalBroker
 

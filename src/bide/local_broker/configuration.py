@@ -20,13 +20,13 @@ MANAGEMENT_PLUGIN = "rabbitmq_management"
 STREAM_PLUGIN = "rabbitmq_stream"
 PLUGINS = (MANAGEMENT_PLUGIN, STREAM_PLUGIN, "rabbitmq_consistent_hash_exchange")
 
-# Below the range that the system takes the local ports of outgoing connections from. In that range, a client that
-# keeps dialling the port of a stopped broker ends up, once in a while, connected to itself, and the port is taken.
+# Below the range from which the system takes ports for outgoing connections. In that range, a client that keeps
+# connecting to the port of a stopped broker can end up connected to itself, which occupies the port.
 _FIRST_PORT, _LAST_PORT = 20_000, 32_767
 
 
 _RETRY_MS = 20_000
-"""A target that has not confirmed a dead letter for so long gets it twice: long enough for a busy queue."""
+"""Time after which an unconfirmed dead letter is sent again: long enough for a target that is only busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Ports:
 
     @classmethod
     def choose(cls, *, before: Self | None = None) -> Self:
-        """Return free ports: those of *before* as far as they are free, else others at random."""
+        """Return free ports: those of *before* that are free, otherwise random ones."""
         chosen: dict[str, int] = {}
         for field in fields(cls):
             port: int | None = getattr(before, field.name) if before else None
@@ -51,14 +51,14 @@ class Ports:
         return cls(**chosen)
 
     def taken(self) -> list[int]:
-        """Return those that a program listens on."""
+        """Return the ports that a program listens on."""
         return [port for port in asdict(self).values() if not is_free(port)]
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this loopback port now."""
+    """Return whether a server can listen on this loopback port now."""
     with socket.socket() as probe:
-        # As Erlang does it: connections of an earlier server that are not forgotten yet do not count.
+        # Like Erlang, ignore connections of an earlier server that are in TIME_WAIT.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
@@ -69,16 +69,19 @@ def is_free(port: int) -> bool:
 
 def _random_free_port(*, exclude: Iterable[int]) -> int:
     excluded = set(exclude)
-    generator = random.SystemRandom()  # not seeded: brokers that start at the same moment must not agree
+    generator = random.SystemRandom()  # not seeded: brokers that start at the same time must choose different ports
     for _ in range(1_000):
         port = generator.randint(_FIRST_PORT, _LAST_PORT)
         if port not in excluded and is_free(port):
             return port
-    raise LocalBrokerError(f"no free loopback port between {_FIRST_PORT} and {_LAST_PORT} after 1,000 tries")
+    raise LocalBrokerError(
+        f"no free loopback port found between {_FIRST_PORT} and {_LAST_PORT} in 1,000 attempts: end programs that "
+        "listen on ports in this range"
+    )
 
 
 def rabbitmq_conf(*, ports: Ports, password: str, plugins: Iterable[str], extra: str) -> str:
-    """Return ``rabbitmq.conf``. It holds the password: the file must be its owner's alone."""
+    """Return ``rabbitmq.conf``. It contains the password, so only the owner may read the file."""
     lines = [
         f"listeners.tcp.local = {LOOPBACK}:{ports.amqp}",
         f"default_user = {USER}",
@@ -101,11 +104,11 @@ def rabbitmq_conf(*, ports: Ports, password: str, plugins: Iterable[str], extra:
 
 
 def advanced_config(*, dead_letter_prefetch: int) -> str:
-    """Return ``advanced.config``, for what ``rabbitmq.conf`` has no key for.
+    """Return ``advanced.config``, for settings that ``rabbitmq.conf`` has no key for.
 
-    The dead-letter worker of a quorum queue has 32 messages under way by default, which holds a delay queue that
-    releases many at once down to some 8,000 a second. It waits 180 s before it sends a message again that no queue
-    took, as happens to those that fall due while the broker starts.
+    By default, the dead-letter worker of a quorum queue has up to 32 unconfirmed messages, which limits a delay queue
+    that releases many messages at once to about 8,000 per second. It waits 180 s before it resends a message that no
+    queue confirmed, which happens to messages that are due while the broker starts.
     """
     return (
         f"[{{rabbit, [{{dead_letter_worker_consumer_prefetch, {dead_letter_prefetch}}}, "
@@ -119,29 +122,29 @@ def enabled_plugins(plugins: Iterable[str]) -> str:
 
 
 def inetrc() -> str:
-    """Return the file by which Erlang resolves the host of :data:`NODE_NAME`.
+    """Return the file that gives Erlang the address of the host of :data:`NODE_NAME`.
 
-    Not every container has an ``/etc/hosts``, and in some ``localhost`` is ``::1`` first, where nothing listens.
+    Some containers have no ``/etc/hosts``, and in others ``localhost`` is ``::1`` first, where nothing listens.
     """
     return '{host, {127,0,0,1}, ["localhost"]}.\n{lookup, [file, native]}.\n'
 
 
 def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str]) -> dict[str, str]:
-    """Return the whole environment of the node and its tools.
+    """Return the environment of the node and its tools.
 
-    Nothing is taken over from ours: RABBITMQ_* and ERL_* variables of another node would lead this one astray.
+    Nothing is inherited from this process, because its RABBITMQ_* and ERL_* variables can belong to another node.
     """
     configuration, log = folder / "conf", folder / "log"
     return {
         FOLDER_MARK: str(folder),
         "PATH": path,
-        # The cookie, which lets tools talk to the node, lies in the home folder.
+        # The home folder has the Erlang cookie, with which tools authenticate to the node.
         "HOME": str(folder / "home"),
         "LC_ALL": "en_US.UTF-8" if sys.platform == "darwin" else "C.UTF-8",
         "ERL_EPMD_ADDRESS": LOOPBACK,
         "ERL_EPMD_PORT": str(ports.epmd),
-        # For every Erlang that is started here, rabbitmqctl included: its distribution listens on loopback only,
-        # and no epmd is started beside ours. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
+        # For every Erlang program started here, including rabbitmqctl: distribution listens on loopback only, and no
+        # second epmd is started. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
         "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
         "ERL_INETRC": str(configuration / "inetrc"),
         "ERL_CRASH_DUMP": str(log / "erl_crash.dump"),

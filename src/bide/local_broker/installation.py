@@ -1,4 +1,4 @@
-"""The RabbitMQ installation of this machine."""
+"""Search for a RabbitMQ installation on this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bide.errors import BrokerNotFoundError, LocalBrokerError
 HOME_VARIABLE = "BIDE_RABBITMQ_HOME"
 MINIMUM_RELEASE = (3, 10)
 
-# Where package managers put the programs that a login shell of an ordinary user may lack.
+# Folders where package managers install programs, and that an ordinary user's PATH may lack.
 _MORE_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/opt/homebrew/bin")
-# Debian's, Ubuntu's, Fedora's and RabbitMQ's own packages: one folder for each release.
+# Packages of Debian, Ubuntu, Fedora and RabbitMQ itself: one folder for each release.
 _LIBRARY = "usr/lib/rabbitmq/lib"
 _HOMEBREW = ("/opt/homebrew/opt/rabbitmq", "/usr/local/opt/rabbitmq", "/home/linuxbrew/.linuxbrew/opt/rabbitmq")
 
-# Run in a mount namespace of its own: what is mounted here is gone with the process that it was mounted for.
+# This script runs in its own mount namespace, so the mounts disappear with its process.
 _ENTER_ROOT = """
 root=$1 && shift
 mount --rbind /proc "$root/proc"
@@ -42,11 +42,11 @@ class Installation:
     """A RabbitMQ server on disk.
 
     Attributes:
-        home: the folder with ``sbin`` and ``plugins``; as seen from inside *chroot* when there is one.
-        epmd: the Erlang port mapper daemon that goes with it; likewise.
-        release: e.g. ``"3.10.8"``.
-        path: the ``PATH`` that its scripts need.
-        chroot: the root folder of the system that it is installed in, or None for this one.
+        home: the folder with ``sbin`` and ``plugins``, as seen from inside *chroot*.
+        epmd: the Erlang port mapper daemon that belongs to it, as seen from inside *chroot*.
+        release: for example ``"3.10.8"``.
+        path: the ``PATH`` for its scripts.
+        chroot: the root folder of the system that it is installed in, or None for this system.
     """
 
     home: Path
@@ -60,7 +60,7 @@ class Installation:
 
         Args:
             command: a program of this installation and its arguments.
-            visible: folders of this system that a program inside the root folder has to see, at the same paths.
+            visible: folders of this system to mount at the same paths inside the root folder.
         """
         words = [str(word) for word in command]
         if self.chroot is None:
@@ -74,13 +74,13 @@ def find_installation(*, home: Path | None = None, chroot: Path | None = None) -
     """Find a RabbitMQ server of release 3.10 or newer.
 
     Args:
-        home: the folder with ``sbin/rabbitmq-server``; otherwise the environment variable ``BIDE_RABBITMQ_HOME``, the
-            PATH, the folders of the system's packages and Homebrew are searched, in this order.
-        chroot: search in this root folder of another system instead; running from it takes root.
+        home: the folder with ``sbin/rabbitmq-server``. By default, these are searched in this order: the environment
+            variable ``BIDE_RABBITMQ_HOME``, the PATH, the folders of the system's packages, and Homebrew.
+        chroot: search in this root folder of another system instead; running that RabbitMQ requires root.
 
     Raises:
-        BrokerNotFoundError: there is none.
-        LocalBrokerError: it is too old, or *chroot* cannot be used here.
+        BrokerNotFoundError: there is no RabbitMQ.
+        LocalBrokerError: the RabbitMQ is too old, or *chroot* cannot be used here.
     """
     if chroot is not None:
         _check_chroot(chroot)
@@ -91,45 +91,47 @@ def find_installation(*, home: Path | None = None, chroot: Path | None = None) -
     found = next(_candidates(root, home, chroot), None)
     if found is None:
         if home is not None:
-            raise BrokerNotFoundError(f"{home} has no sbin/rabbitmq-server: name the folder of an unpacked RabbitMQ")
+            raise BrokerNotFoundError(f"{home} has no sbin/rabbitmq-server: give the folder of an unpacked RabbitMQ")
         if chroot is not None:
-            raise BrokerNotFoundError(f"no RabbitMQ is installed in the root folder {chroot}")
+            raise BrokerNotFoundError(f"no RabbitMQ is installed in the root folder {chroot}: install one there")
         raise BrokerNotFoundError(_how_to_install())
     release = release_of(root / found.relative_to("/"))
     if numbers(release) < MINIMUM_RELEASE:
         raise LocalBrokerError(
             f"RabbitMQ {release} in {found} is too old: bide needs {'.'.join(map(str, MINIMUM_RELEASE))} or newer; "
-            f"unpack a newer one and set {HOME_VARIABLE} to its folder"
+            f"unpack a newer release and set {HOME_VARIABLE} to its folder"
         )
-    ours = [] if chroot else os.environ.get("PATH", "").split(os.pathsep)
-    # Without empty entries: those mean the current folder.
-    path = os.pathsep.join(folder for folder in (*ours, *_MORE_PATH) if folder)
+    own = [] if chroot else os.environ.get("PATH", "").split(os.pathsep)
+    # Empty entries are left out, because they mean the current folder.
+    path = os.pathsep.join(folder for folder in (*own, *_MORE_PATH) if folder)
     return Installation(home=found, epmd=_find_epmd(root, path), release=release, path=path, chroot=chroot)
 
 
 def numbers(release: str) -> tuple[int, ...]:
-    """Return the leading numbers of a release, for comparisons: ``"4.3.0-rc.1"`` is ``(4, 3, 0)``."""
+    """Parse the leading numbers of a release, for comparisons: ``"4.3.0-rc.1"`` is ``(4, 3, 0)``."""
     match = re.match(r"\d+(?:\.\d+)*", release)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def release_of(home: Path) -> str:
-    """Return the release of the RabbitMQ in *home*, by the name of its core application."""
+    """Read the release of the RabbitMQ in *home* from the name of its core application."""
     for plugin in sorted((home / "plugins").glob("rabbit-*")):
         if match := re.fullmatch(r"rabbit-(\d.*?)(?:\.ez)?", plugin.name):
             return match.group(1)
-    raise LocalBrokerError(f"{home} is not a whole RabbitMQ: it has no plugins/rabbit-RELEASE")
+    raise LocalBrokerError(
+        f"{home} is not a complete RabbitMQ, because plugins/rabbit-RELEASE is missing: unpack it again"
+    )
 
 
 def _check_chroot(chroot: Path) -> None:
     if platform.system() != "Linux" or os.geteuid() != 0:
-        raise LocalBrokerError(f"running RabbitMQ from the root folder {chroot} needs root on Linux")
+        raise LocalBrokerError(f"running RabbitMQ from the root folder {chroot} needs root on Linux: omit the folder")
     if not chroot.is_dir():
-        raise BrokerNotFoundError(f"the root folder {chroot} does not exist")
+        raise BrokerNotFoundError(f"the root folder {chroot} does not exist: check the path")
 
 
 def _candidates(root: Path, home: Path | None, chroot: Path | None) -> Iterator[Path]:
-    """Yield the folders that hold a server, best first, as seen from *root*."""
+    """Yield folders with a server, best first, as seen from *root*."""
     places: Iterable[Path]
     if home is not None:
         places = [home.expanduser() if chroot else home.expanduser().resolve()]
@@ -137,7 +139,7 @@ def _candidates(root: Path, home: Path | None, chroot: Path | None) -> Iterator[
         places = _library(root)
     else:
         on_path = shutil.which("rabbitmq-server")
-        # Debian's file on the PATH is a wrapper that insists on a user of its own: it has no rabbitmq-env beside it.
+        # Debian's file on the PATH is a wrapper that requires its own user; it has no rabbitmq-env next to it.
         beside = [Path(on_path).resolve().parent.parent] if on_path else []
         places = [*beside, *_library(root), *(Path(place).resolve() for place in _HOMEBREW)]
     for place in places:
@@ -147,7 +149,7 @@ def _candidates(root: Path, home: Path | None, chroot: Path | None) -> Iterator[
 
 
 def _library(root: Path) -> list[Path]:
-    """Return the package manager's folders, newest release first."""
+    """Return the folders of the package manager, newest release first."""
     folders = (root / _LIBRARY).glob("rabbitmq_server-*")
     newest_first = sorted(folders, key=lambda folder: numbers(folder.name.partition("-")[2]), reverse=True)
     return [Path("/") / folder.relative_to(root) for folder in newest_first]
@@ -161,7 +163,7 @@ def _find_epmd(root: Path, path: str) -> Path:
         # <erlang>/bin/erl, and <erlang>/erts-13.1.5/bin/epmd
         for epmd_path in sorted(Path(erl).resolve().parent.parent.glob("erts-*/bin/epmd"), reverse=True):
             return Path("/") / epmd_path.relative_to(root.resolve())
-    raise BrokerNotFoundError("RabbitMQ is installed, but no Erlang: neither epmd nor erl is on the PATH")
+    raise BrokerNotFoundError("RabbitMQ is installed, but neither epmd nor erl is on the PATH: install Erlang")
 
 
 def _how_to_install() -> str:

@@ -1,4 +1,4 @@
-"""Starting and stopping the processes of a broker."""
+"""Start and stop of the processes of a local broker."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bide.local_broker.logs import explain_failed_start
 from bide.local_broker.processes import FOLDER_MARK, is_marked, marked, send_signal, wait_until_gone
 from bide.local_broker.state import STATE_FILE, Pids, State
 
-# What SIGKILL leaves to do: closing files and telling the parent.
+# Time for the kernel to close files and notify the parent after SIGKILL.
 _KILL_SECONDS = 10.0
 
 
 def is_running(state: State) -> bool:
-    """Return whether the broker got ready and its processes are still there."""
+    """Return whether the broker became ready and its processes are still running."""
     return state.pids is not None and all(
         is_marked(pid, state.folder) for pid in (state.pids.supervisor, state.pids.server)
     )
@@ -34,65 +34,65 @@ def launch(state: State, *, seconds: float, outlive: bool) -> int | None:
     """Start epmd and the node, and wait until the node is ready.
 
     Args:
-        state: what to start; saved, first without process ids and with them at the end.
+        state: the broker to start. It is saved twice: without process ids at the start, with them when it is ready.
         seconds: how long the start may take.
-        outlive: whether the broker goes on when this process ends. It does not before it is ready.
+        outlive: whether the broker continues when this process ends. Until it is ready, it never does.
 
     Returns:
-        The file descriptor that the broker's life hangs on, None if it is to outlive this process.
+        A file descriptor: the broker ends when this process closes it. None if the broker outlives this process.
 
     Raises:
-        LocalBrokerError: it did not get ready; no process of it is left.
+        LocalBrokerError: the broker did not become ready; all of its processes were ended.
     """
     deadline = time.monotonic() + seconds
     state = state.with_pids(None)
     state.save()
-    # What is there later is of this start.
+    # Remove the log of an earlier start, which would be mistaken for this one's.
     (state.folder / "log" / "server.log").unlink(missing_ok=True)
-    theirs, ours = os.pipe()
+    child_end, parent_end = os.pipe()
     try:
         try:
-            report = _run_supervisor(state, theirs)
+            report = _run_supervisor(state, child_end)
         finally:
-            os.close(theirs)
+            os.close(child_end)
         try:
             pids = _wait_until_ready(report, state, deadline=deadline, seconds=seconds)
         finally:
             os.close(report)
         state.with_pids(pids).save()
         if not outlive:
-            return ours
-        os.write(ours, supervisor.KEEP)
+            return parent_end
+        os.write(parent_end, supervisor.KEEP)
     except BaseException:
-        os.close(ours)
+        os.close(parent_end)
         kill(state.folder)
         raise
-    os.close(ours)
+    os.close(parent_end)
     return None
 
 
 def _run_supervisor(state: State, owner_fd: int) -> int:
-    """Start the supervisor; return the file descriptor that it reports to."""
-    report, theirs = os.pipe()
+    """Start the supervisor; return the file descriptor for reading its reports."""
+    report, child_end = os.pipe()
     log = os.open(state.folder / "log" / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    # Isolated and without site-packages: it is quicker so, and needs neither.
+    # Isolated and without site-packages, which makes Python start faster.
     command = [sys.executable, "-I", "-S", supervisor.__file__]
     try:
         subprocess.run(
-            [*command, str(state.folder / STATE_FILE), str(owner_fd), str(theirs)],
+            [*command, str(state.folder / STATE_FILE), str(owner_fd), str(child_end)],
             env={FOLDER_MARK: str(state.folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=log,
-            pass_fds=(owner_fd, theirs),
-            check=False,  # what went wrong is in its log
+            pass_fds=(owner_fd, child_end),
+            check=False,  # errors are in the supervisor's log
         )
     except BaseException:
         os.close(report)
         raise
     finally:
         os.close(log)
-        os.close(theirs)
+        os.close(child_end)
     return report
 
 
@@ -110,7 +110,7 @@ def _wait_until_ready(report: int, state: State, *, deadline: float, seconds: fl
 
 
 def _read_report(report: int, *, deadline: float) -> Iterator[dict[str, Any]]:
-    """Yield the supervisor's messages until it closes the pipe or the deadline is over."""
+    """Yield the supervisor's messages until it closes the pipe or the deadline passes."""
     buffer = b""
     while select.select([report], [], [], max(0.0, deadline - time.monotonic()))[0]:
         data = os.read(report, 4096)
@@ -121,10 +121,10 @@ def _read_report(report: int, *, deadline: float) -> Iterator[dict[str, Any]]:
 
 
 def halt(state: State, *, seconds: float) -> None:
-    """Stop a broker: gracefully, and by force when that takes longer than *seconds*; an ephemeral one by force at once.
+    """Stop a broker gracefully, and kill it after *seconds*. An ephemeral broker is killed immediately.
 
     Raises:
-        LocalBrokerError: a process does not even react to SIGKILL.
+        LocalBrokerError: a process does not end even after SIGKILL.
     """
     if state.ephemeral:
         crash(state)
@@ -135,7 +135,7 @@ def halt(state: State, *, seconds: float) -> None:
 
 
 def crash(state: State) -> None:
-    """End the node by SIGKILL; its supervisor then ends the rest."""
+    """Kill the node with SIGKILL; its supervisor then ends the other processes."""
     if state.pids is not None and is_running(state):
         send_signal(state.pids.server, signal.SIGKILL)
         wait_until_gone(state.folder, seconds=_KILL_SECONDS)
@@ -143,8 +143,8 @@ def crash(state: State) -> None:
 
 
 def kill(folder: Path) -> None:
-    """Kill every process of the broker in *folder*, such as a start that was broken off has left."""
+    """Kill every process of the broker in *folder*, including those of an interrupted start."""
     for pid in marked(folder):
         send_signal(pid, signal.SIGKILL)
     if left := wait_until_gone(folder, seconds=_KILL_SECONDS):
-        raise LocalBrokerError(f"processes of the broker in {folder} do not end, even by SIGKILL: {left}")
+        raise LocalBrokerError(f"processes of the broker in {folder} did not end after SIGKILL: end {left} yourself")

@@ -1,4 +1,4 @@
-"""Start, find and stop a private RabbitMQ node."""
+"""A private RabbitMQ node: start, stop, URLs, users and virtual hosts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _PORT_TRIES = 3
 
 @final
 class LocalBroker:
-    """A RabbitMQ node that bide started; made by :meth:`start` and :func:`find_running`.
+    """A RabbitMQ node started by bide. Create it with :meth:`start` or :func:`find_running`.
 
-    Its properties read the folder anew each time, so they stay right when another process restarts the broker.
+    Its properties read the folder each time, so they stay correct if another process restarts the broker.
     """
 
     def __init__(self, folder: Path, *, owner_fd: int | None = None) -> None:
@@ -58,32 +58,32 @@ class LocalBroker:
         environment: Mapping[str, str] | None = None,
         timeout: timedelta = _START_TIMEOUT,
     ) -> Self:
-        """Start a broker and wait until it is ready, or return the one that runs in *folder* already, as it is.
+        """Start a broker and wait until it is ready. If one is running in *folder*, it is returned unchanged.
 
-        A broker that was started in the folder before keeps its data and password, and its ports as far as they are
-        still free.
+        A broker that was started in the folder before keeps its data and password, and those of its ports that are
+        free.
 
         Args:
-            folder: where everything of it is kept; by default :func:`default_folder`, or a new
-                temporary folder for an ephemeral one.
+            folder: where the broker keeps its files; by default :func:`default_folder`, or a new temporary folder for
+                an ephemeral broker.
             ephemeral: remove the folder when the broker stops.
-            detached: let it go on when this process ends. Otherwise it is killed then, even after ``kill -9``,
-                unless a fork of this process lives on. By default true, but for an ephemeral one.
+            detached: let the broker continue when this process ends. Otherwise it is killed then, even after ``kill
+                -9``, unless a fork of this process is alive. True by default, except for ephemeral brokers.
             home: the RabbitMQ to run, see :func:`bide.local_broker.installation.find_installation`.
             chroot: run the RabbitMQ that is installed in this root folder of another system.
-            dead_letter_prefetch: messages that the dead-letter worker of a quorum queue has under way.
-            plugins: the plugins to enable; rabbitmq_management has to be among them.
+            dead_letter_prefetch: how many unconfirmed messages the dead-letter worker of a quorum queue may have.
+            plugins: the plugins to enable, including rabbitmq_management.
             extra_config: more lines for ``rabbitmq.conf``.
             environment: more environment variables for the node and its tools.
             timeout: how long the start may take.
 
         Raises:
             BrokerNotFoundError: no RabbitMQ is installed.
-            LocalBrokerError: it did not start, with the last lines of its log; or the folder cannot be used.
-            ValueError: rabbitmq_management is not among *plugins*.
+            LocalBrokerError: the broker did not start (with the last lines of its log), or the folder cannot be used.
+            ValueError: rabbitmq_management is not in *plugins*.
         """
         if MANAGEMENT_PLUGIN not in plugins:
-            raise ValueError(f"plugins has to include {MANAGEMENT_PLUGIN}: the start waits for its API")
+            raise ValueError(f"plugins must include {MANAGEMENT_PLUGIN}, because the start waits for its API: add it")
         settings = LocalBrokerSettings(
             installation=find_installation(home=home, chroot=chroot),
             ephemeral=ephemeral,
@@ -108,40 +108,40 @@ class LocalBroker:
                 owner_fd = _launch_on_free_ports(folder, settings, before=before, seconds=seconds, outlive=outlive)
             except BaseException:
                 if ephemeral:
-                    _remove(folder, but="log")
+                    _remove(folder, keep="log")
                 raise
         return cls(folder, owner_fd=owner_fd)
 
     @property
     def folder(self) -> Path:
-        """The folder that holds everything of this broker."""
+        """The folder with all files of this broker."""
         return self._folder
 
     @property
     def running(self) -> bool:
-        """Whether the node is up."""
+        """Whether the node is running."""
         state = State.load(self._folder)
         return state is not None and is_running(state)
 
     @property
     def release(self) -> str:
-        """The release of RabbitMQ, e.g. ``"3.10.8"``."""
+        """The release of RabbitMQ, for example ``"3.10.8"``."""
         return self._state().release
 
     @property
     def pid(self) -> int | None:
-        """The process id of the node, None when it is not running."""
+        """The process id of the node, or None if it is not running."""
         state = self._state()
         return state.pids.server if state.pids and is_running(state) else None
 
     @property
     def pids(self) -> list[int]:
-        """The ids of all live processes of this broker: supervisor, epmd, node, its helpers, and tools at work."""
+        """The ids of all running processes of this broker: supervisor, epmd, node and its helpers, and tools."""
         return marked(self._folder)
 
     @property
     def user(self) -> str:
-        """The name of the broker's administrator, the only user at first."""
+        """The name of the administrator, at first the broker's only user."""
         return USER
 
     @property
@@ -156,7 +156,7 @@ class LocalBroker:
 
     @property
     def management_url(self) -> str:
-        """The base URL of the management API and page, with the password."""
+        """The base URL of the management API and UI, with the password."""
         return f"http://{self.user}:{self.password}@{LOOPBACK}:{self._state().ports.management}/"
 
     @property
@@ -166,20 +166,21 @@ class LocalBroker:
 
     @property
     def stream_url(self) -> str | None:
-        """The URL of the stream protocol for the virtual host ``/``, with the password; None without the plugin."""
+        """The URL of the stream protocol for the virtual host ``/``, with the password; None without its plugin."""
         port = self.stream_port
         return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{port}"
 
     @property
     def stream_port(self) -> int | None:
-        """The port of the stream protocol; None without the plugin."""
+        """The port of the stream protocol; None without its plugin."""
         state = self._state()
         return state.ports.stream if STREAM_PLUGIN in state.plugins else None
 
     def vhost_url(self, vhost: str, *, user: str | None = None, password: str | None = None) -> str:
-        """Return the AMQP URL of a virtual host, for the administrator unless *user* and *password* name another.
+        """Return the AMQP URL of a virtual host, for the administrator or for another user.
 
-        That of ``/`` has no path: librabbitmq and others read a lone slash as the virtual host with the empty name.
+        The URL of ``/`` has no path, because librabbitmq and others read a single slash as the virtual host with the
+        empty name.
         """
         port = self._state().ports.amqp
         name, secret = quote(user or self.user, safe=""), quote(password or self.password, safe="")
@@ -187,7 +188,7 @@ class LocalBroker:
         return f"amqp://{name}:{secret}@{LOOPBACK}:{port}{path}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``bide broker status --json`` prints, passwords in the URLs included."""
+        """Return the content of ``bide broker status --json``, including passwords in URLs."""
         return {
             "url": self.url,
             "management_url": self.management_url,
@@ -199,9 +200,9 @@ class LocalBroker:
         }
 
     def stop(self, *, timeout: timedelta = _STOP_TIMEOUT) -> None:
-        """Stop the broker gracefully, by force after *timeout*; an ephemeral one at once, and remove its folder.
+        """Stop the broker gracefully, and kill it after *timeout*. Kill an ephemeral broker and remove its folder.
 
-        Stopping a broker that is not running ends what a crash left of it; otherwise it does nothing.
+        If the broker is not running, this ends processes that a crash left behind.
 
         Raises:
             LocalBrokerError: another process holds the broker's lock, or a process does not end.
@@ -218,14 +219,14 @@ class LocalBroker:
         self._close_owner_fd()
 
     def kill(self) -> None:
-        """End the node by SIGKILL, as a crash would; the folder stays, for :meth:`restart`."""
+        """Kill the node with SIGKILL, like a crash. The folder stays, for :meth:`restart`."""
         crash(self._state())
 
     def restart(self, *, timeout: timedelta = _START_TIMEOUT) -> None:
-        """Start the broker again after :meth:`kill`, or stop and start it, with its data and ports.
+        """Start the broker again after :meth:`kill`, or stop and start it, with the same data and ports.
 
         Raises:
-            LocalBrokerError: it did not start, or another program listens on one of its ports by now.
+            LocalBrokerError: the broker did not start, or another program listens on one of its ports.
         """
         seconds = timeout.total_seconds()
         with locked(self._folder, seconds=seconds):
@@ -234,16 +235,16 @@ class LocalBroker:
             self._close_owner_fd()
             if taken := state.ports.taken():
                 raise LocalBrokerError(
-                    f"another program listens on port {', '.join(map(str, taken))} of the broker in {self._folder} "
-                    "by now: end it, or start the broker anew on other ports"
+                    f"another program listens on port {', '.join(map(str, taken))} of the broker in {self._folder}: "
+                    "end that program, or start the broker again, which chooses other ports"
                 )
             self._owner_fd = launch(state, seconds=seconds, outlive=self._outlives)
 
     def rabbitmqctl(self, *arguments: str, timeout: timedelta = _TOOL_TIMEOUT) -> str:
-        """Run ``rabbitmqctl --quiet`` with *arguments* on this broker; return what it printed.
+        """Run ``rabbitmqctl --quiet`` with *arguments* on this broker; return its output.
 
         Raises:
-            LocalBrokerError: it failed, with what it said, or took longer than *timeout*.
+            LocalBrokerError: the command failed, or took longer than *timeout*.
         """
         state = self._state()
         try:
@@ -259,25 +260,25 @@ class LocalBroker:
             )
         except subprocess.TimeoutExpired:
             raise LocalBrokerError(
-                f"rabbitmqctl {arguments[0]} took longer than {timeout.total_seconds():g} s"
+                f"rabbitmqctl {arguments[0]} did not end within {timeout.total_seconds():g} s: give a longer timeout"
             ) from None
         if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip()) or "nothing"
-            raise LocalBrokerError(f"rabbitmqctl {arguments[0]} failed with status {done.returncode} and said: {said}")
+            output = (done.stderr.strip() or done.stdout.strip()) or "(no output)"
+            raise LocalBrokerError(f"rabbitmqctl {arguments[0]} failed with status {done.returncode}: {output}")
         return done.stdout
 
     def add_vhost(self, name: str) -> str:
-        """Add a virtual host that the administrator may use; return its AMQP URL."""
+        """Add a virtual host that the administrator can use; return its AMQP URL."""
         self.management.call("PUT", "vhosts", name)
         self.set_permissions(name, self.user)
         return self.vhost_url(name)
 
     def delete_vhost(self, name: str, *, timeout: timedelta = _CLEAR_TIMEOUT) -> None:
-        """Delete a virtual host and everything in it, which may take minutes where that is much."""
+        """Delete a virtual host and everything in it, which can take minutes for a large one."""
         replace(self.management, timeout=timeout).call("DELETE", "vhosts", name)
 
     def add_user(self, name: str, password: str, *, tags: Sequence[str] = ()) -> None:
-        """Add a user, who has no permissions yet, or change the password and tags of one."""
+        """Add a user without permissions, or change the password and tags of an existing user."""
         self.management.call("PUT", "users", name, body={"password": password, "tags": ",".join(tags)})
 
     def delete_user(self, name: str) -> None:
@@ -287,14 +288,14 @@ class LocalBroker:
     def set_permissions(
         self, vhost: str, user: str, *, configure: str = ".*", write: str = ".*", read: str = ".*"
     ) -> None:
-        """Set what a user may do in a virtual host: a regular expression for the names of each kind of operation."""
+        """Set a user's permissions in a virtual host: a regular expression of names for each kind of operation."""
         body = {"configure": configure, "write": write, "read": read}
         self.management.call("PUT", "permissions", vhost, user, body=body)
 
     def _state(self) -> State:
         state = State.load(self._folder)
         if state is None:
-            raise LocalBrokerError(f"there is no broker in {self._folder} any more")
+            raise LocalBrokerError(f"there is no broker in {self._folder} any more: start it again")
         return state
 
     def _close_owner_fd(self) -> None:
@@ -315,7 +316,7 @@ class LocalBroker:
 
 
 def find_running(folder: Path | None = None) -> LocalBroker | None:
-    """Return the broker that runs in *folder* (by default :func:`default_folder`), None if none does."""
+    """Return the broker that is running in *folder* (by default :func:`default_folder`), or None."""
     folder = (folder or default_folder()).expanduser().resolve()
     broker = LocalBroker(folder)
     return broker if broker.running else None
@@ -330,7 +331,7 @@ def _choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
 def _launch_on_free_ports(
     folder: Path, settings: LocalBrokerSettings, *, before: Ports | None, seconds: float, outlive: bool
 ) -> int | None:
-    """Configure and launch the broker; again on other ports where another program was quicker to take one."""
+    """Configure and launch the broker. If another program takes one of its ports first, try again with other ports."""
     tries = _PORT_TRIES
     while True:
         tries -= 1
@@ -342,13 +343,13 @@ def _launch_on_free_ports(
                 raise
 
 
-def _remove(folder: Path, *, but: str | None = None) -> None:
-    """Remove a broker's folder, or everything in it but one entry."""
-    if but is None:
+def _remove(folder: Path, *, keep: str | None = None) -> None:
+    """Remove a broker's folder, or everything in it except one entry."""
+    if keep is None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     for entry in folder.iterdir():
-        if entry.is_dir() and entry.name != but:
+        if entry.is_dir() and entry.name != keep:
             shutil.rmtree(entry, ignore_errors=True)
         elif not entry.is_dir():
             entry.unlink(missing_ok=True)

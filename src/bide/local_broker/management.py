@@ -1,4 +1,4 @@
-"""The management API calls of a private broker, faster than ``rabbitmqctl``."""
+"""Blocking client of a private broker's management API, faster than ``rabbitmqctl``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bide.management.endpoint import ManagementEndpoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Management:
-    """The management API of a broker on this machine: blocking, one connection for each call."""
+    """The management API of a broker on this machine: blocking, with one connection for each call."""
 
     host: str
     port: int
@@ -20,10 +20,10 @@ class Management:
     timeout: timedelta = timedelta(seconds=30)
 
     def call(self, method: str, *path: str, body: dict[str, Any] | None = None) -> Any:
-        """Call ``/api/<path>``, each part of which is escaped; return the decoded answer, None if it is empty.
+        """Call ``/api/<path>`` with percent-encoded parts; return the decoded answer, or None if it is empty.
 
         Raises:
-            ManagementApiError: no answer, or one that says no.
+            ManagementApiError: the API did not answer, or refused.
         """
         import httpx2
 

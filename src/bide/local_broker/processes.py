@@ -1,8 +1,8 @@
-"""The processes of a broker, found by a mark in their environment.
+"""Search for the processes of a local broker by a variable in their environment.
 
-Every process that a broker starts carries ``BIDE_BROKER_FOLDER=<its folder>`` in its environment. A process id in a
-file goes stale, and the system may give it to a stranger; the mark cannot: the system is asked for it each time, and
-it dies with the process.
+Every process of a broker has ``BIDE_BROKER_FOLDER=<its folder>`` in its environment. A process id in a file can become
+stale, and the system can reuse it for another program. The variable is read from the running process each time, so it
+always identifies the right one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 FOLDER_MARK = "BIDE_BROKER_FOLDER"
-# There is no event for "a process that is not my child has ended", so it is asked for at this interval.
+# No event reports the end of a process that is not a child, so processes are checked at this interval.
 _POLL_SECONDS = 0.02
 
 
 def marked(folder: Path) -> list[int]:
-    """Return the ids of the live processes of the broker in *folder*, zombies excepted."""
+    """Return the ids of the running processes of the broker in *folder*, without zombies."""
     if sys.platform == "linux":
         pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
         return sorted(pid for pid in pids if is_marked(pid, folder))
@@ -28,11 +28,11 @@ def marked(folder: Path) -> list[int]:
 
 
 def is_marked(pid: int, folder: Path) -> bool:
-    """Return whether process *pid* is alive and belongs to the broker in *folder*."""
+    """Return whether process *pid* is running and belongs to the broker in *folder*."""
     if sys.platform == "linux":
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # the process has ended, or belongs to another user
             return False
         return f"{FOLDER_MARK}={folder}".encode() in environment.split(b"\0")
     else:
@@ -40,7 +40,7 @@ def is_marked(pid: int, folder: Path) -> bool:
 
 
 def _marked_by_ps(folder: Path, *selection: str) -> list[int]:
-    """Ask ps (macOS, the BSDs), whose ``-E`` appends the environment of the user's own processes to the command."""
+    """Ask ps (macOS, BSD), whose ``-E`` appends the environment of the user's own processes to the command."""
     listing = subprocess.run(
         ["/bin/ps", *selection, "-E", "-ww", "-o", "pid=", "-o", "command="],
         stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def _marked_by_ps(folder: Path, *selection: str) -> list[int]:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send a signal; a process that has ended in the meantime is fine."""
+    """Send a signal; a process that has ended is not an error."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -62,14 +62,14 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def wait_until_gone(folder: Path, *, seconds: float) -> list[int]:
-    """Wait until no process of the broker in *folder* is left; return those that are left after *seconds*."""
+    """Wait until no process of the broker in *folder* is left; after *seconds*, return those that are."""
     deadline = time.monotonic() + seconds
-    sightings_of_none = 0
-    # Twice, since a process has no environment in the moment in which it becomes another program.
-    while sightings_of_none < 2:
+    times_seen_none = 0
+    # Checked twice, because a process has no environment for a moment while it executes another program.
+    while times_seen_none < 2:
         left = marked(folder)
         if left and time.monotonic() >= deadline:
             return left
-        sightings_of_none = 0 if left else sightings_of_none + 1
+        times_seen_none = 0 if left else times_seen_none + 1
         time.sleep(_POLL_SECONDS)
     return []

@@ -1,4 +1,4 @@
-"""The caller's settings of a broker, and their file in its folder."""
+"""Settings of a local broker, and the configuration files written from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bide.local_broker.state import State, password_of, write_private
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBrokerSettings:
-    """The choices of a caller of :meth:`bide.local_broker.LocalBroker.start`, which explains them."""
+    """The arguments of :meth:`bide.local_broker.LocalBroker.start`."""
 
     installation: Installation
     ephemeral: bool
@@ -33,7 +33,7 @@ class LocalBrokerSettings:
     stop_seconds: float
 
     def write(self, folder: Path, *, ports: Ports) -> State:
-        """Write the node's configuration; return how to run it."""
+        """Write the node's configuration; return its state, with the commands that run it."""
         configuration = folder / "conf"
         main = rabbitmq_conf(ports=ports, password=password_of(folder), plugins=self.plugins, extra=self.extra_config)
         advanced = advanced_config(dead_letter_prefetch=self.dead_letter_prefetch)
@@ -41,10 +41,10 @@ class LocalBrokerSettings:
         write_private(configuration / "advanced.config", advanced)
         write_private(configuration / "enabled_plugins", enabled_plugins(self.plugins))
         write_private(configuration / "inetrc", inetrc())
-        # Empty, so that the system's own file of this name is not read.
+        # An empty file, so that the system's own file of this name is not read.
         write_private(configuration / "rabbitmq-env.conf", "")
         command, sbin = self.installation.command, self.installation.home / "sbin"
-        # Certificates and the like that extra_config names may lie among the temporary files.
+        # Files that extra_config refers to, such as certificates, can be in the temporary folder.
         visible = sorted({Path(tempfile.gettempdir()).resolve(), folder})
         return State(
             folder=folder,

@@ -1,4 +1,4 @@
-"""The files of a private broker: its folder, its lock, and ``broker.json``."""
+"""Files of a local broker: its folder, its lock, and ``broker.json``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PASSWORD_FILE = "password"  # noqa: S105 - a file name
 LOCK_FILE = "bide-broker.lock"
 _FORMAT = 1
 _SUBFOLDERS = ("conf", "conf/conf.d", "data", "home", "log")
-# flock has no time limit of its own: it is tried at this interval until the deadline.
+# flock has no timeout, so it is attempted at this interval until the deadline.
 _POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pids:
-    """The processes of a broker that started."""
+    """The process ids of a broker."""
 
     supervisor: int
     epmd: int
@@ -36,18 +36,18 @@ class Pids:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A broker as ``broker.json`` describes it; the supervisor reads the same file.
+    """A broker as described in ``broker.json``, which the supervisor reads too.
 
     Attributes:
-        folder: where everything of the broker is.
-        ephemeral: whether the folder goes when the broker stops.
-        release: e.g. ``"3.10.8"``.
+        folder: the folder with all files of the broker.
+        ephemeral: whether the folder is removed when the broker stops.
+        release: for example ``"3.10.8"``.
         ports: its loopback ports.
-        plugins: the plugins that are enabled.
+        plugins: the enabled plugins.
         commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``.
-        environment: the whole environment that they run in.
+        environment: the environment of these commands.
         stop_seconds: how long the node may take to stop before it is killed.
-        pids: its processes, once it was ready; they may have ended since.
+        pids: the process ids when it became ready; the processes may have ended since.
     """
 
     folder: Path
@@ -62,7 +62,7 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """Return what the folder's file says; None when there is no such file, or none that can be read."""
+        """Read the file in a folder; None if it is missing or unreadable."""
         try:
             values = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
             if values.pop("format") != _FORMAT:
@@ -75,17 +75,17 @@ class State:
             return None
 
     def save(self) -> None:
-        """Write the file, so that a reader sees the old or the new one, never half of it."""
+        """Write the file atomically, so that a reader sees either the old or the new content."""
         values = {"format": _FORMAT, **asdict(self), "folder": str(self.folder)}
         write_private(self.folder / STATE_FILE, json.dumps(values, indent=2) + "\n")
 
     def with_pids(self, pids: Pids | None) -> Self:
-        """Return this state with other processes."""
+        """Return this state with other process ids."""
         return replace(self, pids=pids)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, replacing what is there in one step."""
+    """Write a file that only its owner can read, replacing an existing one atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -96,7 +96,7 @@ def write_private(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, *, seconds: float) -> Iterator[None]:
-    """Hold the folder's lock: one process at a time starts or stops its broker.
+    """Hold the folder's lock: only one process at a time can start or stop its broker.
 
     Raises:
         LocalBrokerError: another process holds the lock for longer than *seconds*.
@@ -113,7 +113,7 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
             os.close(descriptor)
         if time.monotonic() >= deadline:
             raise LocalBrokerError(
-                f"another process has been starting or stopping the broker in {folder} for {seconds:g} s"
+                f"another process has been starting or stopping the broker in {folder} for {seconds:g} s: wait for it"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -127,7 +127,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
-    """Return whether *path* is the open file; the previous holder of the lock may have removed the folder."""
+    """Return whether *path* is still the open file; the previous holder of the lock may have removed the folder."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -135,18 +135,18 @@ def _is_still(descriptor: int, path: Path) -> bool:
 
 
 def create_folder(folder: Path) -> None:
-    """Make the folder, its owner's alone.
+    """Create the folder, accessible only to its owner.
 
     Raises:
-        LocalBrokerError: it cannot be made, is another user's, or holds something that is not a broker.
+        LocalBrokerError: the folder cannot be created, belongs to another user, or has other files than a broker's.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
-            raise LocalBrokerError(f"the folder {folder} belongs to another user: name one of your own")
-        # In this order: the lock file is the first that a broker's folder gets, maybe by another process just now.
+            raise LocalBrokerError(f"the folder {folder} belongs to another user: give one of your own")
+        # Files first, then the lock: another process may be creating this broker, and the lock is its first file.
         if any(folder.iterdir()) and not (folder / LOCK_FILE).exists():
-            raise LocalBrokerError(f"the folder {folder} holds other files than a broker's: name a new or an empty one")
+            raise LocalBrokerError(f"the folder {folder} has other files than a broker's: give a new or an empty one")
         folder.chmod(0o700)
         (folder / LOCK_FILE).touch(mode=0o600)
     except OSError as error:
@@ -154,7 +154,7 @@ def create_folder(folder: Path) -> None:
 
 
 def create_subfolders(folder: Path) -> None:
-    """Make the folders inside, and the cookie that lets tools talk to the node."""
+    """Create the subfolders, and the cookie with which tools authenticate to the node."""
     try:
         for name in _SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, exist_ok=True)
@@ -169,10 +169,10 @@ def create_subfolders(folder: Path) -> None:
 
 
 def password_of(folder: Path) -> str:
-    """Return the broker's password, made at the first start.
+    """Return the broker's password, which the first start generates.
 
     Raises:
-        LocalBrokerError: the file is gone, while the node's data knows only what was in it.
+        LocalBrokerError: the file is missing although the node has data, which requires that password.
     """
     path = folder / PASSWORD_FILE
     try:
@@ -183,7 +183,7 @@ def password_of(folder: Path) -> str:
         return password
     if any((folder / "data").iterdir()):
         raise LocalBrokerError(
-            f"{path} is missing or empty: bring it back, or remove {folder} and with it all messages"
+            f"{path} is missing or empty: restore the file, or remove {folder}, which deletes all messages"
         )
     password = secrets.token_hex(24)
     write_private(path, password + "\n")

@@ -1,19 +1,20 @@
-"""Supervisor of a private broker: epmd, the node, and the program that started them.
+"""Supervisor process of a local broker: runs epmd and the node, and ends them.
 
-:class:`bide.local_broker.LocalBroker` runs this file as a script, so it imports the standard library only: ``python -I
--S supervisor.py STATE OWNER_FD REPORT_FD``. It makes itself a daemon, starts epmd and the node as its children, and
-writes JSON lines to REPORT_FD: their process ids at once, ``{"ready": true}`` when the node says so. Then it waits for
-whatever comes first:
+:class:`bide.local_broker.LocalBroker` runs this file as a script, so it may import only the standard library: ``python
+-I -S supervisor.py STATE OWNER_FD REPORT_FD``. It becomes a daemon, starts epmd and the node as its children, and
+writes JSON lines to REPORT_FD: their process ids immediately, and ``{"ready": true}`` when the node is ready. Then it
+waits for the first of these events:
 
-- the node ends: epmd is ended too;
-- SIGTERM: the node is stopped gracefully, by force when the time for that is over;
-- the owner is gone (its end of the pipe OWNER_FD closes, which happens even after ``kill -9``): the node is killed, and
-  an ephemeral broker's folder removed. An owner that writes the byte ``k`` first lets the broker outlive it.
+- The node ends. The supervisor ends epmd too.
+- SIGTERM. The supervisor stops the node gracefully, and kills it when the time for that is over.
+- The owner ends, which closes its end of the pipe OWNER_FD, even after ``kill -9``. The supervisor kills the node and
+  removes the folder of an ephemeral broker. If the owner writes the byte ``k`` first, the broker outlives it.
 
-A pipe rather than PR_SET_PDEATHSIG, because that signal comes when the *thread* that forked ends. This process has
-one thread only, so for its own children PR_SET_PDEATHSIG is right: they do not survive its ``kill -9``.
+The owner is watched through a pipe, because PR_SET_PDEATHSIG would send its signal when the *thread* that forked ends.
+The supervisor has only one thread, so it can use PR_SET_PDEATHSIG for its own children: they end even if the supervisor
+is killed with ``kill -9``.
 
-The node reports that it is ready by the protocol of systemd's sd_notify(3): a datagram to the socket NOTIFY_SOCKET.
+The node reports that it is ready by systemd's protocol sd_notify(3): a datagram to the socket NOTIFY_SOCKET.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import Any
 KEEP = b"k"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-# Erlang sizes tables by this limit: "unlimited" would cost it gigabytes.
+# Erlang allocates tables for this limit: "unlimited" would cost gigabytes.
 _MAX_OPEN_FILES = 65_536
 _REAP_SECONDS = 5.0
 
@@ -46,14 +47,14 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     """Write a line to standard error, which is the supervisor's log."""
     sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
     sys.stderr.flush()
 
 
 class Supervisor:
-    """One broker's processes, from start to end."""
+    """The processes of one broker, from start to end."""
 
     def __init__(self, state: dict[str, Any], owner_fd: int, report_fd: int) -> None:
         self._folder: str = state["folder"]
@@ -64,7 +65,7 @@ class Supervisor:
         self._owner: int | None = owner_fd
         self._report_fd: int | None = report_fd
         self._owner_died = False
-        self._told_to_stop = False
+        self._stop_requested = False
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._exited: dict[int, int] = {}
         self._notifications = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -74,14 +75,14 @@ class Supervisor:
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up is all that is wanted
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only the wake-up is needed
 
     def _on_sigterm(self, *_: object) -> None:
-        self._told_to_stop = True
+        self._stop_requested = True
 
     def start(self) -> None:
         """Start epmd and the node, and report their process ids."""
-        # Processes that the node leaves behind become our children, so that the end is known for certain.
+        # Orphans of the node become children of this process, so that it can wait for their end.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._environment["NOTIFY_SOCKET"] = self._bind_notifications()
         for name in ("epmd", "server"):
@@ -97,32 +98,32 @@ class Supervisor:
                     preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
                 )
         pids = {"supervisor": os.getpid(), **{name: child.pid for name, child in self._children.items()}}
-        _say(f"started {pids}")
+        _log(f"started {pids}")
         self._report(pids)
 
     def run(self) -> None:
-        """Wait until the broker ends or has to; leave no process behind."""
-        self._wait_for(lambda: self._told_to_stop or self._owner_died or not self._alive("server"), seconds=None)
+        """Wait until the broker ends or must be stopped, then end all of its processes."""
+        self._wait_for(lambda: self._stop_requested or self._owner_died or not self._alive("server"), seconds=None)
         if not self._alive("server"):
-            _say(f"the node ended by itself, status {self._exited[self._children['server'].pid]}")
+            _log(f"the node ended with status {self._exited[self._children['server'].pid]}")
         elif self._owner_died:
-            _say("the owner is gone: killing the node")
+            _log("the owner has ended: killing the node")
         else:
-            _say("stopping the node")
+            _log("stopping the node")
             os.kill(self._children["server"].pid, signal.SIGTERM)
             if not self._wait_for(lambda: self._owner_died or not self._alive("server"), seconds=self._grace):
-                _say(f"the node did not stop within {self._grace:g} s: killing it")
+                _log(f"the node did not stop within {self._grace:g} s: killing it")
         for name in ("server", "epmd"):
             self._kill_group(self._children[name].pid)
         if not self._wait_for(self._no_child_is_left, seconds=_REAP_SECONDS):
-            _say("a process of the broker did not end")
+            _log("a process of the broker did not end")
         if self._owner_died and self._ephemeral:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _bind_notifications(self) -> str:
-        """Bind the socket for sd_notify; return its name as NOTIFY_SOCKET has it."""
+        """Bind the socket for sd_notify; return its name in the form of NOTIFY_SOCKET."""
         if sys.platform == "linux":
-            # Abstract: nothing to remove, no limit to the length of the folder's path, and seen from inside a chroot.
+            # Abstract sockets need no cleanup, do not depend on the length of the path, and are visible in a chroot.
             name = f"bide-{secrets.token_hex(16)}"
             self._notifications.bind(f"\0{name}")
             return f"@{name}"
@@ -140,11 +141,11 @@ class Supervisor:
     def _kill_group(group: int) -> None:
         try:
             os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # macOS says EPERM for a group of zombies
+        except (ProcessLookupError, PermissionError):  # macOS returns EPERM for a group of zombies
             pass
 
     def _report(self, values: dict[str, Any]) -> None:
-        """Tell the starter, unless it has stopped listening."""
+        """Send values to the starting process, if it is still listening."""
         if self._report_fd is not None:
             try:
                 os.write(self._report_fd, json.dumps(values).encode() + b"\n")
@@ -152,7 +153,7 @@ class Supervisor:
                 pass
 
     def _reap(self) -> bool:
-        """Collect every child that has ended; return whether one is left."""
+        """Collect all children that have ended; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -166,7 +167,7 @@ class Supervisor:
         return not self._reap()
 
     def _wait_for(self, condition: Callable[[], bool], *, seconds: float | None) -> bool:
-        """Handle events until *condition* holds (return true) or *seconds* are over (return false)."""
+        """Handle events until *condition* is met (returns True) or *seconds* have passed (returns False)."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             self._reap()
@@ -196,7 +197,7 @@ class Supervisor:
 
 
 def main(state_path: str, owner_fd: int, report_fd: int) -> None:
-    """Become a daemon and supervise the broker that the file *state_path* describes."""
+    """Become a daemon and supervise the broker described in the file *state_path*."""
     with open(state_path, encoding="utf-8") as file:
         state = json.load(file)
     if os.fork() > 0:

@@ -1,8 +1,7 @@
-"""Queues, bindings, policies and cluster state from RabbitMQ's management HTTP API.
+"""Client of RabbitMQ's management HTTP API: queues, bindings, policies, cluster state.
 
-Works with the API of RabbitMQ 3.10 to 4.3. Lists are asked for without statistics, which 4.x discourages and which
-may be switched off; the numbers of messages in queues are counted by the broker itself in either case, every five
-seconds by default.
+It supports RabbitMQ 3.10 to 4.3. Lists are requested without statistics, which 4.x discourages and which can be
+disabled. Numbers of messages do not depend on statistics: the broker counts them, by default every five seconds.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ if TYPE_CHECKING:
     import httpx2
 
 _PAGE: Final = 500
-"""Entries per page: the most that RabbitMQ gives."""
+"""Entries per page: the most that RabbitMQ returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundExchange:
-    """An exchange as it is on the broker.
+    """An exchange that exists on the broker.
 
     Attributes:
+        exchange: its properties.
         policy: the name of the policy that applies to it, or None.
     """
 
@@ -40,18 +40,20 @@ class FoundExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundQueue:
-    """A queue as it is on the broker.
+    """A queue that exists on the broker.
 
     Attributes:
+        queue: its properties.
+        type: its type.
         policy: the name of the policy that applies to it, or None.
-        state: the broker's word for how it is, such as ``running`` or ``down``; empty where it says none.
-        messages: all of them, or None where the broker has not counted yet. A message that has expired and that
-            nothing takes is neither ready nor unacknowledged.
-        ready: those that wait.
-        unacknowledged: those that are with a consumer.
-        members: the nodes with a replica, of a quorum queue or a stream; None where the broker does not report them.
+        state: the state that the broker reports, such as ``running`` or ``down``; empty if it reports none.
+        messages: number of messages, or None if the broker has not counted them yet. Includes dead letters
+            that no target has confirmed yet, which are neither ready nor unacknowledged.
+        ready: number of ready messages.
+        unacknowledged: number of messages delivered to consumers and not acknowledged.
+        members: the nodes with a replica of a quorum queue or stream; None if the broker does not report them.
         online: the members that are up.
-        leader: the node that leads the replicas, or None.
+        leader: the node with the leader, or None.
     """
 
     queue: Queue
@@ -67,32 +69,32 @@ class FoundQueue:
 
     @property
     def between(self) -> int:
-        """Messages that have left the queue's line and arrived nowhere yet; 0 where nothing is counted."""
+        """Number of dead letters that no target has confirmed yet; 0 if messages are not counted."""
         if self.messages is None or self.ready is None or self.unacknowledged is None:
             return 0
         return max(self.messages - self.ready - self.unacknowledged, 0)
 
 
 class ManagementApi:
-    """The management API of one broker. Nothing is sent before the first call; ``async with`` closes it.
+    """The management API of a broker. Use it with ``async with``, which closes it.
 
     Args:
-        endpoints: the addresses where it may be, tried in this order until one answers.
+        endpoints: possible addresses, tried in this order until one answers.
     """
 
     def __init__(self, *endpoints: ManagementEndpoint) -> None:
         if not endpoints:
-            raise ValueError("a management API needs an address")
+            raise ValueError("no endpoint was given: give at least one")
         self._endpoints = list(endpoints)
         self._client: httpx2.AsyncClient | None = None
 
     @property
     def address(self) -> str:
-        """The address that it is asked at, without user and password."""
+        """The address in use, without user and password."""
         return self._endpoints[0].base
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -108,12 +110,12 @@ class ManagementApi:
     async def call(
         self, method: str, *path: str, query: Mapping[str, str | int] | None = None, body: Any = None
     ) -> Any:
-        """Call ``/api/<path>`` and return the decoded answer; None if it is empty.
+        """Call ``/api/<path>``; return the decoded answer, or None if it is empty.
 
-        To get or to delete what does not exist returns None too.
+        GET and DELETE of something that does not exist return None too.
 
         Raises:
-            ManagementApiError: no answer, or one that says no.
+            ManagementApiError: the API did not answer, or refused.
         """
         import httpx2
 
@@ -122,10 +124,12 @@ class ManagementApi:
             if self._client is None:
                 self._client = httpx2.AsyncClient(**endpoint.options())
             try:
-                response = await self._client.request(method, endpoint.url(*path, query=query), json=body)
+                response = await self._client.request(
+                    method, endpoint.url(*path, query=query), json=body, extensions={"trace": endpoint.trace}
+                )
             except httpx2.HTTPError as error:
                 if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and len(self._endpoints) > 1:
-                    # None of them has answered yet: from the first answer on, that one alone is asked.
+                    # No endpoint has answered yet; the first one that answers is used from then on.
                     del self._endpoints[0]
                     await self.close()
                     continue
@@ -134,59 +138,59 @@ class ManagementApi:
             return endpoint.read(response, missing_ok=method in {"GET", "DELETE"})
 
     async def overview(self) -> Mapping[str, Any]:
-        """What the API says of the broker as a whole: ``cluster_name``, ``rabbitmq_version``..."""
+        """Information about the broker as a whole: ``cluster_name``, ``rabbitmq_version``..."""
         return _object(await self.call("GET", "overview"))
 
     async def feature_flags(self) -> dict[str, str]:
-        """State of each feature flag: ``enabled``, ``disabled``... 3.10 shows them to administrators only."""
+        """The state of each feature flag, such as ``enabled``. 3.10 shows them only to administrators."""
         return {str(one["name"]): str(one["state"]) for one in _array(await self.call("GET", "feature-flags"))}
 
     async def nodes(self) -> dict[str, bool]:
-        """The nodes of the cluster by name, and whether each is running."""
+        """The nodes of the cluster, and whether each is running."""
         return {str(one["name"]): bool(one["running"]) for one in _array(await self.call("GET", "nodes"))}
 
     async def exchange(self, vhost: str, name: str) -> FoundExchange | None:
-        """One exchange, or None."""
+        """An exchange by name, or None."""
         found = await self.call("GET", "exchanges", vhost, name)
         return None if found is None else _exchange(_object(found))
 
     async def exchanges(self, vhost: str, containing: str) -> list[FoundExchange]:
-        """The exchanges whose names contain this text."""
+        """The exchanges whose names contain a text."""
         return [_exchange(one) async for one in self._pages("exchanges", vhost, containing)]
 
     async def queue(self, vhost: str, name: str, *, statistics: bool = False) -> FoundQueue | None:
-        """One queue, or None; its messages are not counted here on every release.
+        """A queue by name, or None. Some releases do not report its number of messages here.
 
         Args:
-            vhost: of the queue.
-            name: of the queue.
-            statistics: ask for all that is known. Only so are the members of a stream reported.
+            vhost: the virtual host.
+            name: the name of the queue.
+            statistics: request all statistics, which include the members of a stream.
         """
         query = None if statistics else {"disable_stats": "true", "enable_queue_totals": "true"}
         found = await self.call("GET", "queues", vhost, name, query=query)
         return None if found is None else _queue(_object(found))
 
     async def queues(self, vhost: str, containing: str) -> list[FoundQueue]:
-        """The queues whose names contain this text, with their numbers of messages."""
+        """The queues whose names contain a text, with their numbers of messages."""
         return [_queue(one) async for one in self._pages("queues", vhost, containing)]
 
     async def bindings_from(self, vhost: str, exchange: str) -> list[Binding]:
-        """The bindings that have this exchange as their source; none if it does not exist."""
+        """The bindings whose source is this exchange; none if it does not exist."""
         found = await self.call("GET", "exchanges", vhost, exchange, "bindings", "source")
         return [_binding(one) for one in _array(found or [])]
 
     async def bindings(self, vhost: str, *, to_queue: str = "") -> list[Binding]:
-        """All bindings of a virtual host, or of one queue, but those of the default exchange."""
+        """All bindings of a virtual host, or of one queue, except those of the default exchange."""
         found = await self.call("GET", *(("queues", vhost, to_queue, "bindings") if to_queue else ("bindings", vhost)))
         return [_binding(one) for one in _array(found or []) if one["source"]]
 
     async def policies(self, vhost: str, *, operator: bool = False) -> dict[str, Policy]:
-        """The policies of a virtual host by name; with ``operator``, its operator policies."""
+        """The policies of a virtual host by name, or its operator policies."""
         found = await self.call("GET", "operator-policies" if operator else "policies", vhost)
         return {one.name: one for one in (_policy(entry) for entry in _array(found or []))}
 
     async def set_policy(self, vhost: str, policy: Policy) -> None:
-        """Make a policy, or change the one of that name."""
+        """Create a policy, or change the one with that name."""
         body = {
             "pattern": policy.pattern,
             "definition": dict(policy.definition),
@@ -214,8 +218,8 @@ class ManagementApi:
             answer = await self.call("GET", kind, vhost, query=query)
             if answer is None:
                 raise ManagementApiError(
-                    f"the management API at {self.address} knows no virtual host {vhost!r}: is it the API of this "
-                    "broker? Name the right one with --management-url"
+                    f"the management API at {self.address} has no virtual host {vhost!r}: if it belongs to another "
+                    "broker, give the right one with --management-url"
                 )
             found = _object(answer)
             for one in _array(found.get("items")):
@@ -226,18 +230,20 @@ class ManagementApi:
 
 def _object(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ManagementApiError(f"the management API answers with {type(value).__name__} where an object is due")
+        raise ManagementApiError(
+            f"the management API returned {type(value).__name__} instead of an object: check its URL"
+        )
     return value
 
 
 def _array(value: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list):
-        raise ManagementApiError(f"the management API answers with {type(value).__name__} where a list is due")
+        raise ManagementApiError(f"the management API returned {type(value).__name__} instead of a list: check its URL")
     return value
 
 
 def _arguments(found: Mapping[str, Any]) -> dict[str, Argument]:
-    # An argument may be a table or a list; as text it can still be compared and shown.
+    # An argument can be a table or a list; as text it can still be compared and shown.
     arguments = found.get("arguments") or {}
     return {
         name: value if isinstance(value, str | int | bool | float) else json.dumps(value, sort_keys=True)

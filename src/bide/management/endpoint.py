@@ -1,4 +1,4 @@
-"""Address and user of a management API, and its answers as errors."""
+"""Address and credentials of a management API, and errors from its answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
+from bide.amqp.exposure import warn_about_http
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidUrlError, ManagementApiError
 
@@ -22,19 +23,21 @@ MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
 PORTS: Final = {"http": 15672, "https": 15671}
 
 _ENABLE: Final = (
-    "enable it with 'rabbitmq-plugins enable rabbitmq_management', or name its address with --management-url or "
+    "enable it with 'rabbitmq-plugins enable rabbitmq_management', or give its address with --management-url or "
     f"{MANAGEMENT_VARIABLE}"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementEndpoint:
-    """Where a management API is, and who asks. Printing it never shows the password.
+    """Address and credentials of a management API. Its representation does not show the password.
 
     Attributes:
-        base: scheme, host and port, and a path where a proxy adds one: ``http://localhost:15672``.
-        tls: settings for https; None for the system's.
-        timeout: for one call.
+        base: scheme, host and port, and the path of a proxy: ``http://localhost:15672``.
+        user: the user.
+        password: the password.
+        tls: TLS settings for https; None uses the system's.
+        timeout: the timeout of one call.
     """
 
     base: str
@@ -49,12 +52,12 @@ class ManagementEndpoint:
         return f"{self.base}/api/{path}" + (f"?{urlencode(query)}" if query else "")
 
     def options(self) -> dict[str, Any]:
-        """How to make an HTTP client for it.
+        """The arguments of an HTTP client for this API.
 
-        Proxies and passwords that the environment names are for other servers: AMQP does not heed them either.
+        Proxies and passwords from the environment are ignored, as in AMQP connections: they belong to other servers.
         """
-        # Without TLS a bare context does: loading the system's certificates takes 40 ms.
-        tls = self.tls or (ssl.create_default_context() if self.base.startswith("https:") else _bare())
+        # For http an empty context is enough: loading the system's certificates takes 40 ms.
+        tls = self.tls or (ssl.create_default_context() if self.base.startswith("https:") else _empty_context())
         return {
             "auth": (self.user, self.password),
             "verify": tls,
@@ -62,20 +65,25 @@ class ManagementEndpoint:
             "trust_env": False,
         }
 
+    async def trace(self, event: str, details: Mapping[str, Any]) -> None:
+        """Handle an event of the HTTP client: before a password is sent unencrypted, log a warning."""
+        if event == "connection.connect_tcp.complete":
+            warn_about_http(self.base, self.user, details["return_value"].get_extra_info("socket"))
+
     def read(self, response: httpx2.Response, *, missing_ok: bool = False) -> Any:
-        """The decoded answer; None where the API has nothing to say.
+        """Decode a response; None if it is empty.
 
         Args:
-            response: to a call of this API.
-            missing_ok: return None too where what the call names does not exist.
+            response: the response to a call of this API.
+            missing_ok: return None if the requested object does not exist.
 
         Raises:
-            ManagementApiError: the answer is a refusal, or none of this API's.
+            ManagementApiError: the API refused, or the response is not from a management API.
         """
         try:
             answer = json.loads(response.content) if response.content else None
         except (ValueError, RecursionError) as error:
-            raise self._alien(response.status_code) from error
+            raise self._not_an_api(response.status_code) from error
         if response.is_success:
             return answer
         reason = ""
@@ -91,53 +99,53 @@ class ManagementEndpoint:
                 what = f"{response.request.method} {response.request.url.path}"
                 raise ManagementApiError(f"the management API at {self.base} refuses {what}: {reason} ({status})")
             case status:
-                raise self._alien(status)
+                raise self._not_an_api(status)
 
     def unreachable(self, error: httpx2.HTTPError) -> ManagementApiError:
-        """The error for a call that got no answer."""
+        """The error for a call without a response."""
         reason = str(error) or f"no answer within {self.timeout.total_seconds():g} s"
         return ManagementApiError(f"no management API answers at {self.base} ({reason}): {_ENABLE}")
 
-    def _alien(self, status: int) -> ManagementApiError:
+    def _not_an_api(self, status: int) -> ManagementApiError:
         return ManagementApiError(
-            f"what answers at {self.base} is not RabbitMQ's management API (status {status}): {_ENABLE}"
+            f"the server at {self.base} is not RabbitMQ's management API (status {status}): {_ENABLE}"
         )
 
     def _refused(self, what: str, reason: str) -> ManagementApiError:
         if "management user" in reason:
             return ManagementApiError(
                 f"the user {self.user!r} may not use the management API at {self.base}: tag it with "
-                f"'rabbitmqctl set_user_tags {self.user} management', or name another user with --management-url"
+                f"'rabbitmqctl set_user_tags {self.user} management', or give another user with --management-url"
             )
         if "authorised to access" in reason or "administrator" in reason or "monitor user" in reason:
             return ManagementApiError(
-                f"the user {self.user!r} may not do this in the management API at {self.base}: {what}; it takes "
+                f"the user {self.user!r} may not do this in the management API at {self.base}: {what}; grant it "
                 "permissions in the virtual host, and the tag policymaker for policies"
             )
         return ManagementApiError(
             f"the management API at {self.base} does not accept the user {self.user!r} with this password: check "
-            "both, or name another user with --management-url"
+            "both, or give another user with --management-url"
         )
 
 
 def parse_management_url(text: str, url: BrokerUrl) -> ManagementEndpoint:
-    """Read ``http[s]://user:password@host:port``; what it leaves out is the AMQP URL's.
+    """Parse ``http[s]://user:password@host:port``; missing parts are taken from the AMQP URL.
 
     Raises:
-        InvalidUrlError: it is not of that form; the message never shows the password.
+        InvalidUrlError: the text does not have that form; the error never shows the password.
     """
-    form = "give http://user:password@host:15672, or leave out the user to take the AMQP URL's"
+    form = "give http://user:password@host:15672, or leave out the user to use that of the AMQP URL"
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError:
-        # Not from the error, which may quote the password.
+        # The original error is not used, because it can contain the password.
         raise InvalidUrlError(
-            f"the management URL has a host that is not one, or a port that is not a number from 0 to 65535: {form}"
+            f"the management URL has an invalid host, or a port that is not a number from 0 to 65535: {form}"
         ) from None
     if parts.scheme not in PORTS or not host:
         raise InvalidUrlError(f"the management URL does not start with http:// or https:// and a host: {form}")
-    # What people copy from a browser ends in "/#/queues", what they copy from a script in "/api".
+    # URLs copied from a browser end in "/#/queues", URLs from scripts in "/api".
     path = parts.path.rstrip("/").removesuffix("/api").rstrip("/")
     endpoint = endpoint_at(url, parts.scheme, host, port or PORTS[parts.scheme], path)
     if parts.username is None:
@@ -151,5 +159,5 @@ def endpoint_at(url: BrokerUrl, scheme: str, host: str, port: int, path: str = "
     return ManagementEndpoint(base=f"{scheme}://{name}:{port}{path}", user=url.user, password=url.password, tls=tls)
 
 
-def _bare() -> ssl.SSLContext:
+def _empty_context() -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

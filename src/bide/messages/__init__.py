@@ -1,1 +1,1 @@
-"""Messages to be sent, as values, and their checks."""
+"""Outgoing messages as values, and their checks."""

@@ -1,4 +1,4 @@
-"""Checks of messages that are alike, which cost little for each of them."""
+"""Fast checks of many similar messages."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _NO_DELAY: Final = timedelta(0)
 
 
 class MessageChecker:
-    """Checks messages. What many messages have in common is checked once, and remembered as a template."""
+    """Checks messages. Fields that many messages share are checked once and kept as a template."""
 
     def __init__(self) -> None:
-        self._kinds = BoundedCache[Any, MessageTemplate]()
+        self._templates = BoundedCache[Any, MessageTemplate]()
 
     def check(self, outgoing: OutgoingMessage) -> PreparedMessage:
-        """The message as it can be sent.
+        """Check a message and return it prepared for sending.
 
         Raises:
-            InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
+            InvalidInputError: or a subclass of it, for the first field that cannot be sent.
         """
         if outgoing.mandatory.__class__ is not bool:
             raise InvalidInputError(f"mandatory is {outgoing.mandatory!r}: give True or False")
@@ -52,24 +52,24 @@ class MessageChecker:
             outgoing.user_id,
             outgoing.app_id,
             outgoing.persistent,
-            # True is equal to 1, but no priority.
+            # True equals 1, but is not a priority.
             outgoing.priority.__class__,
             outgoing.priority,
             outgoing.expiration,
         )
         try:
-            kind = self._kinds.get(key)
+            template = self._templates.get(key)
         except TypeError:
-            # Something that cannot be hashed is in a place where it cannot be sent either.
+            # A field that cannot be hashed cannot be sent either: the full check names it.
             return check_message(outgoing)
-        if kind is None:
+        if template is None:
             message = check_message(outgoing)
-            kind = self._kinds[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
-        return _alike(outgoing, kind) or check_message(outgoing)
+            template = self._templates[key] = MessageTemplate(message.target, message.values, is_delayed=is_delayed)
+        return _from_template(outgoing, template) or check_message(outgoing)
 
 
-def _alike(outgoing: OutgoingMessage, kind: MessageTemplate) -> PreparedMessage | None:
-    """A message with a known template, checked; None where only the full check can tell what is wrong."""
+def _from_template(outgoing: OutgoingMessage, template: MessageTemplate) -> PreparedMessage | None:
+    """A message checked against a known template; None if it needs the full check."""
     body = outgoing.body
     if body.__class__ is not bytes:
         if body is not None and outgoing.json is not None:
@@ -84,15 +84,15 @@ def _alike(outgoing: OutgoingMessage, kind: MessageTemplate) -> PreparedMessage 
         try:
             delay = delay if delay.__class__ is timedelta else _parsed(delay)
         except TypeError:
-            # It cannot be remembered, because it is nothing of which a delay can be made.
+            # A value that cannot be hashed is not a delay: the full check names it.
             return None
         if delay < _NO_DELAY:
             return None
     elif outgoing.deliver_at is not None:
         due = parse_due_time(outgoing.deliver_at)
-    values = kind.values.copy()
+    values = template.values.copy()
     if outgoing.headers:
-        values["headers"] = checked_headers(outgoing.headers, delayed=kind.is_delayed)
+        values["headers"] = checked_headers(outgoing.headers, delayed=template.is_delayed)
     for name, value in (("message_id", outgoing.message_id), ("correlation_id", outgoing.correlation_id)):
         if value is not None:
             if value.__class__ is not str:
@@ -108,13 +108,13 @@ def _alike(outgoing: OutgoingMessage, kind: MessageTemplate) -> PreparedMessage 
             return None
         values["timestamp"] = outgoing.timestamp
     return PreparedMessage(
-        target=kind.target,
+        target=template.target,
         body=body,
         message_id=message_id,
         delay=delay,
         due=due,
         values=values,
-        kind=kind,
+        template=template,
     )
 
 

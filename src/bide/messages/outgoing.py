@@ -1,4 +1,4 @@
-"""A message to be sent, as a value."""
+"""Outgoing messages: what callers publish, as values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from bide.durations import DelayLike, DueTimeLike
 
 
-# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes millions.
+# Not frozen: creating a frozen instance takes five times as long, and bulk publishing creates millions.
 @dataclass(slots=True)
 class OutgoingMessage:
-    """A message to be sent: the parameters of :meth:`bide.Client.publish`, as a value for ``publish_many``.
+    """An outgoing message: the parameters of :meth:`bide.Client.publish`, as a value for ``publish_many``.
 
-    It is read when it is taken from the iterable. Do not change it after that.
+    The publisher reads it when it takes it from the iterable. Do not change it after that.
 
     Args:
         body: bytes, or text that is sent as UTF-8.
-        json: instead of a body: anything that serialises as JSON.
-        to: the queue that it goes to.
-        exchange: instead of a queue: the exchange that it goes to, with its ``routing_key``.
-        delay: how long from now; at least this long, rounded up to the infrastructure's resolution.
-        deliver_at: instead of a delay: the due time, with a time zone. One in the past is delivered at once.
-        isolated: reach the queue through a release queue of its own (one hop more), so that only its own messages wait
-            if it refuses them. Exchanges always have one. Only for delayed messages.
-        mandatory: an undelayed message that no queue takes is an error rather than dropped.
-        message_id: kept; made if it is None.
-        timestamp: an aware ``datetime``; whole seconds on the wire.
-        persistent: survive a restart of the broker in classic queues (quorum queues always do).
+        json: instead of a body, any value that serialises as JSON.
+        to: the target queue.
+        exchange: instead of a queue, the target exchange; used with ``routing_key``.
+        delay: the minimum time until delivery, from now on; rounded up to the infrastructure's resolution.
+        deliver_at: instead of a delay, the due time with a time zone. A due time in the past means delivery at once.
+        isolated: reach the queue through its own release queue (one more hop), so that no other messages wait if the
+            queue refuses a message. Exchanges always have their own. Applies to delayed messages only.
+        mandatory: raise an error for an undelayed message that no queue takes, instead of dropping it.
+        message_id: the message id; None generates one.
+        timestamp: an aware ``datetime``, sent in whole seconds.
+        persistent: survive a restart of the broker in classic queues (quorum queues always persist messages).
         priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
-        expiration: how long the message is of use in its queue. A delayed message carries it in a header; see
+        expiration: how long the message stays valid in its queue. A delayed message carries it in a header; see
             :attr:`bide.Message.expired`.
     """
 
@@ -71,9 +71,9 @@ _Value = TypeVar("_Value")
 def takes(
     kind: Callable[_Fields, _Value],
 ) -> Callable[[Callable[[_Self, _Value], _Sent]], Callable[Concatenate[_Self, _Fields], _Sent]]:
-    """Give a method the parameters of a class, instead of one parameter of that class.
+    """Replace a method's parameter of a class with the parameters of that class.
 
-    So the fields of a message are listed once, and type checkers and ``help`` know them everywhere.
+    The fields of a message are thus listed once, and type checkers and ``help`` show them for each method.
     """
 
     def decorate(method: Callable[[_Self, _Value], _Sent]) -> Callable[Concatenate[_Self, _Fields], _Sent]:

@@ -1,4 +1,4 @@
-"""A message on its way out: what the caller gave, checked, and as the properties that go on the wire."""
+"""Checked outgoing messages, and the AMQP properties to send with them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TEXT_PROPERTIES: Final = (
 )
 _DIGITS: Final = re.compile(r"[0-9]{1,20}")
 _MAX_EXPIRATION: Final = timedelta(days=3650)
-"""The broker's limit; it closes the channel on a message with more, and the other messages on it fail with that one."""
+"""RabbitMQ's limit. It closes the channel on a longer expiration, and all messages in flight on that channel fail."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _DIFFERENT: Final = frozenset({"headers", "correlation_id", "message_id", "timestamp"})
@@ -60,7 +60,7 @@ _id_counter = count()
 
 
 def new_message_id() -> str:
-    """A message id that no other process and no other call makes: 80 random bits and a counter."""
+    """A message id that is unique across processes and calls: 80 random bits and a counter."""
     return f"{_id_prefix}{next(_id_counter):012x}"
 
 
@@ -73,11 +73,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Moment(NamedTuple):
-    """A moment by both clocks of a connection.
+    """A point in time, read from both clocks of a connection.
 
     Attributes:
-        now: in UTC, in which due times are given.
-        monotonic: seconds by the clock that cannot be set, which delays are counted by.
+        now: the time in UTC; due times are counted by it.
+        monotonic: seconds of the monotonic clock; delays are counted by it.
     """
 
     now: datetime
@@ -85,10 +85,10 @@ class Moment(NamedTuple):
 
 
 class MessageTemplate:
-    """What messages that are alike share, so that it is checked and encoded once. Equal only to itself.
+    """The target and properties that similar messages share, checked and encoded once. Compared by identity.
 
     Attributes:
-        values: their properties by their AMQP names, but those that differ: headers, ids and timestamp.
+        values: the shared properties by their AMQP names: all but headers, ids and timestamp.
     """
 
     __slots__ = ("is_delayed", "target", "values")
@@ -99,19 +99,19 @@ class MessageTemplate:
         self.is_delayed = is_delayed
 
 
-# Not frozen, because making a frozen one takes five times as long, and bulk publishing makes two of each message.
+# Not frozen: creating a frozen instance takes five times as long, and bulk publishing creates two for each message.
 @dataclass(slots=True, kw_only=True)
 class PreparedMessage:
-    """A message that was checked and can be sent. Nobody changes one.
+    """A checked message that can be sent. Treat it as immutable.
 
     Attributes:
-        delay: how long after its sending it is due, or None.
-        due: when it is due; for a message with a delay it is set by :meth:`starting`, at each sending.
+        delay: the time from sending to delivery, or None.
+        due: the due time. For a message with a delay, :meth:`starting` sets it at each sending.
         started_at: when the delay began, by the connection's monotonic clock; None before the first sending.
-        values: properties by their AMQP names, without what the delay adds; absent ones are left out, and headers where
-            there are none.
-        kind: what it shares with others, where that is known.
-        is_copy: of a message that was sent before, so that the time of its sending is not this one's.
+        values: properties by their AMQP names, without those that the delay adds. Absent properties and empty headers
+            are left out.
+        template: the template that it shares with similar messages, if there is one.
+        is_copy: whether this is a copy of a message that was sent before: it keeps the original sending time.
     """
 
     target: Target
@@ -121,25 +121,26 @@ class PreparedMessage:
     due: datetime | None = None
     started_at: float | None = None
     values: Mapping[str, Any] = field(repr=False)
-    kind: MessageTemplate | None = field(default=None, repr=False, compare=False)
+    template: MessageTemplate | None = field(default=None, repr=False, compare=False)
     is_copy: bool = False
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """The sender's own."""
+        """The sender's headers."""
         return self.values.get("headers") or {}
 
     def starting(self, now: datetime, monotonic: float = 0.0) -> PreparedMessage:
-        """The same message for a sending now: due after its delay, or when it is repeated, after the rest of that.
+        """The same message, with its due time set for sending it now.
 
-        The rest is counted by a clock that cannot be set, and the due time from it by the present one. So a message
-        that is repeated after this machine's clock was set waits as long as it would have waited without that.
+        The first sending is due after the delay, and a repeated sending after the rest of the delay. The rest is
+        counted by the monotonic clock, and added to the current time. Setting this machine's clock between two
+        sendings therefore does not change how long the message waits.
 
         Args:
-            monotonic: what the connection's monotonic clock shows. It is not needed to check a message.
+            monotonic: seconds of the connection's monotonic clock. Not needed to check a message.
 
         Raises:
-            InvalidDueTimeError: it would be due after the year 9999.
+            InvalidDueTimeError: the due time would be after the year 9999.
         """
         if self.delay is None:
             return self
@@ -152,7 +153,7 @@ class PreparedMessage:
             due = now + rest
         except OverflowError as error:
             raise InvalidDueTimeError(f"the delay {self.delay} ends after the year 9999: give a shorter one") from error
-        # Every field by name: dataclasses.replace takes several times as long.
+        # dataclasses.replace would take several times as long.
         return PreparedMessage(
             target=self.target,
             body=self.body,
@@ -161,16 +162,16 @@ class PreparedMessage:
             due=due,
             started_at=started_at,
             values=self.values,
-            kind=self.kind,
+            template=self.template,
             is_copy=self.is_copy,
         )
 
     def stamped(self, headers: Mapping[str, Any]) -> PreparedMessage:
-        """The same message with more headers; its own of the same names win.
+        """The same message with additional headers; the message's own headers take precedence.
 
         Raises:
-            InvalidInputError: a name cannot be sent.
-            ReservedHeaderError: bide or the broker sets it itself.
+            InvalidInputError: a header name cannot be sent.
+            ReservedHeaderError: bide or the broker sets this header itself.
         """
         if not headers:
             return self
@@ -178,9 +179,9 @@ class PreparedMessage:
         return replace(self, values={**self.values, "headers": {**added, **self.headers}})
 
     def route(self, infrastructure: DelayInfrastructure, now: datetime) -> DelayRoute | None:
-        """The route from now on, or None for a message that is not delayed.
+        """The route of the message if it is sent now, or None if it is not delayed.
 
-        A due time in the past gives a delay of zero: the message is delivered at once.
+        A due time in the past means a delay of zero: the message is delivered at once.
         """
         if self.due is None:
             return None
@@ -191,12 +192,12 @@ class PreparedMessage:
     ) -> dict[str, Any]:
         """The properties to send with this route.
 
-        Args:
-            now: the time of the sending.
-            expected: headers that receivers expect; the caller's own of the same names win.
+        Expiration and priority would act on the delay queues: an expiration shortens the wait, and on RabbitMQ 4.0 to
+        4.2 a priority holds other messages back. They are therefore sent as headers while the message waits.
 
-        Expiration and priority would act on the delay queues: an expiration cuts the wait short, a priority holds
-        others back on RabbitMQ 4.0 to 4.2. So they travel as headers while the message waits.
+        Args:
+            now: the time of sending.
+            expected: headers that receivers expect; the caller's headers take precedence.
         """
         values = dict(self.values)
         headers = {**(expected or {}), **self.headers}
@@ -214,10 +215,10 @@ class PreparedMessage:
 
 
 def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
-    """Check a message.
+    """Check a message and prepare it for sending.
 
     Raises:
-        InvalidInputError: in one of its kinds, for the first thing that cannot be sent.
+        InvalidInputError: or a subclass of it, for the first field that cannot be sent.
     """
     target = _target(outgoing.to, outgoing.exchange, outgoing.routing_key, outgoing.isolated)
     values: dict[str, Any] = {
@@ -247,7 +248,9 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
         values["expiration"] = _expiration(outgoing.expiration)
     if outgoing.timestamp is not None:
         if not isinstance(outgoing.timestamp, datetime):
-            raise InvalidInputError(f"the timestamp {outgoing.timestamp!r} is no datetime: give one with a time zone")
+            raise InvalidInputError(
+                f"the timestamp {outgoing.timestamp!r} is not a datetime: give one with a time zone"
+            )
         if outgoing.timestamp.tzinfo is None:
             raise InvalidInputError(f"the timestamp {outgoing.timestamp!s} has no time zone: give an aware datetime")
         values["timestamp"] = outgoing.timestamp
@@ -263,7 +266,7 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
 
 def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bool) -> Target:
     if (to is None) == (exchange is None):
-        raise InvalidInputError("name where the message goes: either to= (a queue) or exchange=")
+        raise InvalidInputError("the message needs one target: give either to= (a queue) or exchange=")
     if to is not None:
         if routing_key:
             raise InvalidInputError(
@@ -282,14 +285,14 @@ def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bo
 
 
 def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
-    """The headers to send, copied.
+    """Check headers and return a copy to send.
 
     Args:
         delayed: whether the message will be delayed.
 
     Raises:
-        InvalidInputError: a name cannot be sent.
-        ReservedHeaderError: bide or the broker sets it itself.
+        InvalidInputError: a header name cannot be sent.
+        ReservedHeaderError: bide or the broker sets this header itself.
     """
     if not isinstance(headers, Mapping):
         raise InvalidInputError(f"the headers are of type {type(headers).__name__}: give a mapping")
@@ -299,7 +302,7 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, A
             raise InvalidInputError(f"the header name {name!r} is not text")
         check_name("header", name)
         if name.startswith(OWN_PREFIX):
-            raise ReservedHeaderError(f"the header {name!r} starts with {OWN_PREFIX!r}, which is bide's own: rename it")
+            raise ReservedHeaderError(f"the header {name!r} starts with {OWN_PREFIX!r}, reserved for bide: rename it")
         if delayed and name in ("CC", "BCC"):
             raise ReservedHeaderError(
                 f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "
@@ -307,9 +310,10 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, A
             )
         if name in ("CC", "BCC") and not _is_texts(value):
             raise InvalidInputError(f"the header {name!r} is {value!r}: give a list of routing keys")
-        # A copied x-death makes brokers below 4.0.1 take the next hop for a cycle and drop or hold the message.
+        # With a copied x-death, brokers before 4.0.1 see a dead-letter cycle in the next hop and drop or hold the
+        # message.
         if name not in _COPIED:
-            # The message may wait for a connection while the caller goes on with what he passed in.
+            # The message may wait for a connection while the caller changes the value that it passed.
             kept[name] = _copied(name, value) if isinstance(value, _MUTABLE) else value
     return kept
 
@@ -329,11 +333,11 @@ def _expiration(value: DelayLike) -> str:
     if isinstance(value, str) and _DIGITS.fullmatch(value):
         milliseconds = int(value)
     else:
-        # Cut off first: the longest timedelta cannot be negated.
+        # Cap the value before negating it: the negative of timedelta.max overflows.
         milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
     if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
         raise InvalidDelayError(
-            f"the expiration {value!s} is longer than the broker takes ({format_delay(_MAX_EXPIRATION)}): give a "
+            f"the expiration {value!s} is longer than the broker accepts ({format_delay(_MAX_EXPIRATION)}): give a "
             "shorter one, or none"
         )
     return str(milliseconds)
@@ -343,7 +347,7 @@ def body_of(body: bytes | str | None, json: Any) -> bytes:
     """The bytes of a body.
 
     Raises:
-        InvalidInputError: it is neither bytes nor text, or cannot be serialised.
+        InvalidInputError: the body is neither bytes nor text, or the JSON value cannot be serialised.
     """
     if json is not None:
         try:

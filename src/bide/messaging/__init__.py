@@ -1,1 +1,1 @@
-"""Conversations ready to use: request and reply, an event bus, partitions, a wire tap."""
+"""Ready-made messaging patterns: RPC, event bus, ordered partitions, wire tap."""

@@ -1,7 +1,7 @@
 """A publisher for the ``x-delay`` header of the delayed-message plugin, without the plugin.
 
-For programs that were written for the plugin rabbitmq_delayed_message_exchange and have to run where it does not. The
-exchange that they publish to is one of the plain type then: direct, topic, fanout or headers.
+It is for programs that were written for rabbitmq_delayed_message_exchange and have to run without it. Their exchange
+then is a plain direct, topic, fanout or headers exchange.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from bide.client.publisher import Receipt
 from bide.errors import InvalidDelayError, InvalidInputError
 
 DELAY_HEADER: Final = "x-delay"
-"""Header with the delay in milliseconds. Receivers see it negative, as the plugin leaves it: the wait is over."""
+"""Header with the delay in milliseconds. As with the plugin, receivers see it with a negative sign."""
 
 
 class DelayedMessagePublisher:
-    """Takes messages with an ``x-delay`` header and delays them by the client's delay infrastructure.
+    """Publishes messages with an ``x-delay`` header through the client's delay infrastructure.
 
-    What it does as the plugin does: integers, texts and floats count; a delay of zero or less, as on a message that was
-    delayed before, means now; receivers get the header with the sign turned; the message fans out at its due time, by
-    the bindings of that time.
+    Like the plugin, it accepts integers, text and floats, delivers at once for a delay of zero or less (as on a message
+    that was delayed before), reverses the sign of the header for receivers, and routes by the bindings that exist when
+    the message is due.
 
-    What it does better: the wait is replicated, and outlives a node; ``mandatory`` works at once, and what has no match
-    at its due time goes to the undeliverable queue; more than 49 days are delayed, where the plugin sends them at once;
-    a header that cannot be read is an error, where the plugin sends at once.
+    Unlike the plugin, it keeps waiting messages in replicated queues, so they survive the loss of a node. It supports
+    ``mandatory``. Messages without a matching binding when they are due go to the undeliverable queue. It delays
+    messages by more than 49 days and refuses unreadable headers; the plugin sends both at once.
 
     Args:
-        client: with ``Clock``, which delays by steps of 10 ms and reaches every type of exchange.
+        client: a client with ``Clock``, which delays in steps of 10 ms and supports every exchange type.
     """
 
     def __init__(self, client: Client) -> None:
@@ -46,22 +46,24 @@ class DelayedMessagePublisher:
         headers: Mapping[str, Any] | None = None,
         **properties: Any,
     ) -> Receipt:
-        """Send a message, delayed if it has an ``x-delay`` header, and wait until the broker has it.
+        """Publish a message, delayed if it has an ``x-delay`` header, and wait for the broker's confirm.
 
         Args:
+            body: as for :meth:`bide.Client.publish`.
             exchange: the exchange; empty for the default exchange, with the queue as routing key.
-            headers: with ``x-delay``: milliseconds, whole or not, as a number or as text.
-            properties: more arguments of :meth:`bide.Client.publish`, but ``delay`` and ``deliver_at``.
+            routing_key: the routing key.
+            headers: headers, with the delay in ``x-delay``: milliseconds as an integer, a float or text.
+            properties: other arguments of :meth:`bide.Client.publish`, except ``delay`` and ``deliver_at``.
 
         Raises:
-            InvalidDelayError: the header is not a number, or more than the infrastructure can hold.
+            InvalidDelayError: the header is not a number, or longer than the infrastructure can hold.
             BideError: as :meth:`bide.Client.publish`.
         """
         for name in ("delay", "deliver_at", "to"):
             if name in properties:
                 raise InvalidInputError(
-                    f"{name}= is given to a publisher that takes the delay from the header {DELAY_HEADER!r} and goes "
-                    "to an exchange: use Client.publish for that"
+                    f"{name}= cannot be used here, because the delay is in the header {DELAY_HEADER!r} and the target "
+                    "is an exchange: use Client.publish"
                 )
         wait = delay_of(headers)
         kept = dict(headers or {})
@@ -72,11 +74,11 @@ class DelayedMessagePublisher:
 
 
 def delay_of(headers: Mapping[str, Any] | None) -> timedelta | None:
-    """The delay that an ``x-delay`` header asks for, rounded up to the microsecond; None for now.
+    """Read the delay of an ``x-delay`` header, rounded up to the microsecond; None for no delay.
 
     Raises:
-        InvalidDelayError: it is not a number.
-        InvalidInputError: the headers are no mapping.
+        InvalidDelayError: the header is not a number.
+        InvalidInputError: the headers are not a mapping.
     """
     if not isinstance(headers, Mapping | None):
         raise InvalidInputError(f"the headers are of type {type(headers).__name__}: give a mapping")
@@ -101,7 +103,7 @@ def _number(value: float | str) -> float:
     if not isinstance(value, str):
         return value
     if not value.isascii() or "_" in value:
-        # Python's own notation, which no other sender's library has.
+        # Python accepts other digits and underscores, which no other client would write.
         raise ValueError(value)
     try:
         return int(value)

@@ -1,7 +1,7 @@
-"""Delays by a temporary exchange and queue for each message.
+"""Delays through a temporary exchange and queue for each message.
 
-Publisher and consumer for :func:`bide.patterns.delays.ephemeral_delay`. Use them for a delay now and then on a broker
-where no delay infrastructure may stay. ``client.publish(..., delay=...)`` costs a small part of it.
+Publisher and consumer for :func:`bide.patterns.delays.ephemeral_delay`. Use them for occasional delays on a broker
+where no delay infrastructure may be declared. ``client.publish(..., delay=...)`` is much cheaper.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from bide.topology import Exchange, Queue, Topology
 log = logger(__name__)
 
 RETRIES_HEADER: Final = "ephemeral-retries"
-"""Header with the number of times that a message was sent back to its queue."""
+"""Header with the number of retries of a message."""
 
 
 class EphemeralDelays:
-    """Sends messages through an exchange and a queue that are there for this one message.
+    """Sends each message through an exchange and a queue that are declared for it alone.
 
-    The receiver calls :meth:`clear`, or :meth:`retry`, which does it too, before it settles the message. It is what
-    removes quorum queues; classic ones go by themselves too, somewhat later.
+    The receiver calls :meth:`clear` before it settles a message, or :meth:`retry`, which includes that. Otherwise
+    quorum queues would remain for good; classic queues expire.
 
     Args:
-        prefix: starts the names.
-        queue_type: ``quorum``, or ``classic`` for queues that expire and can lose what their target refuses.
-        grace: of classic queues; see the pattern.
+        client: publishes the messages.
+        prefix: the start of the names of exchanges and queues.
+        queue_type: ``quorum``, or ``classic`` for queues that expire, and that lose a message if its target refuses it.
+        grace: how long a classic queue outlives its message; see the pattern.
     """
 
     def __init__(
@@ -60,13 +61,18 @@ class EphemeralDelays:
         routing_key: str = "",
         **properties: Any,
     ) -> Receipt:
-        """Send a message that comes to a queue, or to an exchange with its own routing key, after a delay.
+        """Send a message to a queue, or to an exchange with its own routing key, after a delay.
 
         Args:
-            properties: more arguments of :meth:`bide.Client.publish`.
+            body: as for :meth:`bide.Client.publish`.
+            delay: how long the message waits.
+            to: the target queue.
+            exchange: the target exchange, instead of a queue.
+            routing_key: the routing key for the exchange.
+            properties: other arguments of :meth:`bide.Client.publish`.
 
         Raises:
-            InvalidInputError: in one of its kinds; nothing was sent, and nothing is left behind.
+            InvalidInputError: an argument is invalid; nothing was sent or declared.
             BideError: as :meth:`bide.Client.publish`.
         """
         topology = ephemeral_delay(
@@ -85,7 +91,7 @@ class EphemeralDelays:
         except PublishInDoubtError:
             raise
         except BideError:
-            # The message is not in the queue, and no other program would ever delete the queue.
+            # The message is not in the queue, so no receiver would ever delete the queue.
             await self._remove(topology)
             raise
 
@@ -93,16 +99,16 @@ class EphemeralDelays:
         try:
             await self._client.destroy(topology)
         except BideError as error:
-            log.warning("the queue %s is left behind: %s", topology.queues[0].name, error)
+            log.warning("the queue %s could not be deleted: %s", topology.queues[0].name, error)
 
     async def retry(self, message: Message, *, delay: DelayLike, to: str) -> Receipt:
-        """Send a received message back to its queue after a delay, and acknowledge it.
+        """Send a received message to its queue again after a delay, and acknowledge it.
 
-        Its routing key becomes the queue's name; where it came from first stands in ``x-death``. The header
-        :data:`RETRIES_HEADER` counts.
+        Its routing key becomes the name of the queue; ``x-death`` has the original one. The header
+        :data:`RETRIES_HEADER` counts the retries.
 
         Raises:
-            BideError: as :meth:`send`; the message is not settled then.
+            BideError: as :meth:`send`; the message stays unsettled.
         """
         headers = {name: value for name, value in message.headers.items() if name not in ("CC", "BCC")}
         headers[RETRIES_HEADER] = retries_of(message) + 1
@@ -113,19 +119,19 @@ class EphemeralDelays:
         return receipt
 
     async def clear(self, message: Message) -> bool:
-        """Remove the exchange and the queue that a message came by; tell whether it came by any.
+        """Delete the temporary exchange and queue of a received message; True if it came through any.
 
         Raises:
-            NotEmptyError: something else was put into that queue.
+            NotEmptyError: the queue has other messages.
             BrokerError: the broker refuses.
         """
-        name = self._carrier(message.raw.values.get("headers") or {})
+        name = self._temporary_name(message.raw.values.get("headers") or {})
         if name is None:
             return False
         await self._client.destroy(Topology([Exchange(name, "fanout")], [Queue(name)]))
         return True
 
-    def _carrier(self, headers: Mapping[str, Any]) -> str | None:
+    def _temporary_name(self, headers: Mapping[str, Any]) -> str | None:
         deaths = headers.get("x-death")
         if not isinstance(deaths, list):
             return None
@@ -134,6 +140,6 @@ class EphemeralDelays:
 
 
 def retries_of(message: Message) -> int:
-    """How often a message was sent back to its queue."""
+    """The number of retries of a message."""
     count = message.headers.get(RETRIES_HEADER, 0)
     return count if isinstance(count, int) and not isinstance(count, bool) else 0

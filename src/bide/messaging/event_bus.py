@@ -1,4 +1,4 @@
-"""What makes an event bus work: handlers for its events, and the worker of its retry queue."""
+"""Subscriber of an event bus: handlers for events, and a worker for retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bide.recoverability import copies
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
-from bide.recoverability.x_death import Departure
+from bide.recoverability.x_death import QueueDeaths
 from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
@@ -31,28 +31,28 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 HEADER_RETRY_FOR: Final = "bide-retry-for"
-"""Header of a copy that is tried again: the queue that it is meant for."""
+"""Header of a retried copy with the queue that it is meant for."""
 
 MAX_LIMIT: Final = 1000
 
-_WORKERS: Final = 50
-"""Messages of the retry queue that are passed on at once."""
+_RETRY_WORKERS: Final = 50
+"""How many messages of the retry queue are processed at the same time."""
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
 
 class EventBus:
-    """A subscriber of an event bus: handles its events, and retries what failed.
+    """A subscriber of an event bus: handles events and retries those that failed.
 
-    Use :class:`bide.Endpoint` for queues of your own. This is for brokers where such a bus exists, and for those who
-    want every step of a retry to be a queue that can be looked at.
+    For your own queues use :class:`bide.Endpoint`. Use this class on brokers that have such a bus already, or if every
+    step of a retry should be a visible queue.
 
     Args:
-        client: opened; the bus does not close it.
-        names: its exchange and queues.
-        limit: retries before a message is parked, 0 to 1,000.
-        concurrency: events handled at once, 1 to 10,000.
+        client: an open client; the bus does not close it.
+        names: the exchange and the queues.
+        limit: number of retries before a message is parked, 0 to 1,000.
+        concurrency: number of events handled at the same time, 1 to 10,000.
 
     Raises:
         InvalidInputError: a value is out of range.
@@ -65,19 +65,21 @@ class EventBus:
         self._concurrency = whole_number("concurrency", concurrency, 1, 10_000)
 
     async def declare(self) -> None:
-        """Declare its exchanges, queues and bindings.
+        """Declare the exchanges, queues and bindings.
 
         Raises:
-            DeclarationMismatchError: something exists with other properties.
-            BrokerError: the broker cannot be reached, or refuses.
+            DeclarationMismatchError: an exchange or queue exists with other properties.
+            BrokerError: the broker refuses, or cannot be reached.
         """
         await self._client.declare(self.names.topology())
 
     async def publish(self, body: bytes | str | None = None, *, key: str | None = None, **options: Any) -> Receipt:
-        """Publish an event; the options are those of :meth:`bide.Client.publish`.
+        """Publish an event.
 
         Args:
-            key: its routing key; the queue's name if None.
+            body: as for :meth:`bide.Client.publish`.
+            key: the routing key; the queue's name if None.
+            options: other arguments of :meth:`bide.Client.publish`.
 
         Raises:
             BideError: as :meth:`bide.Client.publish`.
@@ -87,39 +89,38 @@ class EventBus:
         )
 
     async def run(self, handler: Callable[[Message], Awaitable[None]]) -> None:
-        """Handle events, and look after the retry queue, until cancelled.
+        """Handle events and process the retry queue until cancelled.
 
         Raises:
             TargetNotFoundError: a queue is missing.
             ConsumerCancelledError: a queue was deleted.
-            BrokerError: the broker cannot be reached at the start, or refuses.
+            BrokerError: the broker refuses, or cannot be reached at the start.
         """
-        async with _together() as work:
+        async with _task_group() as work:
             work.create_task(self.handle(handler))
             work.create_task(self.retry())
 
     async def handle(self, handler: Callable[[Message], Awaitable[None]]) -> None:
-        """Handle events until cancelled, and leave the retry queue to others.
+        """Handle events until cancelled. The retry queue is left to other processes.
 
-        An event whose handler raises is rejected without requeue, and so is one whose ``expiration`` is over since it
-        was delayed or first failed. The handler sees it as it was sent: ``message.exchange`` and
-        ``message.routing_key`` are those of the first sending, and ``message.history.retries`` is how often it came
-        back.
+        An event is rejected without requeue if its handler raises, or if its ``expiration`` is over, counted from the
+        end of its delay or its first failure. The handler sees the event as it was first sent: ``message.exchange`` and
+        ``message.routing_key`` are the original ones. ``message.history.retries`` is the number of retries.
 
         Raises:
             TargetNotFoundError: the queue is missing.
             ConsumerCancelledError: the queue was deleted.
-            BrokerError: the broker cannot be reached at the start, or refuses.
+            BrokerError: the broker refuses, or cannot be reached at the start.
         """
 
-        async def take(message: Message) -> None:
-            if not self._is_for_us(message):
-                # The delay queue releases into the bus, where a binding such as "#" brings it to others as well.
-                log.debug("%s: %s is tried again for another queue", self.names.queue, message.message_id)
+        async def process(message: Message) -> None:
+            if not self._is_for_this_queue(message):
+                # The delay queue publishes to the bus, where bindings such as "#" route the retry to other queues too.
+                log.debug("%s: dropping %s, a retry for another queue", self.names.queue, message.message_id)
                 await _settle(message.ack)
                 return
             if message.expired:
-                log.info("%s: %s is past its expiration", self.names.queue, message.message_id)
+                log.info("%s: %s has expired", self.names.queue, message.message_id)
                 await _settle(message.reject)
                 return
             _, failure = await outcome_apart(handler, message)
@@ -130,44 +131,44 @@ class EventBus:
             log.warning("%s: %s failed: %s", self.names.queue, message.message_id, reason, exc_info=failure)
             await _settle(message.reject)
 
-        await self._each(self.names.queue, take, at_once=self._concurrency)
+        await self._each(self.names.queue, process, at_once=self._concurrency)
 
     async def retry(self) -> None:
-        """Send what was rejected through the delay queue, or park it, until cancelled. Any number may do so at once.
+        """Send rejected messages through the delay queue, or park them, until cancelled.
 
-        Parked is what was rejected once more than there are retries, what is past the sender's ``expiration``, and what
-        the queue gave up itself, because the processes that had it died. A message is acknowledged only when the broker
-        has confirmed its copy: a process that is killed between the two leaves both.
+        Any number of processes can do this. A message is parked if it was rejected after its last retry, if the
+        sender's ``expiration`` is over, or if it reached the delivery limit because its processes died. It is
+        acknowledged only after the broker has confirmed its copy: if the process is killed in between, both remain.
 
         Raises:
             TargetNotFoundError: the retry queue is missing.
             ConsumerCancelledError: the retry queue was deleted.
-            BrokerError: the broker cannot be reached at the start, or refuses.
+            BrokerError: the broker refuses, or cannot be reached at the start.
         """
-        await self._each(self.names.retry_queue, self._pass_on, at_once=_WORKERS)
+        await self._each(self.names.retry_queue, self._forward, at_once=_RETRY_WORKERS)
 
-    async def _each(self, queue: str, take: Callable[[Message], Awaitable[None]], *, at_once: int) -> None:
+    async def _each(self, queue: str, process: Callable[[Message], Awaitable[None]], *, at_once: int) -> None:
         async def worker() -> None:
             async for message in messages:
-                await take(message)
+                await process(message)
 
-        async with self._client.consume(queue, prefetch=at_once) as messages, _together() as workers:
+        async with self._client.consume(queue, prefetch=at_once) as messages, _task_group() as workers:
             for _ in range(at_once):
                 workers.create_task(worker())
 
-    def _is_for_us(self, message: Message) -> bool:
+    def _is_for_this_queue(self, message: Message) -> bool:
         return _raw(message).get(HEADER_RETRY_FOR) in (None, self.names.queue)
 
-    async def _pass_on(self, message: Message) -> None:
-        """Publish the successor until the broker has it: the message stays unacknowledged meanwhile."""
-        copy = self._successor(message, self._client.now())
+    async def _forward(self, message: Message) -> None:
+        """Publish the copy until the broker confirms it. The message stays unacknowledged until then."""
+        copy = self._copy(message, self._client.now())
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await self._client.forward(copy)
             except InvalidInputError as error:
                 log.critical(
-                    "%s: %s cannot be passed on: it stays in %s: %s",
+                    "%s: %s cannot be forwarded and stays in %s: %s",
                     self.names.queue,
                     message.message_id,
                     self.names.retry_queue,
@@ -177,62 +178,62 @@ class EventBus:
             except ClosedError:
                 return
             except BrokerError as error:
-                log.error("%s: cannot pass on %s yet: %s", self.names.queue, message.message_id, error)
+                log.error("%s: cannot forward %s yet: %s", self.names.queue, message.message_id, error)
                 await asyncio.sleep(backoff.next())
             else:
                 break
         await _settle(message.ack)
 
-    def _successor(self, message: Message, now: datetime) -> PreparedMessage:
-        """The copy that takes the place of a message in the retry queue: for the delay queue, or parked.
+    def _copy(self, message: Message, now: datetime) -> PreparedMessage:
+        """Copy a message of the retry queue to the delay queue or the parking queue.
 
-        The broker counts in ``x-death`` only as long as a message is dead-lettered on and on. A copy starts without:
-        from 4.0.1 on the broker ignores the header on what is published, and before, it may take the copy's next hop
-        for a cycle, and drop it. So copies carry the count of those before in a header of ours.
+        The broker counts dead-letterings in ``x-death`` only while a message is not republished. A copy leaves that
+        header out, because RabbitMQ 4.0.1 and newer ignore it on publishes, and older releases may mistake the copy's
+        next dead-lettering for a cycle and drop it. Copies therefore carry the count in a header of bide.
 
-        Copies go straight to their queue: one that is bound to the bus with a wildcard must not get them.
+        Copies are sent directly to their queue, so that queues bound to the bus with a wildcard do not get them.
         """
-        departure = Departure.read(message.headers, self.names.queue)
-        # A message that was put there by hand counts too: nothing goes round uncounted.
-        count = 1 if departure is None else departure.count
-        sent = _as_first_sent(message, departure)
-        expiration = message.expiration or (departure.expiration if departure is not None else None)
+        died = QueueDeaths.read(message.headers, self.names.queue)
+        # A message without x-death was put into the retry queue by hand. It counts too, so that nothing loops forever.
+        count = 1 if died is None else died.count
+        sent = _as_first_sent(message, died)
+        expiration = message.expiration or (died.expiration if died is not None else None)
         expires_at = message.history.expires_at or expiry_of(
             expiration=expiration, due=message.due, sent_at=message.sent_at, received_at=message.received_at
         )
         retries = message.history.retries + count
-        if departure is not None and departure.reason == "expired":
+        if died is not None and died.reason == "expired":
             history = message.history
-            why: str | None = _expired(expiration)
+            reason: str | None = _expired(expiration)
         else:
             history = message.history.with_failures((message.received_at,), attempts=count, expires_at=expires_at)
-            why = self._why_not_again(departure, retries, expiration, expires_at, now)
+            reason = self._parking_reason(died, retries, expiration, expires_at, now)
         history = replace(history, first_due=copies.senders_due(sent, message.history))
-        if why is None:
-            headers = replace(history, retries=retries).headers(places=self._limit + 1)
+        if reason is None:
+            headers = replace(history, retries=retries).headers(max_times=self._limit + 1)
             headers[HEADER_RETRY_FOR] = self.names.queue
             queue = self.names.delay_queue
         else:
-            log.error("%s: %s is parked: %s", self.names.queue, message.message_id, why)
-            headers = replace(history, retries=retries - 1).headers(places=len(history.times))
+            log.error("%s: parking %s: %s", self.names.queue, message.message_id, reason)
+            headers = replace(history, retries=retries - 1).headers(max_times=len(history.times))
             headers |= {
                 HEADER_FAILED_QUEUE: self.names.queue,
                 HEADER_FAILED_AT: to_milliseconds(now),
-                HEADER_ERROR_MESSAGE: why,
+                HEADER_ERROR_MESSAGE: reason,
             }
             queue = self.names.parking_queue
         return copies.copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by)
 
-    def _why_not_again(
+    def _parking_reason(
         self,
-        departure: Departure | None,
+        died: QueueDeaths | None,
         retries: int,
         expiration: timedelta | None,
         expires_at: datetime | None,
         now: datetime,
     ) -> str | None:
-        if departure is not None and departure.reason == "delivery_limit":
-            return "delivered up to the queue's limit without an end: the processes that had it died, or gave it back"
+        if died is not None and died.reason == "delivery_limit":
+            return "delivered up to the queue's limit and never settled: its processes died, or requeued it"
         if expires_at is not None and expires_at <= now:
             return _expired(expiration)
         if retries > self._limit:
@@ -244,20 +245,20 @@ def _expired(expiration: timedelta | None) -> str:
     return f"its expiration{'' if expiration is None else f' of {format_delay(expiration)}'} is over"
 
 
-def _as_first_sent(message: Message, departure: Departure | None) -> SentMessage:
-    """The message with the address and the ``expiration`` that dead-lettering took off it.
+def _as_first_sent(message: Message, died: QueueDeaths | None) -> SentMessage:
+    """The message with its original address and ``expiration``, which dead-lettering changed.
 
-    A copy has them in headers of ours. Otherwise ``x-death`` has the first address of the message.
+    Copies have them in headers of bide; other messages have them in ``x-death``.
     """
     sent = message.as_sent()
-    if departure is None or HEADER_EXCHANGE in _raw(message):
+    if died is None or HEADER_EXCHANGE in _raw(message):
         return sent
-    key = message.raw.routing_key if departure.routing_key is None else departure.routing_key
-    arrival = restore(departure.exchange, key, message.raw.values)
+    key = message.raw.routing_key if died.routing_key is None else died.routing_key
+    first = restore(died.exchange, key, message.raw.values)
     values = dict(sent.values)
-    if departure.expiration is not None:
-        values.setdefault("expiration", str(departure.expiration // timedelta(milliseconds=1)))
-    return replace(sent, exchange=arrival.exchange, routing_key=arrival.routing_key, values=values)
+    if died.expiration is not None:
+        values.setdefault("expiration", str(died.expiration // timedelta(milliseconds=1)))
+    return replace(sent, exchange=first.exchange, routing_key=first.routing_key, values=values)
 
 
 def _raw(message: Message) -> Mapping[str, Any]:
@@ -266,21 +267,21 @@ def _raw(message: Message) -> Mapping[str, Any]:
 
 
 @asynccontextmanager
-async def _together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first error comes out by itself, as that of a single task would; others are logged."""
+async def _task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A task group that raises its first error without an ExceptionGroup, and logs the others."""
     try:
         async with asyncio.TaskGroup() as tasks:
             yield tasks
     except ExceptionGroup as errors:
         first, *others = errors.exceptions
         for error in others:
-            log.error("and at the same time: %s: %s", type(error).__name__, error)
+            log.error("another task failed too: %s: %s", type(error).__name__, error)
         raise first from None
 
 
-async def _settle(how: Callable[[], Awaitable[None]]) -> None:
+async def _settle(settle: Callable[[], Awaitable[None]]) -> None:
     try:
-        await how()
+        await settle()
     except DeliveryLostError as error:
         log.info("%s", error)
     except InvalidInputError:

@@ -1,4 +1,4 @@
-"""Ordered consumption of the partitions of ``ordered_partitions``."""
+"""Ordered consumption of partitions that :func:`ordered_partitions` declares."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from bide.errors import InvalidInputError
 async def consume_partitions(
     client: Client, queues: Sequence[str], handler: Callable[[Message], Awaitable[None]]
 ) -> None:
-    """Handle the messages of all partitions until it is cancelled: those of one partition one by one, in their order.
+    """Handle the messages of all partitions until cancelled, one at a time and in order within each partition.
 
-    Start it in as many processes as should be there to take over. The broker gives each partition to one of them, the
-    one that came first, and to the next when that one goes. To spread the load, start the processes with the queues in
-    different orders, or with some of them each.
+    Start it in several processes for failover. The broker activates one consumer per partition, the first one, and the
+    next when that one ends. To spread the load, pass the queues in a different order to each process, or pass only some
+    of them.
 
-    What the handler raises ends all of it, and the message goes back to its place at the head of its partition: to skip
-    a message is the handler's decision.
+    An exception of the handler ends this call, and its message returns to the head of its partition. To skip a message,
+    the handler has to return.
 
     Args:
-        queues: see :func:`bide.patterns.partitions.partition_queues`.
+        client: an open client.
+        queues: names of the queues; see :func:`bide.patterns.partitions.partition_queues`.
+        handler: handles a message.
 
     Raises:
-        InvalidInputError: no queue is named.
-        ExceptionGroup: of what the handler, or the broker, raised.
+        InvalidInputError: *queues* is empty.
+        ExceptionGroup: the exceptions of handlers, and errors of the broker.
     """
     if not queues:
-        raise InvalidInputError("queues is empty: name one partition at least")
+        raise InvalidInputError("queues is empty: name at least one partition")
     async with asyncio.TaskGroup() as tasks:
         for queue in queues:
             tasks.create_task(_consume(client, queue, handler))
 
 
 async def _consume(client: Client, queue: str, handler: Callable[[Message], Awaitable[None]]) -> None:
-    # With a higher prefetch, messages behind one that is requeued would be out of order.
+    # With a higher prefetch, the messages behind a requeued one would already be delivered, out of order.
     async with client.consume(queue, prefetch=1) as messages:
         async for message in messages:
             await handler(message)

@@ -1,4 +1,4 @@
-"""Requests and replies: the caller's side, the server's, and a caller that blocks."""
+"""RPC: caller, server, and blocking caller."""
 
 from __future__ import annotations
 

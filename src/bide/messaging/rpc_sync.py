@@ -1,4 +1,4 @@
-"""The synchronous face of :mod:`bide.messaging.rpc_caller`: calls that block.
+"""The blocking caller of RPC, for programs without asyncio.
 
 ``with SyncCaller(client) as prices: reply = prices.call("apples", to="prices", timeout="2s")``
 """
@@ -15,13 +15,13 @@ from bide.messaging.rpc_caller import Caller, Replies
 
 
 class SyncCaller:
-    """A :class:`bide.messaging.rpc.Caller` whose calls block. Any number of threads may call at once.
+    """A :class:`bide.messaging.rpc.Caller` with blocking calls. Any number of threads can call at the same time.
 
     Args:
         client, replies, timeout: as for :class:`bide.messaging.rpc.Caller`.
 
     Raises:
-        InvalidInputError: an argument cannot be used.
+        InvalidInputError: an argument is invalid.
     """
 
     def __init__(self, client: SyncClient, *, replies: Replies = "direct", timeout: DelayLike = "30s") -> None:
@@ -43,7 +43,7 @@ class SyncCaller:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. Calls under way fail."""
+        """Close the connection. Pending calls fail."""
         self._client.wait_for(self._caller.close())
 
     def call(self, body: bytes | str | None = None, **options: Any) -> Message:

@@ -1,4 +1,4 @@
-"""A wire tap: listen to what passes an exchange, for as long as one likes."""
+"""A wire tap: copies of the messages that pass an exchange."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def tap(client: Client, exchange: str, *, max_length: int = 10_000) -> AsyncIterator[Consumer]:
-    """Copies of all messages that pass an exchange: ``async with tap(client, "app1.private") as messages``.
+    """Receive copies of all messages that pass an exchange: ``async with tap(client, "app1.private") as messages``.
 
-    Other consumers get neither more nor less. The tap's queue goes with the block, or within an hour after a crash.
+    Other consumers are not affected. The queue of the tap is deleted at the end of the block, or within an hour after a
+    crash.
 
     Args:
-        exchange: of type fanout, topic or headers.
-        max_length: how many copies wait to be read; more push the oldest out.
+        client: an open client.
+        exchange: an exchange of type fanout, topic or headers.
+        max_length: maximum number of unread copies; the broker drops the oldest ones.
 
     Raises:
-        TargetNotFoundError: there is no such exchange.
+        TargetNotFoundError: the exchange does not exist.
         BrokerError: the broker refuses.
     """
     topology = wire_tap(exchange, queue=f"{exchange}.tap.{secrets.token_hex(4)}", max_length=max_length)

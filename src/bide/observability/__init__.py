@@ -1,1 +1,1 @@
-"""What endpoints do, for Prometheus and for OpenTelemetry."""
+"""Metrics for Prometheus and traces for OpenTelemetry."""

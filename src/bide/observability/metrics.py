@@ -29,33 +29,33 @@ HANDLING_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 """Upper bounds of the histograms, in seconds."""
 
 OTHER: Final = "(other)"
-"""What a label says once it has had too many values."""
+"""The value of a label after it has had too many different values."""
 
-_MOST_VALUES: Final = 100
-_LONGEST_VALUE: Final = 200
+_MAX_VALUES: Final = 100
+_MAX_LENGTH: Final = 200
 
 _MESSAGE: Final = ("endpoint", "type")
 _FAILURE: Final = (*_MESSAGE, "exception")
 
 
 class Metrics(Observer):
-    """Counts and measures what endpoints do.
+    """Prometheus metrics of all endpoints of a process.
 
-    ``bide_connection_moves_total`` counts how often connections of this process left a broken node for another one, by
+    Use one instance for all endpoints; the label ``endpoint`` distinguishes them. The label ``type`` is the message
+    type, empty if a message has none. Senders choose message types, and exception classes can be created at run time.
+    To limit memory, only the first 100 values of each of these labels are kept, and later ones are counted as
+    ``(other)``.
+
+    ``bide_connection_moves_total`` counts how often a connection of this process left a broken node for another one, by
     the reason: ``silent`` or ``unconfirmed``.
 
-    One of it serves all endpoints of a process, by the label ``endpoint``. The label ``type`` is the
-    message's type, empty where it has none. Senders choose it, and an exception's class may be made on the way, so of
-    each of the two labels the first 100 values are kept, and any further one is counted as ``(other)``: a stranger
-    cannot fill the memory.
-
     Args:
-        registry: of prometheus-client; its default one if None.
+        registry: a registry of prometheus-client; its default registry if None.
         lateness_buckets: upper bounds for ``bide_message_lateness_seconds``, in seconds.
         handling_buckets: upper bounds for ``bide_message_handling_seconds``, in seconds.
 
     Raises:
-        InvalidInputError: the registry has metrics of these names already.
+        InvalidInputError: the registry already has metrics with these names.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Metrics(Observer):
             )
             self._retries = Counter(
                 "bide_message_retries",
-                "Messages that go back to be tried again, at_once or later.",
+                "Messages to be retried, at_once or later.",
                 (*_MESSAGE, "when"),
                 registry=registry,
             )
@@ -120,20 +120,20 @@ class Metrics(Observer):
             registry.register(_Moves())
             self._slow = Gauge(
                 "bide_endpoint_slow",
-                "1 while failures in a row make the endpoint handle one message at a time.",
+                "1 while consecutive failures limit the endpoint to one message at a time.",
                 ("endpoint",),
                 registry=registry,
             )
         except ValueError as error:
             raise InvalidInputError(
                 f"the metrics cannot be registered: {error}; give one bide.observability.metrics.Metrics to "
-                "all endpoints of the process, or each a registry of its own"
+                "all endpoints of the process, or each its own registry"
             ) from error
 
     def watch(self, endpoint: Endpoint) -> None:
-        """Show whether this endpoint is slowed down by failures in a row, as ``bide_endpoint_slow``.
+        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down.
 
-        Read whenever the metrics are; prometheus-client's mode for several processes does not show it.
+        The value is read at each scrape. It is missing in the multiprocess mode of prometheus-client.
         """
         self._slow.labels(endpoint.name).set_function(lambda: float(endpoint.slow))
 
@@ -141,22 +141,22 @@ class Metrics(Observer):
         """Serve the registry over HTTP, in a thread, until :meth:`MetricsPage.close`.
 
         Args:
-            port: 0 takes a free one; see :attr:`MetricsPage.url`.
-            host: the address to listen on: this machine alone, unless another is named.
+            port: the port; 0 chooses a free one, see :attr:`MetricsPage.url`.
+            host: the address to listen on; by default only this machine can connect.
 
         Raises:
-            InvalidInputError: it cannot listen there.
+            InvalidInputError: the server cannot listen on that address.
         """
         return MetricsPage(port, host, self._registry)
 
     @contextmanager
     def handling(self, message: Message, *, endpoint: str, queue: str) -> Iterator[None]:
-        """Count it as in flight."""
+        """Count a message as in flight."""
         with self._in_flight.labels(endpoint).track_inprogress():
             yield
 
     async def happened(self, event: Event) -> None:
-        """Count and measure it."""
+        """Count and measure an event."""
         message = (event.endpoint, self._types.of(event.message_type))
         failure = (*message, self._exceptions.of(event.exception))
         match event.kind:
@@ -178,16 +178,16 @@ class Metrics(Observer):
             if event.exception is not None:
                 self._failures.labels(*failure).inc()
             self._handling.labels(*message).observe(_seconds(event.ended_at - event.started_at))
-        # Later attempts are late because of the earlier ones.
+        # Only first attempts are measured, because retries are late by design.
         if event.attempt == 1 and event.lateness is not None:
             self._lateness.labels(*message).observe(_seconds(event.lateness))
 
 
 class MetricsPage:
-    """Metrics over HTTP. Made by :meth:`Metrics.serve`.
+    """Metrics over HTTP. Created by :meth:`Metrics.serve`.
 
     Attributes:
-        url: of the page.
+        url: the URL of the page.
     """
 
     def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
@@ -209,7 +209,7 @@ class MetricsPage:
         self.close()
 
     def close(self) -> None:
-        """Serve no more. Safe to call twice."""
+        """Stop the server. Calling it again has no effect."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -217,7 +217,7 @@ class MetricsPage:
 
 
 class _Moves(Collector):
-    """Reads what this process has counted; prometheus-client's mode for several processes does not show it."""
+    """Exports counters of this process. They are missing in the multiprocess mode of prometheus-client."""
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
@@ -231,7 +231,7 @@ class _Moves(Collector):
 
 
 class _Values:
-    """The first values of a label; all later ones count as one."""
+    """Limits the values of a label: the first ones are kept, later ones become one."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -239,14 +239,14 @@ class _Values:
     def of(self, value: str | None) -> str:
         if value is None:
             return ""
-        value = value[:_LONGEST_VALUE]
+        value = value[:_MAX_LENGTH]
         if value not in self._known:
-            if len(self._known) >= _MOST_VALUES:
+            if len(self._known) >= _MAX_VALUES:
                 return OTHER
             self._known.add(value)
         return value
 
 
 def _seconds(time: timedelta) -> float:
-    # Clocks of two machines, or one that is set back, must not make a sum go down.
+    # Negative durations, from clocks that differ or are set back, would make a sum decrease.
     return max(time.total_seconds(), 0.0)

@@ -1,19 +1,18 @@
-"""OpenTelemetry spans of publishing and handling, linked across the delay.
+"""OpenTelemetry spans of publishing and handling messages, linked across delays.
 
-Spans and attributes are those of OpenTelemetry's semantic conventions for messaging and for RabbitMQ; the names of
-spans leave the routing key out, of which there may be any number. The context travels in the headers ``traceparent``
-and ``tracestate`` (W3C Trace Context; NServiceBus has the same names), or in those of whatever propagator the program
-has set up.
+Names of spans and attributes follow OpenTelemetry's semantic conventions for messaging and RabbitMQ. Names of spans do
+not contain the routing key, of which there can be any number. The context travels in the headers ``traceparent`` and
+``tracestate`` (W3C Trace Context, also used by NServiceBus), or in those of the propagator that the program configures.
 
-Whether a handler's span belongs to the sender's trace:
+Whether the span of a handler belongs to the sender's trace:
 
-- A message that was sent to be handled now: its span is a child of the sender's. So are those of its retries at once.
-- One that was delayed, retried later, or sent back by an operator: its span begins a trace of its own. A trace that
-  stays open for three days is of no use, and whether the sender's was sampled should not decide whether this
-  one is (rule of NServiceBus).
-- A sender may ask for the second by the header ``NServiceBus.OpenTelemetry.StartNewTrace: True``.
+- For a message without a delay, and its immediate retries, the span is a child of the sender's span.
+- For a message that was delayed, retried later, or sent back by an operator, the span starts a new trace. A trace that
+  stays open for three days is of no use, and the sender's sampling decision should not apply to the handler. (This is
+  NServiceBus's rule.)
+- A sender can request a new trace with the header ``NServiceBus.OpenTelemetry.StartNewTrace: True``.
 
-In every case the span links to the sender's. As copies keep their headers, all retries link to the first sending.
+In each case the span links to the sender's span. Copies keep their headers, so all retries link to the first sending.
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ if TYPE_CHECKING:
     from bide.messages.prepared import PreparedMessage
 
 SCHEMA: Final = "https://opentelemetry.io/schemas/1.44.0"
-"""The release of the semantic conventions that the names are of."""
+"""The release of the semantic conventions that define the names."""
 
 NEW_TRACE: Final = "NServiceBus.OpenTelemetry.StartNewTrace"
-"""Header by which a sender asks for a trace of its own for the handling."""
+"""Header with which a sender requests a new trace for the handler."""
 
 
 class Tracing(Observer):
-    """Spans for an endpoint, as one of its ``observers``, and for a client, by its :meth:`stamp`.
+    """Creates spans, for an endpoint as one of its ``observers``, and for a client with its :meth:`stamp`.
 
     Args:
-        tracer_provider: the global one if None, also where that is set later.
+        tracer_provider: the tracer provider; None uses the global one, even if that is set later.
     """
 
     def __init__(self, tracer_provider: trace.TracerProvider | None = None) -> None:
@@ -60,10 +59,10 @@ class Tracing(Observer):
 
     @contextmanager
     def stamp(self, message: PreparedMessage) -> Iterator[Mapping[str, str]]:
-        """A producer's span around the sending of a message, whose context the message carries.
+        """Create a producer span around the publishing of a message, and add its context to the message.
 
-        For ``bide.connect(stamp=...)``. A message that has a context in its headers already keeps it, and the span
-        links to that.
+        Pass this method to ``bide.connect(stamp=...)``. If the headers of a message already contain a context, they are
+        kept, and the span links to that context.
         """
         target = message.target
         own = _sender(propagate.extract(message.headers, contexts.Context(), getter=_HEADERS))
@@ -86,16 +85,16 @@ class Tracing(Observer):
         carrier: dict[str, str] = {}
         if not own.is_valid:
             propagate.inject(carrier, trace.set_span_in_context(span))
-        with _ended(span):
+        with _ending(span):
             yield carrier
 
     @contextmanager
     def handling(self, message: Message, *, endpoint: str, queue: str) -> Iterator[None]:
-        """A consumer's span around a message's handler, which finds it as the current one."""
+        """Create a consumer span around the handler of a message, as the current span."""
         context = propagate.extract(message.headers, contexts.Context(), getter=_HEADERS)
         sender = _sender(context)
-        if _is_apart(message):
-            # Without the sender's span; with its baggage, if it sent any.
+        if _starts_new_trace(message):
+            # Removes the sender's span and keeps its baggage.
             context = trace.set_span_in_context(trace.INVALID_SPAN, context)
         lateness = message.lateness if message.history.retries == 0 else None
         attributes = _attributes(
@@ -121,17 +120,17 @@ class Tracing(Observer):
         )
         token = contexts.attach(trace.set_span_in_context(span, context))
         try:
-            with _ended(span):
+            with _ending(span):
                 yield
         finally:
             contexts.detach(token)
 
 
 def trace_headers() -> dict[str, str]:
-    """The headers that carry the current context, for messages that no :meth:`Tracing.stamp` is called for.
+    """The headers with the current context, for messages that are published without :meth:`Tracing.stamp`.
 
-    ``client.publish_many(bide.OutgoingMessage(row, to="orders", headers=headers) for row in rows)``: all of them then
-    belong to the span around it.
+    ``client.publish_many(bide.OutgoingMessage(row, to="orders", headers=headers) for row in rows)``: all these
+    messages carry the context of the current span.
     """
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
@@ -139,7 +138,7 @@ def trace_headers() -> dict[str, str]:
 
 
 class _Headers(Getter[Mapping[str, Any]]):
-    """Reads what propagators understand from the headers of AMQP, which may hold anything."""
+    """Reads text for propagators from AMQP headers, which can have values of any type."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
         value = carrier.get(key)
@@ -154,8 +153,8 @@ class _Headers(Getter[Mapping[str, Any]]):
 _HEADERS: Final = _Headers()
 
 
-def _is_apart(message: Message) -> bool:
-    """Whether the handling is too far from the sending for one trace."""
+def _starts_new_trace(message: Message) -> bool:
+    """Whether the span of the handler starts a new trace."""
     return (
         message.due is not None
         or HEADER_RETRIED_BY in (message.raw.values.get("headers") or {})
@@ -164,15 +163,15 @@ def _is_apart(message: Message) -> bool:
 
 
 @contextmanager
-def _ended(span: trace.Span) -> Iterator[None]:
-    """End the span at the end of the block; an exception from the block is recorded in it."""
+def _ending(span: trace.Span) -> Iterator[None]:
+    """End the span after the block, and record an exception of the block in it."""
     try:
         yield
     except BaseException as error:
         explanation = ExceptionText.of(error)
         span.set_attribute("error.type", explanation.type)
         span.set_status(trace.StatusCode.ERROR, explanation.message)
-        # A cancellation, or the end of the program, is not an exception of the traced code.
+        # A cancellation or the end of the program is not an exception of the traced code.
         if isinstance(error, Exception):
             span.record_exception(error)
         raise
@@ -193,12 +192,12 @@ def _address(target: Target) -> tuple[str, str]:
 
 
 def _destination(exchange: str, routing_key: str, queue: str = "") -> str:
-    """``messaging.destination.name`` by the conventions for RabbitMQ: what there is of the three, each once."""
+    """``messaging.destination.name`` by the conventions for RabbitMQ: the parts that exist, each once."""
     return ":".join(part for part in (exchange, routing_key, queue if queue != routing_key else "") if part)
 
 
 def _attributes(values: Mapping[str, AttributeValue | None]) -> dict[str, AttributeValue]:
-    """The attributes that have a value."""
+    """The attributes with a value, and the messaging system."""
     return {
         "messaging.system": "rabbitmq",
         **{name: value for name, value in values.items() if value is not None and value != ""},

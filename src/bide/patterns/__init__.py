@@ -1,1 +1,1 @@
-"""Topologies for routing and retry patterns, as functions."""
+"""Messaging patterns: functions that return topologies."""

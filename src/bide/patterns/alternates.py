@@ -1,4 +1,4 @@
-"""Patterns 11 and 12: if, else if, else; and not. Both use alternate exchanges."""
+"""Patterns 11 and 12, if-else and not: routing with alternate exchanges."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bide.patterns.building import distinct, finished, keys_of, make_queue, one_
 from bide.topology import Binding, Exchange, Queue, Topology
 
 BRANCH_TYPES: Final = ("direct", "topic")
-"""Types of exchange that branch by the routing key."""
+"""Exchange types that can route a branch by the routing key."""
 
 SOURCE_TYPES: Final = ("fanout", "topic")
-"""Types of exchange that a binding can take everything from."""
+"""Exchange types from which one binding can receive everything."""
 
 
 def else_exchange(exchange: str, number: int) -> str:
-    """The exchange of a branch: the first is the exchange itself, those after it are alternates."""
+    """The name of a branch's exchange: the first is the exchange itself, the others are alternates."""
     return f"{exchange}.else{number}" if number else exchange
 
 
@@ -30,31 +30,31 @@ def if_else(
     type: str = "direct",
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 11, if, else if, else: the first branch that matches gets the message, and no other.
+    """Pattern 11, if, else if, else: a message goes to the first branch that matches, and to no other.
 
-    Each branch is an exchange whose alternate is the next one; the last alternate is a fanout exchange to the queue for
-    everything else. A topic exchange alone cannot do that: its ``#`` takes what the special queues take, too.
+    Each branch is an exchange, and its alternate exchange is the next branch. The last alternate is a fanout exchange
+    to the queue for everything else. A single topic exchange cannot do this, because its binding ``#`` also matches the
+    messages of the other queues.
 
-    Caveat: an alternate is asked only where nothing matches at all. A queue that is deleted takes its bindings along,
-    and its messages go to the next branch. And CC and BCC keys count: a message with two keys may match two bindings of
-    one branch, but never two branches.
+    Caveat: an alternate exchange only gets a message if no binding matches. If a queue is deleted, its bindings go with
+    it, and its messages go to the next branch. CC and BCC keys count too: a message with two keys can match two
+    bindings of one branch, but never two branches.
 
     Args:
         exchange: the exchange that messages are published to.
         branches: queue -> binding keys, in the order in which they are tried.
         otherwise: the queue for everything else.
-        type: of the branches' exchanges: direct, or topic for keys with wildcards.
-        queue_type: of the queues: quorum or classic.
+        type: type of the branches: direct, or topic for wildcards.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: no branch, a branch without keys or behind one that takes its keys,
-            names that collide.
+        InvalidInputError: there is no branch, a branch has no keys or can never match, or names collide.
     """
     one_of("type", type, BRANCH_TYPES)
     check_name("queue", otherwise)
     queues = distinct("queue", tuple(branches), option="branches")
     if otherwise in branches:
-        raise InvalidNameError(f"otherwise={otherwise!r} is the queue of a branch: name another for the rest")
+        raise InvalidNameError(f"otherwise={otherwise!r} is the queue of a branch: give another queue for the rest")
     keys = {queue: keys_of(branches[queue], option=f"branches[{queue!r}]") for queue in queues}
     _refuse_dead_ends(keys, topic=type == "topic")
     last = f"{exchange}.otherwise"
@@ -71,23 +71,23 @@ def if_else(
 
 
 def _refuse_dead_ends(branches: Mapping[str, Sequence[str]], *, topic: bool) -> None:
-    """See to it that no branch stands behind others that leave nothing for it."""
+    """Refuse a branch that gets nothing because the branches before it match all of its keys."""
     taken: dict[str, str] = {}
     for queue, keys in branches.items():
         if all_by := topic and taken.get("#"):
             raise InvalidInputError(
-                f"the branch {queue!r} comes after {all_by!r}, whose key '#' takes everything: put {all_by!r} last"
+                f"the branch {queue!r} comes after {all_by!r}, whose key '#' matches everything: put {all_by!r} last"
             )
         if all(key in taken for key in keys):
             raise InvalidInputError(
-                f"the branch {queue!r} gets nothing, because {taken[keys[0]]!r} before it takes the key {keys[0]!r}: "
-                "give it another key, or leave it out"
+                f"the branch {queue!r} gets nothing, because {taken[keys[0]]!r} before it has the key {keys[0]!r} too: "
+                "give it another key, or leave the branch out"
             )
         taken |= {key: queue for key in keys if key not in taken}
 
 
 def waste_queue(queue: str) -> str:
-    """The waste bin of a consumer."""
+    """The name of the queue for a consumer's unwanted messages."""
     return f"{queue}.waste"
 
 
@@ -99,31 +99,31 @@ def not_routing(
     source_type: str = "fanout",
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 12, not: a queue gets everything but what it does not want.
+    """Pattern 12, not: a queue gets everything except what it does not want.
 
-    No exchange matches what is not. So the consumer's own topic exchange, ``<queue>.filter``, sends the unwanted keys
-    to a waste bin, whose TTL of zero drops them at once, and everything else, which it cannot match, to its alternate
-    exchange ``<queue>.rest`` and the queue.
+    No binding can express "not". So the consumer has a topic exchange of its own, ``<queue>.filter``. It sends unwanted
+    keys to a queue with a TTL of zero, which drops them at once. Everything else matches no binding and goes to the
+    alternate exchange ``<queue>.rest``, and from there to the consumer's queue.
 
-    Caveat: the waste bin is what says no. When it, or its binding, is deleted, what is unwanted arrives. And a message
-    with CC keys is dropped if one of its keys is unwanted. To drop messages in the consumer is simpler, and costs their
-    way to it.
+    Caveat: if the queue for unwanted messages or its binding is deleted, unwanted messages reach the consumer. A
+    message with CC keys is dropped if one of its keys is unwanted. Dropping messages in the consumer is simpler, but
+    they have to be delivered to it first.
 
     Args:
-        exchange: the exchange that everything is published to.
+        exchange: the exchange that messages are published to.
         queue: the consumer's queue.
-        unwanted: binding keys, with wildcards, of what the queue must not get.
-        source_type: the type of the exchange: fanout or topic.
-        queue_type: of the consumer's queue: quorum or classic.
+        unwanted: binding keys of unwanted messages; wildcards are allowed.
+        source_type: type of the exchange: fanout or topic.
+        queue_type: type of the consumer's queue: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: nothing is unwanted, or everything, or names that collide.
+        InvalidInputError: nothing or everything is unwanted, or names collide.
     """
     one_of("source_type", source_type, SOURCE_TYPES)
     check_name("queue", queue)
     keys = keys_of(unwanted, option="unwanted")
     if "#" in keys:
-        raise InvalidInputError(f"unwanted has '#', which is everything: the queue {queue!r} would get nothing")
+        raise InvalidInputError(f"unwanted has '#', which matches everything: leave it out, or {queue!r} gets nothing")
     own, rest, waste = f"{queue}.filter", f"{queue}.rest", waste_queue(queue)
     refuse_same([("the exchange", exchange), ("the private exchange", own), ("its alternate exchange", rest)])
     return finished(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from email.message import Message as Mail
 
 ENTRY_TYPES: Final = ("topic", "direct", "fanout")
-"""Types of exchange that can stand before a layer of others."""
+"""Exchange types of an entry exchange in front of a layer of exchanges."""
 
 
 def fanout_broadcast(exchange: str, *, queues: Sequence[str], queue_type: str = "quorum") -> Topology:
@@ -23,16 +23,16 @@ def fanout_broadcast(exchange: str, *, queues: Sequence[str], queue_type: str = 
 
     Consumers that should each get every message have a queue each; consumers that share the work share a queue.
 
-    Caveat: a queue gets what is published after it was bound, and nothing from before; an exchange without a queue
-    drops messages, unless they are published as mandatory.
+    Caveat: a queue gets only messages that are published after it was bound. An exchange without a queue drops
+    messages, unless they are published as mandatory.
 
     Args:
         exchange: the fanout exchange that messages are published to.
-        queues: the queues, one for each application that listens.
-        queue_type: of the queues: quorum or classic.
+        queues: the queues, one for each subscriber.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: no queue, one that is named twice, or a bad name.
+        InvalidInputError: no queue is given, one is given twice, or a name is invalid.
     """
     names = distinct("queue", queues, option="queues")
     return finished(
@@ -53,25 +53,25 @@ def layered_exchanges(
     entry: str = "topic",
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 2, layers of exchanges: a cheap first choice, and the costly ones over what is left of the stream.
+    """Pattern 2, layers of exchanges: the first layer routes cheaply, so that fewer messages need costly routing.
 
-    The entry exchange decides by few keys which exchange of the second layer a message goes to. There a fanout exchange
-    passes it to all its queues, and a headers exchange looks into it for the queues that have a rule.
+    The entry exchange has few bindings, and routes each message to an exchange of the second layer. There a fanout
+    exchange passes it to all of its queues, and a headers exchange to those queues whose rule its headers match.
 
-    Caveat: a queue that is reached over two layers gets one copy only, because the broker delivers a message to a queue
-    once for each publish.
+    Caveat: a queue that is reached over two layers gets only one copy, because the broker delivers a published message
+    to a queue once.
 
     Args:
         exchange: the entry exchange.
-        layers: exchange of the second layer -> the key that it is bound to the entry exchange with.
-        queues: queue -> the exchange of the second layer that it listens to.
-        rules: queue -> headers that it asks for (x-match: all unless given). The exchange it listens to is a headers
-            exchange then, and the queues there without a rule get everything.
-        entry: the type of the entry exchange: topic, direct, or fanout where every layer gets everything.
-        queue_type: of the queues: quorum or classic.
+        layers: exchange of the second layer -> its key at the entry.
+        queues: queue -> its exchange of the second layer.
+        rules: queue -> required headers; x-match is all by default. The exchange of such a queue is a
+            headers exchange, and its other queues get everything.
+        entry: type of the entry exchange: topic, direct or fanout; a fanout sends everything to every layer.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: a queue listens to no layer, a rule is for no queue, names collide.
+        InvalidInputError: a queue is bound to no layer, a rule belongs to no queue, or names collide.
     """
     one_of("entry", entry, ENTRY_TYPES)
     rules = rules or {}
@@ -80,15 +80,15 @@ def layered_exchanges(
     for queue, layer in queues.items():
         if layer not in layers:
             raise InvalidInputError(
-                f"the queue {queue!r} listens to {layer!r}, which is not a layer ({', '.join(layers)}): add the layer, "
-                "or name one of these"
+                f"the queue {queue!r} is bound to {layer!r}, which is not a layer ({', '.join(layers)}): add it, or "
+                "give one of these"
             )
     for queue in rules:
         if queue not in queues:
             raise InvalidInputError(f"there is a rule for {queue!r}, which is not one of the queues: add it to queues")
     if entry == "fanout" and any(layers.values()):
         raise InvalidInputError(
-            "the entry exchange is a fanout, which has no use for the keys in layers: leave them empty"
+            "the entry exchange is a fanout exchange, which ignores the keys in layers: leave them empty"
         )
     ruled = {queues[queue] for queue in rules}
     return finished(
@@ -109,25 +109,27 @@ def layered_exchanges(
 def email_routing(exchange: str, *, rules: Rules, others: str | None = None, queue_type: str = "quorum") -> Topology:
     """Pattern 3, routing of e-mail by a headers exchange: each application names the mails that it wants.
 
-    One program reads the mailbox and publishes every mail with :func:`mail_headers`. The applications do
-    not poll, and do not have to remember which mails they have read.
+    One program reads the mailbox and publishes every mail with :func:`mail_headers`. Applications neither poll the
+    mailbox nor remember which mails they have read.
 
-    Caveat: headers are compared whole and by type: there are no wildcards, and 2 is not "2". So a mail to several
-    people has a header for each of them.
+    Caveat: a headers exchange compares whole values and their types: there are no wildcards, and 2 differs from "2".
+    So a mail to several people has a header for each of them.
 
     Args:
         exchange: the headers exchange.
-        rules: queue -> headers that it asks for; with x-match any, one of them is enough.
-        others: a queue for mails that no rule matches, reached by an alternate exchange of the same name.
-        queue_type: of the queues: quorum or classic.
+        rules: queue -> headers that a mail must have; with x-match any, one of them.
+        others: a queue for all other mails; an alternate exchange has the same name.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: no rule, an empty rule, names that collide.
+        InvalidInputError: there is no rule, a rule is empty, or names collide.
     """
     names = distinct("queue", tuple(rules), option="rules")
     for queue, rule in rules.items():
         if not {name for name in rule if name != "x-match"}:
-            raise InvalidInputError(f"the rule of {queue!r} names no header: name one, or bind the queue to a fanout")
+            raise InvalidInputError(
+                f"the rule of {queue!r} has no header: add one, or bind the queue to a fanout exchange"
+            )
     topology = Topology(
         [Exchange(exchange, "headers", arguments={"alternate-exchange": others} if others is not None else {})],
         [make_queue(name, queue_type) for name in names],
@@ -135,17 +137,17 @@ def email_routing(exchange: str, *, rules: Rules, others: str | None = None, que
     )
     if others is not None:
         if others in rules:
-            raise InvalidNameError(f"others={others!r} is a queue with a rule: name another queue for the rest")
+            raise InvalidNameError(f"others={others!r} is a queue with a rule: give another queue for the rest")
         check_name("queue", others)
         topology |= Topology([Exchange(others, "fanout")], [make_queue(others, queue_type)], [Binding(others, others)])
     return finished(topology)
 
 
 def mail_headers(mail: Mail) -> dict[str, Any]:
-    """What a headers exchange can choose a mail by: ``from``, ``subject``, and one ``to:<address>`` for each recipient.
+    """Headers for routing a mail: ``from``, ``subject``, and ``to:<address>`` for each recipient.
 
-    Addresses are in lower case and without names. Recipients in Cc have ``cc:<address>``. Attachments are counted by
-    ``attachments`` (a whole number), so that ``attachments=0`` finds mails without.
+    Addresses are in lower case and without names. Recipients in Cc have ``cc:<address>``. ``attachments`` is the number
+    of attachments, so that ``attachments=0`` matches mails without any.
     """
     from email.utils import getaddresses
 

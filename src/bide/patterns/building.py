@@ -1,4 +1,4 @@
-"""Building blocks of patterns: checked names, queues that lose nothing, final validation."""
+"""Building blocks of patterns: checks of names, queues, and the final validation."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from bide.topology.validation import validate
 QUEUE_TYPES: Final = ("quorum", "classic")
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_LONGEST: Final = timedelta(days=3650)
+_MAX_TTL: Final = timedelta(days=3650)
 """The broker's limit for TTLs and expiries."""
 
 Rules = Mapping[str, Mapping[str, Argument]]
-"""Queue -> the headers that it asks for, with ``x-match`` among them where not all have to match."""
+"""Queue -> the headers that a message must have, with ``x-match`` if not all have to match."""
 
 
 def distinct(kind: str, names: Sequence[str], *, option: str) -> tuple[str, ...]:
-    """The names, if there are any, each can be a name, and none comes twice.
+    """Check that there are names, that each is valid, and that none is given twice.
 
     Args:
-        kind: what they name, for the message: ``"queue"``.
-        option: the argument that they came by.
+        kind: what is named, for error messages: ``"queue"``.
+        names: the names.
+        option: the argument that they were given as.
 
     Raises:
-        InvalidInputError: it is a single text, or empty.
-        InvalidNameError: a name cannot be carried, or comes twice.
+        InvalidInputError: the value is a single text, or empty.
+        InvalidNameError: a name is invalid, or given twice.
     """
     if isinstance(names, str):
         raise InvalidInputError(f"{option}={names!r} is a single text: give a list of names")
     if not names:
-        raise InvalidInputError(f"{option} is empty: name one {kind} at least")
+        raise InvalidInputError(f"{option} is empty: give at least one {kind}")
     for name in names:
         check_name(kind, name)
     for name, count in Counter(names).items():
@@ -47,26 +48,26 @@ def distinct(kind: str, names: Sequence[str], *, option: str) -> tuple[str, ...]
 
 
 def keys_of(keys: Sequence[str], *, option: str) -> tuple[str, ...]:
-    """Binding keys, if there are any and the broker can carry them.
+    """Check that there are binding keys, and that each is valid.
 
     Raises:
-        InvalidInputError: it is a single text, or empty.
-        InvalidNameError: a key cannot be carried.
+        InvalidInputError: the value is a single text, or empty.
+        InvalidNameError: a key is invalid.
     """
     if isinstance(keys, str):
         raise InvalidInputError(f"{option}={keys!r} is a single text: give a list of binding keys")
     if not keys:
-        raise InvalidInputError(f"{option} is empty: give one binding key at least")
+        raise InvalidInputError(f"{option} is empty: give at least one binding key")
     for key in keys:
         check_name("binding key", key, empty=True)
     return tuple(dict.fromkeys(keys))
 
 
 def literal_word(kind: str, name: str) -> str:
-    """A name that is going to be part of a topic binding key.
+    """Check a name that becomes part of a topic binding key.
 
     Raises:
-        InvalidNameError: it cannot be carried, or is a wildcard there.
+        InvalidNameError: the name is invalid, or a wildcard in a binding key.
     """
     check_name(kind, name)
     if {"*", "#"} & set(name.split(".")):
@@ -77,7 +78,7 @@ def literal_word(kind: str, name: str) -> str:
 
 
 def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
-    """The value, if it is one of those.
+    """Check that a value is one of those allowed.
 
     Raises:
         InvalidInputError: it is not.
@@ -88,21 +89,21 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
 
 
 def milliseconds(option: str, value: DelayLike) -> int:
-    """A time as whole milliseconds, rounded up, that the broker takes as TTL or expiry.
+    """Convert a TTL or expiry to milliseconds, rounded up.
 
     Raises:
-        InvalidDelayError: it is not a time, less than a millisecond, or more than 3,650 days.
+        InvalidDelayError: the value is not a duration, or not between 1 ms and 3,650 days.
     """
     wait = parse_delay(value)
-    if not _MILLISECOND <= wait <= _LONGEST:
+    if not _MILLISECOND <= wait <= _MAX_TTL:
         raise InvalidDelayError(
-            f"{option} {format_delay(wait)} is not between 1 ms and {format_delay(_LONGEST)}: give another"
+            f"{option} {format_delay(wait)} is not between 1 ms and {format_delay(_MAX_TTL)}: give a value in between"
         )
     return -(-wait // _MILLISECOND)
 
 
 def make_queue(name: str, queue_type: str, arguments: Mapping[str, Argument] | None = None) -> Queue:
-    """A durable queue that passes its dead letters on at least once, where its type can.
+    """A durable queue; if its type supports that, it dead-letters at least once.
 
     Raises:
         InvalidInputError: the type is neither quorum nor classic.
@@ -111,13 +112,13 @@ def make_queue(name: str, queue_type: str, arguments: Mapping[str, Argument] | N
     if one_of("queue_type", queue_type, QUEUE_TYPES) == "classic":
         return Queue(name, arguments=given)
     if "x-dead-letter-exchange" in given:
-        # Without these two a quorum queue drops a message whose dead-lettering fails.
+        # Without these two arguments, a quorum queue drops a message whose dead-lettering fails.
         given = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish", **given}
     return Queue.quorum(name, given)
 
 
 def references(topology: Topology) -> frozenset[str]:
-    """Exchanges and queues that a topology leads to, or is led from, without holding them: others declare them."""
+    """Names of exchanges and queues that a topology refers to without containing them."""
     named = {one.source for one in topology.bindings} | {one.destination for one in topology.bindings}
     for queue in topology.queues:
         named |= {str(queue.arguments.get(f"x-dead-letter-{what}", "")) for what in ("exchange", "routing-key")}
@@ -127,13 +128,13 @@ def references(topology: Topology) -> frozenset[str]:
 
 
 def refuse_same(names: Iterable[tuple[str, str]]) -> None:
-    """See to it that things which must be different have different names.
+    """Check that things which must be different have different names.
 
     Args:
-        names: what each is, and its name.
+        names: pairs of a description and a name.
 
     Raises:
-        InvalidNameError: two have the same.
+        InvalidNameError: two have the same name.
     """
     seen: dict[str, str] = {}
     for what, name in names:
@@ -143,10 +144,10 @@ def refuse_same(names: Iterable[tuple[str, str]]) -> None:
 
 
 def finished(topology: Topology, *, external: Collection[str] = ()) -> Topology:
-    """The topology, after a last look at it.
+    """Validate a finished topology, and return it.
 
     Raises:
-        InvalidTopologyError: the broker would refuse it, or take it and do something else.
+        InvalidTopologyError: the broker would refuse the topology, or messages would not go where they should.
     """
     validate(topology, external=external)
     return topology

@@ -1,7 +1,7 @@
-"""All patterns by name, with their command-line options and a sample of each.
+"""The catalogue of patterns, with their command-line options and samples.
 
-The numbers are those of the well-known list of eighteen RabbitMQ patterns; what has none is a primitive under them, or
-a topology that belongs to another chapter.
+The numbers are those of a well-known list of eighteen RabbitMQ patterns. Patterns without a number are the primitives
+below them, or are described elsewhere.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bide.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A pattern: its function, and how to call it.
+    """A pattern and the function that builds its topology.
 
     Attributes:
-        number: 1 to 18, or None.
-        title: a few words.
+        number: its number, 1 to 18, or None.
+        title: a short title.
         build: the function; it returns the topology.
-        sample: arguments of an instance to look at.
+        sample: arguments for a sample of the pattern.
     """
 
     number: int | None = None
@@ -36,65 +36,64 @@ class Pattern:
 
     @property
     def name(self) -> str:
-        """Its name on the command line: ``fanout-broadcast``."""
+        """The name on the command line, such as ``fanout-broadcast``."""
         return self.build.__name__.replace("_", "-")
 
     @property
     def example(self) -> str | None:
-        """The file name of its example, where it has one: ``01_fanout_broadcast.py``."""
+        """The file name of its example, such as ``01_fanout_broadcast.py``, or None."""
         return None if self.number is None else f"{self.number:02}_{self.build.__name__}.py"
 
     @property
     def summary(self) -> str:
-        """What it is for, in a sentence."""
+        """The purpose of the pattern, in one sentence."""
         return summary_of(self.build)
 
     @property
     def caveat(self) -> str:
-        """What to take care of; empty where there is nothing."""
+        """Its pitfalls, or an empty text."""
         return caveat_of(self.build)
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Its options."""
+        """The options of the pattern, in order."""
         return options_of(self.build)
 
     def topology(self, texts: Mapping[str, Sequence[str]]) -> Topology:
-        """The topology for options given as text.
+        """Build the topology from options that are given as text.
 
         Args:
-            texts: option name, without dashes -> the values given for it.
+            texts: name of the option, without dashes -> the values given for it.
 
         Raises:
-            InvalidInputError: in one of its kinds: an option is unknown, missing, or of the wrong form, or the pattern
-                itself refuses them.
+            InvalidInputError: an option is unknown, missing or malformed, or the pattern refuses its value.
         """
         by_name = {one.name: one for one in self.options}
         for name in texts:
             if name not in by_name:
                 known = ", ".join(f"--{one}" for one in by_name)
-                raise InvalidInputError(f"the pattern {self.name} has no option --{name}: it has {known}")
+                raise InvalidInputError(f"the pattern {self.name} has no option --{name}: use one of {known}")
         missing = [one for one in by_name.values() if one.required and not texts.get(one.name)]
         if missing:
             needed = ", ".join(f"--{one.name} {one.form}" for one in missing)
-            raise InvalidInputError(f"the pattern {self.name} needs {needed}: add what is missing, or take --sample")
+            raise InvalidInputError(f"the pattern {self.name} needs {needed}: add them, or use --sample")
         return self.build(
             **{by_name[name].parameter: by_name[name].read(given) for name, given in texts.items() if given}
         )
 
     def sample_topology(self) -> Topology:
-        """The topology of the sample."""
+        """Build the topology of the sample."""
         return self.build(**self.sample)
 
 
 def _event_bus(exchange: str, *, queues: Sequence[str], delay: str, keys: Sequence[str] = ()) -> Topology:
-    """An event bus: retries that the broker counts, and messages that are parked for good in the end.
+    """An event bus: the broker counts retries, and messages that fail for good are parked.
 
     Args:
         exchange: the exchange that events are published to.
         queues: the subscribers' queues; each has a retry queue, a delay queue and a parking queue.
-        delay: the wait before each retry.
-        keys: binding keys of the queues, beside their own names.
+        delay: time to wait before each retry.
+        keys: binding keys of the queues, in addition to their names.
     """
     return event_bus.event_bus(exchange, *queues, delay=delay, keys=keys)
 
@@ -277,18 +276,18 @@ PATTERNS: Final = (
         sample={"exchange": "desk", "queues": ["front"], "unmatched": "lost-property"},
     ),
 )
-"""The eighteen in order, then the others."""
+"""The eighteen numbered patterns in order, then the others."""
 
 
 def find_pattern(name: str) -> Pattern:
-    """A pattern by its name, or by its number.
+    """Find a pattern by its name or number.
 
     Raises:
-        InvalidInputError: there is none.
+        InvalidInputError: there is no such pattern.
     """
     for pattern in PATTERNS:
         if name in (pattern.name, str(pattern.number)):
             return pattern
     near = get_close_matches(name, [one.name for one in PATTERNS], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InvalidInputError(f"there is no pattern {name!r}: {hint}'bide topology list' shows them all")
+    raise InvalidInputError(f"there is no pattern {name!r}: {hint}'bide topology list' shows all patterns")

@@ -1,4 +1,4 @@
-"""Patterns 4, 5 and 8: topologies that follow from the names of messages and consumers."""
+"""Patterns 4, 5 and 8: topologies derived from names of messages and consumers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 
 def private_exchange(queue: str) -> str:
-    """The name of the private exchange of the consumer with this queue."""
+    """The name of the private exchange of a consumer, from its queue."""
     return f"{queue}.private"
 
 
@@ -25,26 +25,24 @@ def private_consumer_exchanges(
     rules: Rules | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 4, public message exchanges and private consumer exchanges: a topology that looks after itself.
+    """Pattern 4, public message exchanges and private consumer exchanges: publishers and consumers declare their parts.
 
     A publisher declares a fanout exchange for each type of message. A consumer declares its queue and its own exchange,
-    ``<queue>.private``, binds that to the messages it wants, and chooses among them there. Neither has to know of the
-    other, and :func:`wire_tap` can listen to what one consumer gets.
+    ``<queue>.private``, binds that exchange to the messages it wants, and filters them there. Publisher and consumer do
+    not need to know each other, and :func:`wire_tap` can listen to what one consumer gets.
 
-    Caveat: what a consumer leaves behind for good has to be removed by hand. And both sides declare the message
-    exchanges: the broker refuses a declaration with other properties.
+    Caveat: the exchange and the queue of a consumer that is shut down for good have to be deleted by hand. Publishers
+    and consumers both declare the message exchanges: the broker refuses a declaration with other properties.
 
     Args:
         messages: the types of messages; each has a fanout exchange of this name.
         consumers: queue -> the types of messages that it wants.
-        keys: queue -> binding keys with wildcards, one of which the routing key has to match. The private exchange is
-            a topic exchange then.
-        rules: queue -> headers that it asks for. The private exchange is a headers exchange then; otherwise fanout.
-        queue_type: of the queues: quorum or classic.
+        keys: queue -> binding keys; the routing key must match one. The private exchange is a topic exchange.
+        rules: queue -> headers that a message must have. The private exchange is a headers exchange.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: a consumer of an unknown message, keys and a rule for the same queue,
-            names that collide.
+        InvalidInputError: a consumer wants an unknown message, a queue has keys and a rule, or names collide.
     """
     keys, rules = keys or {}, rules or {}
     distinct("message type", messages, option="messages")
@@ -73,7 +71,7 @@ def private_consumer_exchanges(
         for name in distinct("message type", wanted, option=f"consumers[{queue!r}]"):
             if name not in messages:
                 raise InvalidInputError(
-                    f"the consumer {queue!r} wants {name!r}, which is not a message: add it to messages"
+                    f"the consumer {queue!r} wants {name!r}, which is not one of the messages: add it to messages"
                 )
         chosen_by = keys_of(keys[queue], option=f"keys[{queue!r}]") if queue in keys else ("",)
         topology |= Topology(
@@ -90,20 +88,20 @@ def private_consumer_exchanges(
 def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length: int = 10_000) -> Topology:
     """A wire tap, on demand: a copy of everything that passes an exchange.
 
-    It belongs to pattern 4, where a consumer's private exchange shows what this consumer gets before it chooses, but
-    fits every fanout, topic or headers exchange. It is deleted when it has no consumer, and never holds publishers
-    up: a full tap drops its oldest messages.
+    It belongs to pattern 4, where a consumer's private exchange shows what the consumer gets before filtering. It works
+    with every fanout, topic or headers exchange. The queue expires when it has no consumer, and a full queue drops its
+    oldest messages, so it never holds up publishers.
 
-    Caveat: a tap on an exchange with an alternate exchange counts as a match, so that the alternate gets nothing more.
+    Caveat: on an exchange with an alternate exchange, the tap matches every message, so the alternate gets nothing.
 
     Args:
-        exchange: the exchange to listen to. It exists already, and is not part of this topology.
+        exchange: the exchange to listen to. It must exist, and is not part of this topology.
         queue: the queue that gets the copies.
-        expires: how long after the last consumer the queue goes away.
-        max_length: how many messages it holds.
+        expires: time without a consumer after which the queue is deleted.
+        max_length: maximum number of messages in the queue.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     check_name("exchange", exchange)
     check_name("queue", queue)
@@ -112,8 +110,8 @@ def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length
         "x-max-length": max_length,
         "x-overflow": "drop-head",
     }
-    # The key "#" takes everything from a topic exchange, no arguments from a headers exchange, and a fanout asks for
-    # neither.
+    # The key "#" matches everything at a topic exchange, a binding without arguments does so at a headers exchange, and
+    # a fanout exchange ignores both.
     return finished(
         Topology(queues=[Queue(queue, arguments=arguments)], bindings=[Binding(exchange, queue, "#")]),
         external={exchange},
@@ -121,18 +119,18 @@ def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length
 
 
 def point_to_point(*, queues: Sequence[str], queue_type: str = "quorum") -> Topology:
-    """Pattern 5, point to point: the sender names the queue, and the default exchange takes the message there.
+    """Pattern 5, point to point: the sender names the queue, and the default exchange routes the message there.
 
-    It is how commands are sent, which one consumer has to carry out. Events go to exchanges.
+    Use it for commands, which one consumer has to carry out. Events belong in exchanges.
 
-    Caveat: a queue that does not exist takes nothing. Only a mandatory publish, as bide's are, hears of it.
+    Caveat: if the queue does not exist, the message is lost, unless it is published as mandatory, as bide does.
 
     Args:
         queues: the queues that can be sent to.
-        queue_type: of the queues: quorum or classic.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: no queue, or a bad name.
+        InvalidInputError: no queue is given, or a name is invalid.
     """
     return finished(
         Topology(queues=[make_queue(name, queue_type) for name in distinct("queue", queues, option="queues")])
@@ -142,22 +140,22 @@ def point_to_point(*, queues: Sequence[str], queue_type: str = "quorum") -> Topo
 def hierarchical_routing(
     *, messages: Sequence[str], queues: Mapping[str, Sequence[str]], queue_type: str = "quorum"
 ) -> Topology:
-    """Pattern 8, hierarchical routing: who listens to ``finance`` gets ``finance.fraud.alert`` too, now and later.
+    """Pattern 8, hierarchical routing: a queue bound to ``finance`` gets ``finance.fraud.alert`` too, now and later.
 
     Each message type ``domain.sub-domain.action`` has a fanout exchange, bound to that of ``domain.sub-domain``, which
-    is bound to that of ``domain``. A publisher declares the whole line of a message, so that a new message reaches
-    those who listen further up without a binding of theirs.
+    is bound to that of ``domain``. A publisher declares all exchanges from its message up to the domain. So new message
+    types reach the queues bound further up without new bindings of those queues.
 
-    Caveat: a queue that is bound to ``finance`` and to ``finance.fraud`` gets a message once only. And what is
-    published to a parent does not go down to its children.
+    Caveat: a queue that is bound to ``finance`` and to ``finance.fraud`` gets a message only once. Messages published
+    to a parent exchange do not go down to its children.
 
     Args:
         messages: the types of messages, of any number of words.
-        queues: queue -> the names that it listens to: a message type, or the start of one.
-        queue_type: of the queues: quorum or classic.
+        queues: queue -> message types, or the first words of one.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: an empty word in a name, or a queue that listens to an unknown name.
+        InvalidInputError: a name has an empty word, or a queue is bound to an unknown name.
     """
     topology = Topology()
     for message in distinct("message type", messages, option="messages"):
@@ -167,7 +165,7 @@ def hierarchical_routing(
         for name in distinct("name", names, option=f"queues[{queue!r}]"):
             if name not in known:
                 raise InvalidInputError(
-                    f"the queue {queue!r} listens to {name!r}, which is neither a message here nor the start of one: "
+                    f"the queue {queue!r} is bound to {name!r}, which is neither a message nor the first words of one: "
                     "add such a message"
                 )
         topology |= Topology(queues=[make_queue(queue, queue_type)], bindings=[Binding(name, queue) for name in names])
@@ -175,10 +173,10 @@ def hierarchical_routing(
 
 
 def message_line(message: str) -> Topology:
-    """The fanout exchanges from a message type up to its domain: what the publisher of pattern 8 declares.
+    """The fanout exchanges from a message type up to its domain, which the publisher of pattern 8 declares.
 
     Raises:
-        InvalidNameError: the name has an empty word, or cannot be carried.
+        InvalidNameError: the name is invalid, or has an empty word.
     """
     check_name("message type", message)
     words = message.split(".")

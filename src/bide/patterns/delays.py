@@ -26,9 +26,9 @@ PLUGIN_TYPE: Final = "x-delayed-message"
 """The exchange type of the delayed-message plugin."""
 
 GRACE: Final = timedelta(minutes=1)
-"""How much longer than its message an ephemeral classic queue lives by default.
+"""How much longer than its message an ephemeral classic queue exists by default.
 
-Longer than a publish of bide may take, so that a message that the broker confirmed is never in a queue that goes first.
+It is longer than a publish may take, so that the queue does not expire before a message that the broker confirmed.
 """
 
 
@@ -41,28 +41,27 @@ def delayed_retry_cascade(
     resolution: DelayLike | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 13, delayed retry by a cascade: levels of delay, shared by all, that add up to any delay.
+    """Pattern 13, delayed retry by a cascade: shared levels of delay that add up to any delay.
 
-    A consumer that fails sends the message through the levels, back to its own queue; ``bide.Endpoint`` does it, counts
-    the attempts, and gives up in the end. The levels are those of NServiceBus (powers of two, in seconds) or bide's own
-    (``clock``: one hop for each digit of the time).
+    A consumer that fails sends the message through the levels, back to its own queue. ``bide.Endpoint`` does that,
+    counts the attempts, and gives up after a limit. The levels are those of NServiceBus (powers of two, in seconds) or
+    bide's own (``clock``: one hop for each digit of the delay).
 
-    Caveats: the levels are shared, so much load of one is felt by all. The routing key says the delay in the cascade of
-    NServiceBus, so that the original one travels in a header; with clock it stays. A TTL of the message's own would cut
-    its wait short: bide carries that in a header too. And retries come out of order.
+    Caveats: the levels are shared, so heavy load from one application slows down all others. In the cascade of
+    NServiceBus the routing key contains the delay, and the original routing key is in a header; with clock it is kept.
+    A TTL of the message itself would shorten its delay, so bide moves it to a header. Retries arrive out of order.
 
     Args:
-        queues: the consumers' queues; each is bound to where the levels end.
-        layout: nservicebus (a cascade of powers of two) or clock (bide's own).
-        levels: of nservicebus, 1 to 28: the longest delay is 2^levels - 1 seconds. 28 if not given; fewer only on a
-            virtual host that no .NET endpoint uses.
-        max_delay: of clock: make no queues for longer delays.
-        resolution: of clock: round delays up to this.
-        queue_type: of the consumers' queues: quorum or classic.
+        queues: the consumers' queues; each is bound to the exchange behind the last level.
+        layout: nservicebus (powers of two) or clock (bide's own).
+        levels: nservicebus: number of levels, 1 to 28 (default: 28); the longest delay is 2^levels - 1 seconds. Use
+            fewer only on a virtual host without .NET endpoints.
+        max_delay: clock: the longest delay; no queues are declared for longer ones.
+        resolution: clock: delays are rounded up to a multiple of this.
+        queue_type: type of the consumers' queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: options of the other layout, or a queue that a cascade cannot
-            address.
+        InvalidInputError: an option belongs to the other layout, or a cascade cannot address a queue.
     """
     names = distinct("queue", queues, option="queues")
     infrastructure = cascade(layout, levels=levels, max_delay=max_delay, resolution=resolution)
@@ -81,23 +80,23 @@ def delayed_delivery_cascade(
     resolution: DelayLike | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 16, delayed delivery by a cascade: as pattern 13, but publishers send into the levels themselves.
+    """Pattern 16, delayed delivery by a cascade: like pattern 13, but publishers send messages into the levels.
 
-    ``client.publish(..., to=queue, delay=...)`` does it, so that no publisher has to compose the routing key. Exchanges
+    ``client.publish(..., to=queue, delay=...)`` does that, so publishers need not compose the routing key. Exchanges
     can be targets too (with clock); the client binds them when they are first used.
 
-    Caveat: a publisher has to know the layout, and all of them the same one: use a library, such as this.
+    Caveat: all publishers have to know the layout and use the same one: use a library such as bide.
 
     Args:
-        queues: the queues that are delivered to.
-        layout: clock (bide's own) or nservicebus (a cascade of powers of two).
-        levels: of nservicebus, 1 to 28; see pattern 13.
-        max_delay: of clock: make no queues for longer delays.
-        resolution: of clock: round delays up to this.
-        queue_type: of the queues: quorum or classic.
+        queues: the target queues.
+        layout: clock (bide's own) or nservicebus (powers of two).
+        levels: nservicebus: number of levels, 1 to 28; see pattern 13.
+        max_delay: clock: the longest delay; no queues are declared for longer ones.
+        resolution: clock: delays are rounded up to a multiple of this.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds, as for :func:`delayed_retry_cascade`.
+        InvalidInputError: see :func:`delayed_retry_cascade`.
     """
     return delayed_retry_cascade(
         queues=queues, layout=layout, levels=levels, max_delay=max_delay, resolution=resolution, queue_type=queue_type
@@ -114,16 +113,18 @@ def cascade(
     """The delay infrastructure of patterns 13 and 16.
 
     Raises:
-        InvalidInputError: an unknown layout, or options of the other one.
+        InvalidInputError: the layout is unknown, or an option belongs to the other layout.
     """
     if one_of("layout", layout, CASCADES) == "nservicebus":
         for name, value in (("max_delay", max_delay), ("resolution", resolution)):
             if value is not None:
-                raise InvalidInputError(f"{name} is for the layout clock, and nservicebus has levels: leave it out")
+                raise InvalidInputError(f"{name} is an option of the layout clock: leave it out, or use layout=clock")
         return NServiceBus(routing="direct", levels=28 if levels is None else levels)
     if levels is not None:
-        raise InvalidInputError(f"levels={levels} is for the layout nservicebus, and clock has its own: leave it out")
-    # CC, not BCC, which depends on the broker's release: the topology is the same.
+        raise InvalidInputError(
+            f"levels={levels} is an option of the layout nservicebus: leave it out, or use layout=nservicebus"
+        )
+    # CC, because support for BCC depends on the broker's release; the topology is the same.
     return Clock(
         carrier="CC",
         max_delay=MAX_DELAY if max_delay is None else parse_delay(max_delay),
@@ -140,37 +141,37 @@ def ephemeral_delay(
     queue_type: str = "quorum",
     grace: DelayLike | None = None,
 ) -> Topology:
-    """Pattern 14, delayed retry by an ephemeral exchange and queue: one of each for one message, gone afterwards.
+    """Pattern 14, delayed retry by an ephemeral exchange and queue: both exist for one message only.
 
-    The fanout exchange takes itself away when its queue is gone. A classic queue goes by its expiry, ``grace`` after
-    the delay. A quorum queue must not have one: unlike a classic queue it does not count a new declaration as use, and
-    it goes with the messages that are still in it, those that their target refuses included. So the receiver of the
-    message deletes it: :mod:`bide.messaging.ephemeral` does both sides.
+    The fanout exchange is deleted with its queue (auto-delete). A classic queue expires ``grace`` after the delay. A
+    quorum queue must not expire: it does not count a repeated declaration as use, and expiry would delete the messages
+    in it, including those that their target refuses. So the receiver of the message deletes the queue;
+    :mod:`bide.messaging.ephemeral` does both sides.
 
-    Caveats: it costs two declarations and a deletion for each message. A classic queue loses a message that its target
-    refuses, or that comes into it so late that the queue expires first; a quorum queue stays until its message
-    is received. Back to a queue (``to``) the message has that queue's name as its routing key; by way of an exchange it
-    keeps its own.
+    Caveats: each message costs two declarations and a deletion. A classic queue loses a message that its target
+    refuses, or that is published so late that the queue expires first; a quorum queue stays until its message is
+    received. A message sent to a queue (``to``) arrives with the queue's name as its routing key; one sent to an
+    exchange keeps its own.
 
     Args:
-        name: of the exchange and of the queue; unique, such as with a UUID.
-        delay: the wait.
-        to: the queue that the message comes back to.
-        exchange: instead of a queue: the exchange that it comes back to, such as a consumer's private one.
+        name: name of the exchange and the queue; make it unique, for example with a UUID.
+        delay: how long the message waits.
+        to: the queue that the message returns to.
+        exchange: the exchange that it returns to, instead of a queue.
         queue_type: quorum or classic.
-        grace: of a classic queue: how much longer than the delay it lives; 1 min if not given.
+        grace: lifetime of a classic queue after the delay (default: 1 min).
 
     Raises:
-        InvalidInputError: in one of its kinds: both a queue and an exchange, or neither; a grace for a quorum queue;
-            names that collide.
+        InvalidInputError: both a queue and an exchange are given, or neither; a grace is given for a quorum queue; or
+            names collide.
     """
     check_name("name", name)
     if (to is None) == (exchange is None):
-        raise InvalidInputError("name where the message comes back to: either to= (a queue) or exchange=")
+        raise InvalidInputError("the target is missing or ambiguous: give either to= (a queue) or exchange=")
     if queue_type == "quorum" and grace is not None:
         raise InvalidInputError(
-            f"grace={grace!s} is for a classic queue: a quorum queue that expires takes messages along, so it has no "
-            "expiry; leave the grace out, or make it a classic queue"
+            f"grace={grace!s} is for a classic queue, and a quorum queue must not expire, because that deletes its "
+            "messages: leave grace out, or use queue_type=classic"
         )
     arguments: dict[str, Argument] = {"x-message-ttl": milliseconds("delay", delay)}
     if to is not None:
@@ -184,7 +185,9 @@ def ephemeral_delay(
     if queue_type == "classic":
         lease = GRACE if grace is None else parse_delay(grace)
         if not lease:
-            raise InvalidDelayError("the grace is zero, and a message would be lost with the queue: give some seconds")
+            raise InvalidDelayError(
+                "the grace is zero, and the queue could expire before its message: give some seconds"
+            )
         arguments["x-expires"] = milliseconds("the delay with the grace", parse_delay(delay) + lease)
     return finished(
         Topology(
@@ -199,23 +202,24 @@ def ephemeral_delay(
 def delayed_message_exchange(
     exchange: str, *, bindings: Mapping[str, Sequence[str]], type: str = "topic", queue_type: str = "quorum"
 ) -> Topology:
-    """Pattern 15, the delayed-message plugin: an exchange that holds messages back by their ``x-delay`` header.
+    """Pattern 15, the delayed-message plugin: an exchange that delays messages by their ``x-delay`` header.
 
-    For brokers that have the plugin rabbitmq_delayed_message_exchange, which is archived and does not run on RabbitMQ
-    4.3. Elsewhere applying this is an error, and
-    :class:`bide.messaging.delayed_message.DelayedMessagePublisher` does the same with an exchange of the plain type and
-    the same header.
+    It needs a broker with the plugin rabbitmq_delayed_message_exchange, which is archived and does not run on RabbitMQ
+    4.3. On other brokers, applying this pattern is an error, and
+    :class:`bide.messaging.delayed_message.DelayedMessagePublisher` does the same with a plain exchange and the same
+    header.
 
-    Caveats: what waits is on one node only, and lost with it; mandatory does not work; 49 days are the most.
+    Caveats: delayed messages are on one node only, and are lost with it. Mandatory does not work. The longest delay is
+    49 days.
 
     Args:
         exchange: the exchange.
         bindings: queue -> binding keys.
-        type: the type that it has otherwise: direct, topic, fanout or headers.
-        queue_type: of the queues: quorum or classic.
+        type: how the exchange routes: direct, topic, fanout or headers.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     one_of("type", type, sorted(EXCHANGE_TYPES))
     queues = distinct("queue", tuple(bindings), option="bindings")
@@ -233,27 +237,28 @@ def delayed_message_exchange(
 
 
 def private_publisher_delay(exchange: str, *, to: str, delay: DelayLike, queue_type: str = "quorum") -> Topology:
-    """Pattern 17, delayed delivery by the publisher's own exchange: one delay for everything this publisher sends.
+    """Pattern 17, delayed delivery by the publisher's own exchange: one delay for all messages of this publisher.
 
-    The publisher sends to its own fanout exchange instead of the one that all use. A queue behind it holds each message
-    for the delay and dead-letters it to the exchange that all use, with its own routing key.
+    The publisher sends to its own fanout exchange instead of the shared one. A queue behind it holds each message for
+    the delay, and then dead-letters it to the shared exchange with its own routing key.
 
-    Caveat: one queue, one delay. A message with a TTL of its own that is shorter comes no earlier than those before it,
-    because only what is next in line expires. And the others' exchange has to have a match at the due time: a quorum
-    queue keeps what finds none and tries again, and after 32 of these it stands still.
+    Caveat: a queue has only one delay. A message with a shorter TTL of its own does not arrive earlier than the
+    messages before it, because only the head of a queue expires. The shared exchange must have a matching binding when
+    the message is due: a quorum queue keeps messages without a match and tries again, and stops dead-lettering when 32
+    of them are pending.
 
     Args:
         exchange: the publisher's own exchange.
-        to: the exchange that all use. It exists already, and is not part of this topology.
-        delay: the wait.
-        queue_type: of the queue in between, <exchange>.delay: quorum or classic.
+        to: the shared exchange. It must exist, and is not part of this topology.
+        delay: how long messages wait.
+        queue_type: type of the queue <exchange>.delay: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: both exchanges are the same.
+        InvalidInputError: both exchanges have the same name.
     """
     check_name("exchange", to)
     if exchange == to:
-        raise InvalidNameError(f"the publisher's exchange {exchange!r} is the one that all use: give it another name")
+        raise InvalidNameError(f"the publisher's exchange {exchange!r} is also the shared one: give it another name")
     queue = f"{exchange}.delay"
     arguments: dict[str, Argument] = {"x-message-ttl": milliseconds("delay", delay), "x-dead-letter-exchange": to}
     return finished(

@@ -14,37 +14,37 @@ from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topolog
 from bide.topology.validation import validate
 
 EXCHANGE_TYPES: Final = ("topic", "direct")
-"""Types of exchange that route by a queue's name."""
+"""Exchange types that can route by the name of a queue."""
 
 QUEUE_TYPES: Final = ("quorum", "classic")
 
 DELIVERY_LIMIT: Final = 20
-"""Deliveries of a quorum queue before it gives a message up. It is RabbitMQ's own default, but from 4.0 on only."""
+"""Delivery limit of a quorum queue on every release; RabbitMQ has the same default from 4.0 on."""
 
-_LONGEST: Final = timedelta(days=3650)
+_MAX_TTL: Final = timedelta(days=3650)
 """The broker's limit for ``x-message-ttl``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventBusQueue:
-    """One subscriber of an event bus: its names, and the topology that they stand in.
+    """A subscriber of an event bus: its names and its topology.
 
-    A message that the consumer rejects without requeue is dead-lettered into the retry queue. There a worker counts:
-    it sends the message through the delay queue, whose TTL brings it back to the queue, or parks it for good. The retry
-    queue has no TTL of its own, because then the broker would bring messages back for ever, uncounted.
+    A message that the consumer rejects without requeue is dead-lettered into the retry queue. A worker counts its
+    retries there: it sends the message through the delay queue, whose TTL returns it to the subscriber's queue, or
+    parks it. The retry queue has no TTL itself, because then the broker would return messages forever, uncounted.
 
     Args:
         exchange: the exchange that events are published to.
-        queue: the subscriber's queue; it gets what is published with its name as routing key.
-        delay: the wait in the delay queue, 1 ms to 3,650 days.
+        queue: the subscriber's queue; its name is one of its binding keys.
+        delay: how long a message waits in the delay queue, 1 ms to 3,650 days.
         keys: more binding keys of the queue.
-        type: the exchange's: ``topic`` or ``direct``.
-        queue_type: of all its queues: ``quorum`` or ``classic``.
+        type: type of the exchange: ``topic`` or ``direct``.
+        queue_type: type of all queues: ``quorum`` or ``classic``.
         retry_arguments: more arguments of the retry queue, such as ``x-max-length``; not ``x-message-ttl``.
 
     Raises:
-        InvalidTopologyError: the broker would refuse it, or the retry queue would send messages back for ever.
-        InvalidInputError: in one of its other kinds.
+        InvalidTopologyError: the broker would refuse the topology, or the retry queue would return messages forever.
+        InvalidInputError: another argument is invalid.
     """
 
     exchange: str
@@ -73,13 +73,13 @@ class EventBusQueue:
             raise InvalidInputError(f"the queue type {self.queue_type!r} is unknown: use {' or '.join(QUEUE_TYPES)}")
         if self.type == "topic" and {"*", "#"} & set(self.queue.split(".")):
             raise InvalidNameError(
-                f"the queue {self.queue!r} would be bound by its name, in which a topic exchange takes '*' and '#' for "
+                f"the queue {self.queue!r} is bound by its name, in which a topic exchange treats '*' and '#' as "
                 "wildcards: choose another name, and give the wildcards as keys"
             )
         wait = parse_delay(self.delay)
-        if not timedelta(milliseconds=1) <= wait <= _LONGEST:
+        if not timedelta(milliseconds=1) <= wait <= _MAX_TTL:
             raise InvalidDelayError(
-                f"the delay {format_delay(wait)} is not between 1 ms and {format_delay(_LONGEST)}: give another"
+                f"the delay {format_delay(wait)} is not between 1 ms and {format_delay(_MAX_TTL)}: give another"
             )
         object.__setattr__(self, "keys", tuple(self.keys))
         object.__setattr__(self, "retry_arguments", Arguments(self.retry_arguments))
@@ -89,7 +89,7 @@ class EventBusQueue:
         for name, value in self.retry_arguments.items():
             if name == "x-queue-type" or made.arguments[name] != value:
                 raise InvalidInputError(
-                    f"{name}={value!r} cannot be given for the retry queue of an event bus, which sets it: leave it out"
+                    f"{name}={value!r} cannot be set, because an event bus sets it for its retry queue: leave it out"
                 )
         validate(topology)
 
@@ -100,28 +100,28 @@ class EventBusQueue:
 
     @property
     def retry_queue(self) -> str:
-        """Where rejected messages wait for a decision."""
+        """The queue in which rejected messages wait for the worker."""
         return f"{self.queue}.retry"
 
     @property
     def delay_queue(self) -> str:
-        """Where messages wait for their next attempt."""
+        """The queue in which messages wait for their next attempt."""
         return f"{self.queue}.delay"
 
     @property
     def parking_queue(self) -> str:
-        """Where messages stay for good."""
+        """The queue for messages that failed for good."""
         return f"{self.queue}.parked"
 
     def topology(self) -> Topology:
-        """Its exchanges, queues and bindings."""
+        """The exchanges, queues and bindings of this subscriber."""
         out = {"x-dead-letter-exchange": self.retry_exchange, "x-dead-letter-routing-key": self.retry_queue}
         back = {"x-dead-letter-exchange": self.exchange, "x-dead-letter-routing-key": self.queue}
         ttl = -(-self._wait // timedelta(milliseconds=1))
         return Topology(
             [Exchange(self.exchange, self.type), Exchange(self.retry_exchange, self.type)],
             [
-                # A message that kills its consumers must not come back for ever on brokers below 4.0 either.
+                # Below RabbitMQ 4.0 there is no default limit, and a message that kills consumers would return forever.
                 self._queue(self.queue, out, {"x-delivery-limit": DELIVERY_LIMIT}),
                 self._queue(self.retry_queue, {**self.retry_arguments, **back}),
                 self._queue(self.delay_queue, {**back, "x-message-ttl": ttl}),
@@ -141,7 +141,7 @@ class EventBusQueue:
         if self.queue_type == "classic":
             return Queue(name, arguments=arguments)
         if "x-dead-letter-exchange" in arguments:
-            # Without these two a quorum queue drops a message whose dead-lettering fails.
+            # Without these two arguments, a quorum queue drops a message whose dead-lettering fails.
             arguments = {**arguments, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return Queue.quorum(name, {**arguments, **(quorum_only or {})})
 
@@ -155,21 +155,21 @@ def event_bus(
     queue_type: str = "quorum",
     retry_arguments: Mapping[str, Argument] | None = None,
 ) -> Topology:
-    """An event bus with these subscribers: see :class:`EventBusQueue`, whose arguments these are.
+    """An event bus with several subscribers; see :class:`EventBusQueue` for the arguments.
 
     Args:
         exchange: the exchange that events are published to.
         queues: the subscribers' queues, at least one.
-        delay: the wait before each retry, 1 ms to 3,650 days.
-        keys: more binding keys, the same for every queue; join several topologies by ``|`` where they differ.
+        delay: time to wait before each retry, 1 ms to 3,650 days.
+        keys: more binding keys, the same for every queue. Join topologies with ``|`` if the keys differ.
 
     Raises:
-        InvalidTopologyError: the broker would refuse it, two of its queues would have the same name, or a retry queue
-            would send messages back for ever.
-        InvalidInputError: in one of its other kinds, also where no queue is named.
+        InvalidTopologyError: the broker would refuse the topology, two queues would have the same name, or a retry
+            queue would return messages forever.
+        InvalidInputError: another argument is invalid, or no queue is given.
     """
     if not queues:
-        raise InvalidInputError(f"the event bus {exchange!r} has no queue: name one at least")
+        raise InvalidInputError(f"the event bus {exchange!r} has no queue: give at least one")
     topology = Topology()
     for queue in queues:
         topology |= EventBusQueue(

@@ -1,8 +1,4 @@
-"""The options of a pattern, read from its function, and their values, read from text.
-
-A function's signature says what the options are and which of them are needed, and its docstring what they mean:
-they are not written down anywhere else.
-"""
+"""Command-line options of a pattern, read from the signature and docstring of its function."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from bide.errors import InvalidInputError
 from bide.topology import Argument, Topology
 
 Kind = Literal["text", "number", "texts", "pairs", "lists", "rules"]
-"""What an option takes: one text, one number, several texts, or several of the form NAME=VALUE."""
+"""The kind of an option's value: a text, a number, several texts, or several of the form NAME=VALUE."""
 
 _KINDS: Final[Mapping[str, Kind]] = {
     "str": "text",
@@ -28,7 +24,7 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "Mapping[str, Sequence[str]]": "lists",
     "Rules": "rules",
 }
-"""By annotation."""
+"""Kinds of options, by the annotation of the parameter."""
 
 _FORMS: Final[Mapping[Kind, str]] = {
     "text": "TEXT",
@@ -44,13 +40,15 @@ _ARGUMENT: Final = re.compile(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option of a pattern.
+    """A command-line option of a pattern.
 
     Attributes:
-        parameter: of the function.
-        name: on the command line, without the dashes: ``queue`` for the parameter ``queues``, which may be repeated.
-        form: of its value, for help texts.
-        help: what it means.
+        parameter: the parameter of the function.
+        name: the option without dashes; ``queue`` for the parameter ``queues``, whose option can be repeated.
+        kind: the kind of its value.
+        form: the form of its value, for help texts.
+        required: whether the option must be given.
+        help: a description.
     """
 
     parameter: str
@@ -62,14 +60,14 @@ class Option:
 
     @property
     def repeatable(self) -> bool:
-        """Whether it may be given more than once."""
+        """Whether the option can be given more than once."""
         return self.kind not in ("text", "number")
 
     def read(self, texts: Sequence[str]) -> Any:
-        """The value that these texts stand for.
+        """Parse the values given for this option.
 
         Raises:
-            InvalidInputError: one of them is not of the right form, or there are too many.
+            InvalidInputError: a value is malformed, or the option is given too often.
         """
         if not self.repeatable and len(texts) > 1:
             raise InvalidInputError(f"--{self.name} is given {len(texts)} times: give it once")
@@ -98,7 +96,7 @@ class Option:
         try:
             return int(text)
         except ValueError as error:
-            raise InvalidInputError(f"--{self.name} {text!r} is not a whole number: give one") from error
+            raise InvalidInputError(f"--{self.name} {text!r} is not a whole number: give a whole number") from error
 
     def _pairs(self, texts: Sequence[str]) -> dict[str, str]:
         pairs: dict[str, str] = {}
@@ -111,14 +109,14 @@ class Option:
     def _split(self, text: str) -> tuple[str, str]:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise InvalidInputError(f"--{self.name} {text!r} is not of the form {self.form}: write it so")
+            raise InvalidInputError(f"--{self.name} {text!r} is not of the form {self.form}: write it in that form")
         return name, value
 
 
 def header_value(text: str) -> Argument:
-    """A header's value as it is written: 2 is a number, true and false are truth values, all else is text; so is "2".
+    """Parse a header's value: 2 is a number, true and false are booleans, everything else is text, and so is "2".
 
-    Headers exchanges compare the types too.
+    The type matters, because a headers exchange compares it.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -128,15 +126,15 @@ def header_value(text: str) -> Argument:
 
 
 def _no_constant(name: str) -> Never:
-    """NaN and its like are no JSON, though Python reads them."""
+    """Refuse NaN and Infinity, which Python accepts although they are not JSON."""
     raise ValueError(name)
 
 
 def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
-    """The options of a pattern's function, in order.
+    """Read the options of a pattern from its function, in order.
 
     Raises:
-        TypeError: a parameter is of a type that no option has.
+        TypeError: a parameter has a type that no option can have.
     """
     explained = {name: _plain(text) for name, text in _ARGUMENT.findall(_unindented(function.__doc__ or ""))}
     options = []
@@ -159,14 +157,14 @@ def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
 
 
 def _unindented(docstring: str) -> str:
-    """A docstring as it stands in the source, which from Python 3.13 on comes without its indentation."""
+    """Restore the indentation that Python 3.13 and later remove from docstrings."""
     if "\n    Args:" in docstring:
         return docstring
     return docstring.replace("\n", "\n    ")
 
 
 def summary_of(function: Callable[..., Topology]) -> str:
-    """The first sentence of its docstring, without the number in front."""
+    """The first paragraph of a docstring, without the number of the pattern."""
     first = inspect.getdoc(function) or ""
     text = _plain(first.partition("\n\n")[0])
     text = re.sub(r"^Pattern \d+, ", "", text)
@@ -174,7 +172,7 @@ def summary_of(function: Callable[..., Topology]) -> str:
 
 
 def caveat_of(function: Callable[..., Topology]) -> str:
-    """What its docstring warns of; empty where it does not."""
+    """The caveat in a docstring, or an empty text."""
     for paragraph in (inspect.getdoc(function) or "").split("\n\n"):
         head, colon, rest = paragraph.partition(": ")
         if colon and head in ("Caveat", "Caveats"):
@@ -183,5 +181,5 @@ def caveat_of(function: Callable[..., Topology]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A part of a docstring on one line, with the quotes of ordinary text."""
+    """Join a part of a docstring to one line, with plain quotes."""
     return " ".join(re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"'\1\2'", text).split())

@@ -1,4 +1,4 @@
-"""Patterns 6 and 7: a queue in partitions, by a consistent-hash exchange."""
+"""Patterns 6 and 7: partitioned queues behind a consistent-hash exchange."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bide.patterns.building import finished, make_queue, one_of
 from bide.topology import Argument, Binding, Exchange, Topology
 
 HASH_PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")
-"""Properties of a message that can be hashed."""
+"""Properties of a message that the exchange can hash."""
 
 MAX_PARTITIONS: Final = 1_000
 
 _WEIGHT: Final = "1"
-"""All partitions get the same share."""
+"""The weight of a partition; all have the same share."""
 
 
 def partition_queue(queue: str, number: int) -> str:
-    """The name of a partition; they count from 1."""
+    """The name of a partition, counted from 1."""
     return f"{queue}.{number}"
 
 
@@ -38,34 +38,33 @@ def ordered_partitions(
     property: str | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 6, ordered processing: messages that belong together go to the same partition, and are handled in order.
+    """Pattern 6, ordered processing: related messages go to the same partition, and are handled in order.
 
-    Each partition is a queue with a single active consumer: any number of processes may consume from all of them, the
-    broker lets one at a time have each, and another takes over when that one goes. So consumers need not be assigned to
-    queues. Order holds for a consumer with a prefetch of 1, or one that handles what it gets one by one; see
-    :mod:`bide.messaging.partitions`.
+    Each partition is a queue with a single active consumer: any number of processes can consume from all partitions,
+    the broker activates one consumer for each, and another takes over when that one ends. So consumers need not be
+    assigned to queues. The order holds for a consumer with a prefetch of 1, or one that handles its messages one by
+    one; see :mod:`bide.messaging.partitions`.
 
-    Caveat: few different values of what is hashed, or few partitions, make uneven shares; and a message without the
-    header, or the property, goes where all the others without it go. A message that is requeued or retried later is
-    out of order.
+    Caveat: with few distinct values to hash, or few partitions, the shares are uneven. All messages without the header
+    or property go to the same partition. A message that is requeued or retried later is out of order.
 
     Args:
         exchange: the consistent-hash exchange; it needs the plugin rabbitmq_consistent_hash_exchange.
         queue: the start of the partitions' names: queue.1, queue.2...
-        partitions: how many, 1 to 1,000.
+        partitions: number of partitions, 1 to 1,000.
         header: hash this header instead of the routing key.
-        property: hash this property instead: correlation_id, message_id or timestamp.
-        queue_type: of the queues: quorum or classic.
+        property: property to hash: correlation_id, message_id or timestamp.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: both a header and a property, or a number out of range.
+        InvalidInputError: both a header and a property are given, or a number is out of range.
     """
     check_name("queue", queue)
     whole_number("partitions", partitions, 1, MAX_PARTITIONS)
     hashed: dict[str, Argument] = {}
     if header is not None and property is not None:
         raise InvalidInputError(
-            f"both header={header!r} and property={property!r} are to be hashed, and the exchange takes one: leave "
+            f"both header={header!r} and property={property!r} are given, and the exchange can hash only one: leave "
             "one out"
         )
     if header is not None:
@@ -84,22 +83,22 @@ def ordered_partitions(
 
 
 def data_locality(exchange: str, *, queue: str, partitions: int, header: str, queue_type: str = "quorum") -> Topology:
-    """Pattern 7, data locality: all messages about one thing come to one consumer, which can keep its state in memory.
+    """Pattern 7, data locality: all messages about one entity go to one consumer, which can keep its state in memory.
 
-    It is pattern 6 with the header that names the thing.
+    It is pattern 6 with the header that identifies the entity.
 
-    Caveat: with one partition more, or one less, some things move: about one in ``partitions + 1`` goes to the new
-    partition, and its old consumer gets no notice, only no more of its messages. Have the consumers write down what
-    they keep and stop, change the topology while no message is under way, and start them again.
+    Caveat: when you add or remove a partition, some entities move: about one in ``partitions + 1`` goes to the new
+    partition. The old consumer is not notified, it only gets no more messages about them. Stop the consumers and let
+    them save their state, change the topology while no messages are waiting, and start the consumers again.
 
     Args:
         exchange: the consistent-hash exchange; it needs the plugin rabbitmq_consistent_hash_exchange.
         queue: the start of the partitions' names: queue.1, queue.2...
-        partitions: how many, 1 to 1,000.
-        header: the header that names the thing, such as user-id.
-        queue_type: of the queues: quorum or classic.
+        partitions: number of partitions, 1 to 1,000.
+        header: the header that identifies the entity, such as user-id.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds, as for :func:`ordered_partitions`.
+        InvalidInputError: see :func:`ordered_partitions`.
     """
     return ordered_partitions(exchange, queue=queue, partitions=partitions, header=header, queue_type=queue_type)

@@ -13,17 +13,17 @@ from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 
 def carbon_copies(exchange: str, *, queues: Sequence[str], queue_type: str = "quorum") -> Topology:
-    """CC and BCC: a direct exchange in which a message reaches every queue that one of its keys names.
+    """CC and BCC: a direct exchange where a message reaches every queue that one of its keys names.
 
-    The keys of the headers CC and BCC, lists of texts, count like the routing key. Receivers see CC, and not BCC.
+    The keys in the headers CC and BCC, lists of texts, count like the routing key. Receivers see CC, but not BCC.
 
     Args:
         exchange: the direct exchange.
         queues: the queues, each bound by its own name.
-        queue_type: of the queues: quorum or classic.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     names = distinct("queue", queues, option="queues")
     return finished(
@@ -36,18 +36,18 @@ def carbon_copies(exchange: str, *, queues: Sequence[str], queue_type: str = "qu
 
 
 def ephemeral(exchange: str, *, queue: str, expires: DelayLike) -> Topology:
-    """Expiry and auto-delete: a queue that is deleted when it is unused for a time, and its exchange with it.
+    """Expiry and auto-delete: a queue that is deleted after a time without use, and its exchange with it.
 
-    Use is a consumer, a get, or another declaration, but not a publish: the queue goes with the messages in it. The
-    exchange goes when its last binding does.
+    A consumer, a get or a repeated declaration counts as use; a publish does not, and the messages in the queue are
+    deleted with it. The exchange is deleted with its last binding.
 
     Args:
         exchange: the fanout exchange.
-        queue: the queue; a classic one, since a declaration does not count as use for a quorum queue.
-        expires: how long the queue may be unused.
+        queue: the queue; a classic one, because a quorum queue does not count declarations as use.
+        expires: time without use after which the queue is deleted.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     check_name("queue", queue)
     return finished(
@@ -60,26 +60,26 @@ def ephemeral(exchange: str, *, queue: str, expires: DelayLike) -> Topology:
 
 
 def auto_delete_queue(queue: str) -> Topology:
-    """Auto-delete: a queue that goes when its last consumer does; one that never had a consumer stays.
+    """Auto-delete: a queue that is deleted with its last consumer; without ever having a consumer, it stays.
 
     Args:
-        queue: the queue; a classic one, the only type that can.
+        queue: the queue; a classic one, the only type that supports this.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     check_name("queue", queue)
     return finished(Topology(queues=[Queue(queue, auto_delete=True)]))
 
 
 def exclusive_queue(queue: str) -> Topology:
-    """Exclusive: a queue that one connection alone can use, and that goes with it.
+    """Exclusive: a queue that only one connection can use, and that is deleted with it.
 
     Args:
-        queue: the queue; a classic one, the only type that can.
+        queue: the queue; a classic one, the only type that supports this.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     check_name("queue", queue)
     return finished(Topology(queues=[Queue(queue, durable=False, exclusive=True)]))
@@ -93,20 +93,20 @@ def bounded_queue(
     max_bytes: int | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Length limits: a full queue lets its oldest message go, to the dead letters, and takes the new one.
+    """Length limits: a full queue dead-letters its oldest message to make room for a new one.
 
-    Quorum queues do it by at-most-once dead-lettering, since a queue that lets messages go cannot hold them until
-    another has them: a message is lost if the dead-letter queue refuses it.
+    Quorum queues dead-letter at most once here, because a queue that drops messages cannot keep them until another
+    queue has confirmed them: a message is lost if the dead-letter queue refuses it.
 
     Args:
         queue: the queue.
-        dead_letter_queue: where the oldest messages go; its fanout exchange has the same name.
-        max_length: how many messages the queue holds.
-        max_bytes: how many bytes of bodies it holds.
-        queue_type: of both queues: quorum or classic.
+        dead_letter_queue: the queue for the oldest messages; its fanout exchange has the same name.
+        max_length: maximum number of messages.
+        max_bytes: maximum total size of message bodies, in bytes.
+        queue_type: type of both queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: no limit at all, or names that collide.
+        InvalidInputError: there is no limit, or names collide.
     """
     refuse_same([("the queue", queue), ("the dead-letter queue", dead_letter_queue)])
     check_name("queue", queue)
@@ -132,19 +132,19 @@ def bounded_queue(
 def central_dead_letters(
     exchange: str, *, queues: Sequence[str], dead_letter_queue: str, queue_type: str = "quorum"
 ) -> Topology:
-    """A central dead-letter exchange: whatever is rejected or expires anywhere comes to one place.
+    """A central dead-letter exchange: rejected and expired messages of many queues go to one queue.
 
-    Each queue dead-letters with its own name as the routing key, so that the topic exchange can be bound by it; the
-    header x-death has the rest.
+    Each queue dead-letters with its own name as the routing key, which bindings of the topic exchange can match. The
+    header x-death has the other details.
 
     Args:
-        exchange: the topic exchange of the dead letters.
+        exchange: the topic exchange for dead letters.
         queues: the queues that dead-letter to it.
-        dead_letter_queue: where all of them end.
-        queue_type: of all queues: quorum or classic.
+        dead_letter_queue: the queue for all dead letters.
+        queue_type: type of all queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: names that collide.
+        InvalidInputError: names collide.
     """
     names = distinct("queue", queues, option="queues")
     check_name("queue", dead_letter_queue)
@@ -167,19 +167,19 @@ def central_dead_letters(
 
 
 def waiting_queue(queue: str, *, to: str, ttl: DelayLike | None = None, queue_type: str = "quorum") -> Topology:
-    """TTL: a queue whose messages go on to another queue when their time is over.
+    """TTL: a queue whose messages move to another queue when they expire.
 
-    With a TTL of the queue all messages wait alike, and go in order. Without one each waits as long as its own
-    ``expiration`` says, but only what is next in line expires: a short wait behind a long one is as long as that.
+    With a TTL of the queue, all messages wait equally long and move in order. Without one, each waits as long as its
+    own ``expiration``. But only the head of a queue expires: a short wait behind a long one takes as long as that one.
 
     Args:
-        queue: where messages wait.
-        to: the queue that they go on to, by the default exchange.
-        ttl: of the queue; with a message's own expiration, the shorter of the two counts.
-        queue_type: of both queues: quorum or classic.
+        queue: the queue that messages wait in.
+        to: the queue that they move to, through the default exchange.
+        ttl: TTL of the queue. If a message has its own expiration, the shorter one applies.
+        queue_type: type of both queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: both queues are the same.
+        InvalidInputError: both queues have the same name.
     """
     check_name("queue", queue)
     check_name("queue", to)
@@ -191,16 +191,16 @@ def waiting_queue(queue: str, *, to: str, ttl: DelayLike | None = None, queue_ty
 
 
 def catch_all(exchange: str, *, queues: Sequence[str], unmatched: str, queue_type: str = "quorum") -> Topology:
-    """An alternate exchange: what no binding matches is not lost, but comes to a queue of its own.
+    """An alternate exchange: messages that match no binding go to a queue of their own.
 
     Args:
         exchange: a direct exchange.
         queues: the queues, each bound by its own name.
-        unmatched: the queue for the rest; its fanout exchange has the same name.
-        queue_type: of all queues: quorum or classic.
+        unmatched: the queue for all other messages; its fanout exchange has the same name.
+        queue_type: type of all queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: names that collide.
+        InvalidInputError: names collide.
     """
     names = distinct("queue", queues, option="queues")
     check_name("queue", unmatched)

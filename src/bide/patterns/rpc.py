@@ -1,4 +1,4 @@
-"""Pattern 18: requests and replies, in four ways."""
+"""Pattern 18: request and reply, with four kinds of reply queues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bide.patterns.building import distinct, finished, make_queue, milliseconds,
 from bide.topology import Queue, Topology
 
 DIRECT_REPLY_TO: Final = "amq.rabbitmq.reply-to"
-"""The pseudo-queue of direct reply-to: no queue at all, but a way back to the channel that consumes from it."""
+"""The pseudo-queue of direct reply-to, which stands for the channel that consumes from it."""
 
 REPLIES: Final = ("direct", "fixed", "instance", "ephemeral")
-"""How replies come back; see :func:`rpc`."""
+"""The kinds of reply queues; see :func:`rpc`."""
 
 
 def instance_queue(reply_queue: str, instance: str) -> str:
-    """The reply queue of an instance of the caller."""
+    """The name of the reply queue of one instance of the caller."""
     return f"{reply_queue}.{instance}"
 
 
@@ -32,51 +32,51 @@ def rpc(
     expires: DelayLike | None = None,
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 18, request and reply: the queue of the servers, and what their replies come back by.
+    """Pattern 18, request and reply: a queue for the servers, and a reply queue for the callers.
 
     ====================  ==============================================================================================
-    ``direct``            RabbitMQ's direct reply-to: no queue, no disk; the way back ends with the caller's channel
+    ``direct``            RabbitMQ's direct reply-to: no queue and no disk; replies are lost with the caller's channel
     ``fixed``             one durable queue for all callers, and a correlation id: for callers that keep no state in
-                          memory, since any of them may get any reply
+                          memory, because any of them can get any reply
     ``instance``          a queue for each instance of the caller, and a correlation id
-    ``ephemeral``         a queue for each request, which needs no correlation id and costs the most
+    ``ephemeral``         a queue for each request; it needs no correlation id, and costs the most
     ====================  ==============================================================================================
 
-    :mod:`bide.messaging.rpc` declares the last two as it needs them, exclusive to its connection; here they stand by
-    name, and go away by expiry.
+    :mod:`bide.messaging.rpc` declares queues for the last two when it needs them, exclusive to its connection. In this
+    topology they have fixed names, and expire.
 
-    Caveats: a caller cannot know whether a server that does not answer has done the work: make requests that can be
-    repeated. A request outlives its caller's patience unless it expires with it, as bide's do.
+    Caveats: if a server does not answer, the caller cannot know whether the work was done: make requests repeatable. A
+    request stays in the queue after its caller has timed out, unless it has an expiration, as bide's requests do.
 
     Args:
-        queue: the servers' queue, that requests are sent to.
-        replies: direct, fixed, instance or ephemeral.
-        reply_queue: the reply queue, or the start of their names; <queue>.replies if not given. Not for direct.
-        instances: for instance: the callers' instances, each of which has a queue.
-        expires: for instance and ephemeral: how long after its last use a reply queue goes; 1 min if not given.
-        queue_type: of the servers' queue, and of a fixed reply queue: quorum or classic.
+        queue: the queue that requests are sent to.
+        replies: kind of reply queue: direct, fixed, instance or ephemeral.
+        reply_queue: the reply queue, or its prefix (default: <queue>.replies); not for direct.
+        instances: the callers' instances, for instance; each has a queue.
+        expires: idle time before a reply queue is deleted (default: 1 min); for instance and ephemeral.
+        queue_type: type of request and fixed reply queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: options that do not go with this way of replying.
+        InvalidInputError: an option does not belong to this kind of reply queue.
     """
     check_name("queue", queue)
     one_of("replies", replies, REPLIES)
     topology = Topology(queues=[make_queue(queue, queue_type)])
     if replies != "instance" and instances:
-        raise InvalidInputError(f"instances are given, and replies={replies!r} has no queues for them: leave them out")
+        raise InvalidInputError(f"replies={replies!r} has no queues for instances: leave instances out")
     if replies in ("direct", "fixed") and expires is not None:
-        raise InvalidInputError(f"expires is given, and replies={replies!r} has no queue that goes: leave it out")
+        raise InvalidInputError(f"replies={replies!r} has no queue that expires: leave expires out")
     if replies == "direct":
         if reply_queue is not None:
             raise InvalidInputError(
                 f"reply_queue={reply_queue!r} is given, and direct replies have no queue: leave it out, or choose "
-                "another way with replies="
+                "another kind with replies="
             )
         return finished(topology)
     name = f"{queue}.replies" if reply_queue is None else reply_queue
     check_name("queue", name)
     if name == queue:
-        raise InvalidNameError(f"the reply queue {name!r} is the servers' queue: give it another name")
+        raise InvalidNameError(f"the reply queue {name!r} is also the request queue: give it another name")
     if replies == "fixed":
         return finished(topology | Topology(queues=[make_queue(name, queue_type)]))
     names = [name]

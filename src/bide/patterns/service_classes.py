@@ -1,4 +1,4 @@
-"""Patterns 9 and 10: classes of service, by a priority queue or by a topic exchange."""
+"""Patterns 9 and 10: service classes by a priority queue or a topic exchange."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bide.errors import InvalidInputError
 from bide.patterns.building import distinct, finished, literal_word, make_queue, one_of
 from bide.topology import Argument, Binding, Exchange, Topology
 
-HIGHEST_SENSIBLE: Final = 10
-"""Each priority costs a queue of its own inside the queue; RabbitMQ recommends not more than these."""
+MAX_PRIORITIES: Final = 10
+"""Each priority costs a sub-queue inside the queue; RabbitMQ recommends no more than 10."""
 
 
 def priority_queue(
@@ -23,43 +23,40 @@ def priority_queue(
     overflow: str | None = None,
     queue_type: str = "classic",
 ) -> Topology:
-    """Pattern 9, class of service by a priority queue: what is urgent overtakes what is not.
+    """Pattern 9, class of service by a priority queue: urgent messages overtake the others.
 
-    A classic queue has as many priorities as it is declared with. A quorum queue has them from RabbitMQ 4.0 on, without
-    being asked: two classes below 4.3 (priorities over 4 come first, about two for each of the others), and the
-    priorities 0 to 31 from 4.3 on. On 3.x it takes no notice of them.
+    A classic queue has as many priorities as it is declared with. A quorum queue has priorities from RabbitMQ 4.0 on,
+    without an argument: two classes below 4.3 (priorities over 4 come first, about two of them for each of the others),
+    and priorities 0 to 31 from 4.3 on. On 3.x a quorum queue ignores priorities.
 
-    Caveats: starvation: while urgent messages keep coming, the others wait, and their TTL does not free them, because
-    only what is next in line expires (a quorum queue of RabbitMQ 4.3 looks at each priority, and frees them). Overflow:
-    a full queue makes room at its head, where the urgent messages are. So a message of low priority pushes out one of
-    high priority, and an urgent one that comes to a queue full of others is dropped itself, at once;
-    overflow=reject-publish refuses the new one instead. Prefer pattern 10 where you can.
+    Caveats: starvation: while urgent messages keep arriving, the others wait, even past their TTL, because only the
+    head of a queue expires (RabbitMQ 4.3 checks each priority of a quorum queue). Overflow: a full queue drops messages
+    at its head, where the urgent ones are. So a message of low priority can push out one of high priority, and an
+    urgent message that arrives at a queue full of others is dropped at once. With overflow=reject-publish the queue
+    refuses the new message instead. Prefer pattern 10 if you can.
 
     Args:
         queue: the queue.
-        priorities: of a classic queue, 1 to 10: the highest priority; 10 if not given.
-        max_length: how many messages it holds.
-        overflow: what a full queue does: drop-head (RabbitMQ's default) or reject-publish.
+        priorities: highest priority of a classic queue, 1 to 10; 10 by default.
+        max_length: maximum number of messages.
+        overflow: if a queue is full: drop-head (default) or reject-publish.
         queue_type: classic, or quorum (RabbitMQ 4.0 or later).
 
     Raises:
-        InvalidInputError: in one of its kinds: priorities for a quorum queue, which has its own; overflow without
-            a length.
+        InvalidInputError: priorities are given for a quorum queue, or overflow without a length.
     """
     check_name("queue", queue)
     arguments: dict[str, Argument] = {}
     if queue_type == "quorum" and priorities is not None:
         raise InvalidInputError(
-            f"priorities={priorities} is for classic queues, and a quorum queue has priorities of its own from "
-            "RabbitMQ 4.0 on: leave it out, or make the queue a classic one"
+            f"priorities={priorities} is for classic queues, and a quorum queue has fixed priorities from RabbitMQ 4.0 "
+            "on: leave it out, or use queue_type=classic"
         )
     if queue_type == "classic":
-        highest = HIGHEST_SENSIBLE if priorities is None else priorities
-        arguments["x-max-priority"] = whole_number("priorities", highest, 1, HIGHEST_SENSIBLE)
+        highest = MAX_PRIORITIES if priorities is None else priorities
+        arguments["x-max-priority"] = whole_number("priorities", highest, 1, MAX_PRIORITIES)
     if overflow is not None and max_length is None:
-        raise InvalidInputError(
-            f"overflow={overflow!r} says what a full queue does, and there is no max_length: add it"
-        )
+        raise InvalidInputError(f"overflow={overflow!r} has no effect without max_length: add max_length")
     if max_length is not None:
         arguments["x-max-length"] = whole_number("max_length", max_length, 1, 2**31)
     if overflow is not None:
@@ -68,38 +65,36 @@ def priority_queue(
 
 
 def class_queue(queue: str, level: str) -> str:
-    """The queue of a class of service."""
+    """The name of the queue of a service class."""
     return f"{queue}.{level}"
 
 
 def classes_of_service(
     exchange: str, *, queue: str, levels: Sequence[str], otherwise: str | None = None, queue_type: str = "quorum"
 ) -> Topology:
-    """Pattern 10, class of service by topic: a queue for each class, which the last word of the routing key names.
+    """Pattern 10, class of service by topic: the last word of the routing key chooses the queue of a class.
 
-    Each class has consumers of its own, as many as it deserves, and neither waits for the other: no starvation, and a
+    Each class has its own consumers, as many as it needs, and no class waits for another: there is no starvation, and a
     full queue drops or refuses messages of its own class only.
 
-    Caveat: a routing key whose last word is not a class matches nothing. ``otherwise`` names the class for these.
+    Caveat: a routing key whose last word is not a class matches nothing. ``otherwise`` names the class for such keys.
 
     Args:
         exchange: the topic exchange.
         queue: the start of the queues' names: queue.<level>.
-        levels: the classes, such as high and low; each takes the keys that end in it.
-        otherwise: the class that takes all other keys, by an alternate exchange.
-        queue_type: of the queues: quorum or classic.
+        levels: the classes, such as high and low; they are the last words of routing keys.
+        otherwise: the class for all other keys; reached through an alternate exchange.
+        queue_type: type of the queues: quorum or classic.
 
     Raises:
-        InvalidInputError: in one of its kinds: a class that is named twice, or an unknown one for the rest.
+        InvalidInputError: a class is given twice, or *otherwise* is not a class.
     """
     check_name("queue", queue)
     names = distinct("class", levels, option="levels")
     for level in names:
         literal_word("class", level)
         if "." in level:
-            raise InvalidInputError(
-                f"the class {level!r} is more than one word, and keys end in one: leave out the dots"
-            )
+            raise InvalidInputError(f"the class {level!r} is more than one word, and keys end in one: remove the dots")
     rest = f"{exchange}.otherwise"
     topology = Topology(
         [Exchange(exchange, "topic", arguments={} if otherwise is None else {"alternate-exchange": rest})],

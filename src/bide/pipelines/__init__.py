@@ -1,3 +1,3 @@
-"""Work on many messages at once, on Spark: each pipeline as a function of tables, and as ``bide pipeline``."""
+"""Pipelines on Spark: schedule, replay, audit, plan and report (``bide pipeline``)."""
 
 from __future__ import annotations

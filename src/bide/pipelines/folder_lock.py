@@ -1,8 +1,8 @@
-"""One run at a time in a folder.
+"""Lock of a folder, which allows one run at a time.
 
-On a file system of this machine, or one that knows its locks, the kernel holds the lock, and lets go of it when the
-process ends, however it does. In a store of another kind there is a file that names the process: one of this machine
-that is gone is known to be gone; of others a human has to know.
+On a local file system, or a network file system with locks, the kernel holds the lock and releases it when the process
+ends, even if it is killed. In an object store, a file names the process that holds the lock. If that process ran on
+this machine and has ended, the lock is taken over; otherwise a human has to delete the file.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ LOCK: Final = "lock.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Who holds a lock.
+class LockHolder:
+    """The process that holds a lock.
 
     Attributes:
-        host: the name of the machine.
-        pid: of the process there.
-        since: when it began.
-        token: of this one time.
+        host: the name of its machine.
+        pid: its process id.
+        since: when it took the lock.
+        token: a random text that is unique to this lock.
     """
 
     host: str
@@ -43,22 +43,22 @@ class Holder:
     token: str
 
     @classmethod
-    def here(cls) -> Holder:
-        """This process."""
+    def here(cls) -> LockHolder:
+        """Create a holder for this process."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(host=socket.gethostname(), pid=os.getpid(), since=now, token=uuid4().hex)
 
     @classmethod
-    def read(cls, text: bytes) -> Holder | None:
-        """Who is written there, None if nobody is yet."""
+    def read(cls, text: bytes) -> LockHolder | None:
+        """Parse the contents of a lock file; None if the file does not name a process yet."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
             return None
 
     @property
-    def is_gone(self) -> bool:
-        """Whether it is known that the process has ended."""
+    def has_ended(self) -> bool:
+        """Whether the process is known to have ended."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -73,22 +73,22 @@ class Holder:
         return f"the process {self.pid} on {self.host}, since {self.since}"
 
     def to_json(self) -> bytes:
-        """As it is written into the file."""
+        """The contents of the lock file."""
         return json.dumps(asdict(self)).encode()
 
 
 @contextmanager
 def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is missing. One that a dead process has left is taken over.
+    """Hold the lock of a folder, which is created if it is missing. The lock of a dead process is taken over.
 
     Args:
         files: Arrow's file system.
-        root: the folder's path there.
-        what: is there, and where, as the user knows it.
+        root: the path of the folder there.
+        what: the folder in the words of the user, for errors.
 
     Raises:
-        FolderInUseError: another holds it.
-        InvalidInputError: the folder cannot be made, or no file in it.
+        FolderInUseError: another process holds the lock.
+        InvalidInputError: the folder or the lock file cannot be created.
     """
     path = posixpath.join(root, LOCK)
     try:
@@ -96,16 +96,16 @@ def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
     except OSError as error:
         raise _unusable(what, error) from error
     if isinstance(files, fs.LocalFileSystem):
-        with _locked(path, what):
+        with _kernel_lock(path, what):
             yield
     else:
-        with _marked(files, path, what):
+        with _file_lock(files, path, what):
             yield
 
 
 @contextmanager
-def _locked(path: str, what: str) -> Iterator[None]:
-    # Never deleted: who waits for a file that is gone would hold nothing.
+def _kernel_lock(path: str, what: str) -> Iterator[None]:
+    # The file is never deleted: otherwise a waiting process could lock the deleted file, and a third one a new file.
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -114,26 +114,26 @@ def _locked(path: str, what: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            other = Holder.read(os.pread(file, 10_000, 0))
-            raise _in_use(what, other, "wait until that has ended, or end it") from error
+            other = LockHolder.read(os.pread(file, 10_000, 0))
+            raise _in_use(what, other, "wait until that process has ended, or stop it") from error
         os.ftruncate(file, 0)
-        os.pwrite(file, Holder.here().to_json(), 0)
+        os.pwrite(file, LockHolder.here().to_json(), 0)
         yield
     finally:
         os.close(file)
 
 
 @contextmanager
-def _marked(files: Any, path: str, what: str) -> Iterator[None]:
-    own = Holder.here()
-    way_out = f"wait until that has ended; if it has, delete {LOCK} there"
+def _file_lock(files: Any, path: str, what: str) -> Iterator[None]:
+    own = LockHolder.here()
+    way_out = f"wait until that process has ended; if it has, delete {LOCK} in that folder"
     other = _holder(files, path)
-    if other is not None and not other.is_gone:
+    if other is not None and not other.has_ended:
         raise _in_use(what, other, way_out)
     with files.open_output_stream(path) as file:
         file.write(own.to_json())
     try:
-        # Of two that begin in the same moment the second one to write has it.
+        # If two processes write at the same time, the second one to write has the lock.
         if (other := _holder(files, path)) != own:
             raise _in_use(what, other, way_out)
         yield
@@ -143,10 +143,10 @@ def _marked(files: Any, path: str, what: str) -> Iterator[None]:
                 files.delete_file(path)
 
 
-def _holder(files: Any, path: str) -> Holder | None:
+def _holder(files: Any, path: str) -> LockHolder | None:
     try:
         with files.open_input_stream(path) as file:
-            return Holder.read(file.read())
+            return LockHolder.read(file.read())
     except FileNotFoundError:
         return None
 
@@ -155,6 +155,6 @@ def _unusable(what: str, error: OSError) -> InvalidInputError:
     return InvalidInputError(f"{what} cannot be used: {error}; name another folder")
 
 
-def _in_use(what: str, other: Holder | None, way_out: str) -> FolderInUseError:
-    who = "another process" if other is None else str(other)
-    return FolderInUseError(f"{what} is in use by {who}: {way_out}, or name another folder")
+def _in_use(what: str, other: LockHolder | None, way_out: str) -> FolderInUseError:
+    holder = "another process" if other is None else str(other)
+    return FolderInUseError(f"{what} is in use by {holder}: {way_out}, or name another folder")

@@ -1,6 +1,6 @@
-"""What tables may come from, and where things may be put: what can be said of it before Spark is wanted.
+"""Formats of input tables, and checks of paths that are possible before Spark starts.
 
-Light, because the command line names the formats.
+The module imports little, because the command line needs the list of formats.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bide.errors import InvalidInputError
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
 _SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
 _PATTERN: Final = re.compile(r"[*?\[{]")
-_SIGNS: Final = re.compile(r"[]\\[{}*?]")
-# Hadoop writes file:/data and hdfs:/data with one slash itself, and takes what is before a colon for a scheme.
+_SPECIAL: Final = re.compile(r"[]\\[{}*?]")
+# Hadoop reads a text before a colon as a scheme, and writes file:/data and hdfs:/data with one slash.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def guess_format(source: str) -> str:
-    """The format that the suffix of a file tells.
+    """Guess the format of a file from its suffix.
 
     Raises:
-        InvalidInputError: it tells none.
+        InvalidInputError: the suffix is not that of a known format.
     """
     for suffix in reversed(PurePosixPath(source).suffixes):
         kind = _SUFFIXES.get(suffix[1:].lower(), suffix[1:].lower())
@@ -33,37 +33,41 @@ def guess_format(source: str) -> str:
             return kind
         if kind:
             break
-    raise InvalidInputError(f"the name {source!r} does not tell a format: give one of {', '.join(FORMATS)}")
+    raise InvalidInputError(
+        f"the name {source!r} does not have the suffix of a known format: give one of {', '.join(FORMATS)}"
+    )
 
 
 def is_uri(source: str) -> bool:
-    """Whether Hadoop takes this for a URI, and not for a path."""
+    """Whether Hadoop reads this as a URI rather than a path."""
     return _SCHEME.match(source) is not None
 
 
 def for_spark(folder: str, *parts: str) -> str:
-    """A folder, or what is in it, as Spark finds it where Arrow does.
+    """The URI of a folder, or of a path in it, under which Spark finds the same files as Arrow.
 
-    Spark takes a path without a scheme for one of its default file system, which may be a cluster's; Arrow takes it for
-    one of this machine.
+    Spark looks up a path without a scheme in its default file system, which may be that of a cluster. Arrow looks it up
+    on this machine.
     """
-    place = folder if "://" in folder else f"file://{Path(folder).absolute()}"
-    return "/".join((place.rstrip("/"), *parts))
+    uri = folder if "://" in folder else f"file://{Path(folder).absolute()}"
+    return "/".join((uri.rstrip("/"), *parts))
 
 
 def to_read(place: str) -> str:
-    """A folder of ours for Spark to read: it writes to a path as it is, and reads ``[eu]`` in it as a pattern."""
-    return _SIGNS.sub(r"\\\g<0>", place)
+    """Escape a path for reading: Spark writes to a path literally, but reads ``[eu]`` in it as a pattern."""
+    return _SPECIAL.sub(r"\\\g<0>", place)
 
 
 def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None:
-    """Say what is wrong with the name of a table before Spark is started for it, as far as that can be known.
+    """Check the name of a table before Spark starts, as far as that is possible.
 
     Args:
-        reads_here: whether a path is one of this machine.
+        source: a path, a URI, or the name of a table in the catalog.
+        format: the format; None to guess it from the name.
+        reads_here: whether a path refers to this machine.
 
     Raises:
-        InvalidInputError: its format is unknown, or it names a file that is not there.
+        InvalidInputError: the format is unknown, or the file does not exist.
     """
     kind = format or guess_format(source)
     if kind == "table" or not reads_here or is_uri(source) or _PATTERN.search(source):
@@ -73,19 +77,20 @@ def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InvalidInputError(f"{source} does not exist: name a file or a folder of {kind} files") from error
     except OSError:
-        # A folder above it may not be entered, for example: nobody knows, and Spark says what it makes of it.
+        # For example a parent folder without permission: Spark reports the error, if it is one for Spark too.
         return
 
 
 def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
-    """Say that a folder cannot be made, or be written to, before Spark works for it, as far as that can be known.
+    """Check before Spark starts that a folder can be created or written to, as far as that is possible.
 
     Args:
-        option: that names the folder.
-        is_here: whether a path is one of this machine.
+        option: the option that names the folder, for the error.
+        place: a path or a URI.
+        is_here: whether a path refers to this machine.
 
     Raises:
-        InvalidInputError: there is a file in its way, or a folder that is another user's.
+        InvalidInputError: the path or a parent of it is a file, or a folder without write permission.
     """
     if not is_here or is_uri(place):
         return
@@ -98,5 +103,5 @@ def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
         except OSError:
             return
         if not stat.S_ISDIR(found.st_mode) or not os.access(one, os.W_OK | os.X_OK):
-            raise InvalidInputError(f"{option} {place} cannot be used: {one} is no folder that can be written to")
+            raise InvalidInputError(f"{option} {place} cannot be used: {one} is not a writable folder; name another")
         return

@@ -1,7 +1,6 @@
-"""What a pipeline has done so far, in a folder: one small file for each part of its input that is done.
+"""Ledger of a pipeline: a folder with a small file for each finished part of the input.
 
-A file appears under its name with all its contents or not at all, so that a process that is killed leaves a part
-either done or not done.
+Each file is moved to its name when it is complete, so that after a crash each part is either finished or not.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ _PART: Final = re.compile(r"part-([0-9]{5,})\.json")
 
 
 def digest_of(named: Mapping[str, Any]) -> str:
-    """Tells apart what ledgers are about: 32 hexadecimal digits, of values by their names.
+    """A digest of named values, as 32 hexadecimal digits, to recognize what a ledger was begun with.
 
-    What is None or empty counts as not there. So options that come with a later bide leave the digests, and with them
-    the ledgers, of those alone who do not use them.
+    Values that are None or empty are left out. So a new option in a later release of bide does not change the digests
+    of users who do not set it, and their ledgers stay valid.
     """
-    told = {name: value for name, value in named.items() if value}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    values = {name: value for name, value in named.items() if value}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What the ledger is about. It does not change from the first run to the last.
+    """The head of a ledger, which all runs share.
 
     Attributes:
-        plan: digest of what is to be done with each row, see :func:`digest_of`.
-        broker: where to.
-        rows: of the input.
-        checksum: over all rows, in whatever order.
-        parts: into how many the input is divided, by what the rows hold.
-        past: what becomes of rows that were due before.
+        plan: the digest of the plan, see :func:`digest_of`.
+        broker: hosts, ports and virtual host of the broker.
+        rows: the number of rows of the input.
+        checksum: a checksum over all rows, which does not depend on their order.
+        parts: the number of parts; the contents of a row decide its part.
+        past: what is done with overdue rows: ``send``, ``drop`` or ``reject``.
     """
 
     plan: str
@@ -63,13 +62,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part that is done.
+    """A finished part.
 
     Attributes:
-        part: its number, from 0 on.
+        part: the number of the part, from 0.
         sent: messages that the broker has confirmed.
         rejected: rows in the folder for rejects.
-        dropped: rows that were left out, because they were due before.
+        dropped: rows that were dropped because they were overdue.
     """
 
     part: int
@@ -79,18 +78,18 @@ class Part:
 
     @property
     def rows(self) -> int:
-        """All of its rows."""
+        """The number of rows in the part."""
         return self.sent + self.rejected + self.dropped
 
 
 class Ledger:
-    """A ledger in a folder, which is made when the first thing is written to it.
+    """A ledger in a folder, which is created by the first write.
 
     Args:
-        folder: a path, or a URI that Arrow knows, which the driver and all tasks reach.
+        folder: a path, or a URI that Arrow supports, which the driver and all tasks can access.
 
     Attributes:
-        folder: the same, absolute.
+        folder: the absolute path, or the URI.
     """
 
     def __init__(self, folder: str) -> None:
@@ -98,25 +97,25 @@ class Ledger:
         try:
             self._files, self._root = fs.FileSystem.from_uri(self.folder)
         except (pa.ArrowInvalid, OSError) as error:
-            raise InvalidInputError(f"the ledger {folder!r} is no folder that can be used: {error}") from error
+            raise InvalidInputError(f"the ledger {folder!r} is not a usable folder: {error}; name another") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder,)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other runs from going on with this ledger meanwhile. A lock that a dead process has left does not count.
+        """Lock the ledger against other runs. The lock of a dead process is taken over.
 
         Raises:
-            FolderInUseError: entering it, another run has it.
-            InvalidInputError: entering it, the folder cannot be made or written.
+            FolderInUseError: on entering the context, if another run holds the lock.
+            InvalidInputError: on entering the context, if the folder cannot be created or written to.
         """
         return hold(self._files, self._root, what=f"the ledger {self.folder}")
 
     def head(self) -> Head | None:
-        """What the ledger is about, or None for a new one.
+        """Read the head of the ledger; None for a new ledger.
 
         Raises:
-            InvalidInputError: it is of another version, or no ledger, or cannot be read.
+            InvalidInputError: the ledger has another version or cannot be read, or the folder is not a ledger.
         """
         found = self._read(_HEAD)
         if found is None:
@@ -127,22 +126,24 @@ class Ledger:
         try:
             return Head(**found)
         except TypeError as error:
-            raise InvalidInputError(f"the folder {self.folder} holds no ledger: name another one ({error})") from error
+            raise InvalidInputError(
+                f"the folder {self.folder} is not a ledger ({error}): name another folder"
+            ) from error
 
     def begin(self, head: Head, at: datetime | None = None) -> None:
-        """Write down what it is about.
+        """Write the head.
 
         Args:
-            at: when the first run began; now, if None.
+            at: when the first run began; None for now.
         """
         begun = (at or datetime.now(UTC)).isoformat(timespec="microseconds")
         self._write(_HEAD, {"version": VERSION, "begun": begun, **asdict(head)})
 
     def begun(self) -> datetime | None:
-        """When the first run began, or None for a new ledger.
+        """When the first run began; None for a new ledger.
 
         Raises:
-            InvalidInputError: it cannot be read.
+            InvalidInputError: the ledger cannot be read.
         """
         found = self._read(_HEAD)
         if found is None:
@@ -151,26 +152,26 @@ class Ledger:
             return datetime.fromisoformat(found["begun"])
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInputError(
-                f"the ledger {self.folder} does not say when it was begun: name another folder ({error})"
+                f"the ledger {self.folder} does not have the time of its first run ({error}): name another folder"
             ) from error
 
     def get(self, part: int) -> Part | None:
-        """What was written down of a part, or None if it is not done."""
+        """Read a finished part; None if the part is not finished."""
         found = self._read(_name(part))
         return None if found is None else Part(**found)
 
     def add(self, part: Part) -> None:
-        """Write down that a part is done."""
+        """Record a finished part."""
         self._write(_name(part.part), asdict(part))
 
     def numbers(self) -> set[int]:
-        """The parts that are done."""
+        """The numbers of the finished parts."""
         selector = fs.FileSelector(self._root, allow_not_found=True)
         matches = (_PART.fullmatch(one.base_name) for one in self._files.get_file_info(selector))
         return {int(match[1]) for match in matches if match}
 
     def parts(self) -> list[Part]:
-        """What was written down of all parts that are done."""
+        """Read all finished parts."""
         found = (self.get(number) for number in sorted(self.numbers()))
         return [one for one in found if one is not None]
 
@@ -185,7 +186,7 @@ class Ledger:
         except ValueError as error:
             raise InvalidInputError(f"{name} in {self.folder} cannot be read: {error}; name another ledger") from error
         if not isinstance(found, dict):
-            raise InvalidInputError(f"{name} in {self.folder} is not of a ledger: name another folder")
+            raise InvalidInputError(f"{name} in {self.folder} is not a file of a ledger: name another folder")
         return found
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:

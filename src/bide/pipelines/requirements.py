@@ -1,4 +1,4 @@
-"""What the pipelines need beside bide itself, and whether it is here."""
+"""Requirements of the pipelines: PySpark, PyArrow and Java."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from pathlib import Path
 from typing import Final
 
 JAVA: Final = 17
-"""The oldest that Spark 4 runs on."""
+"""The oldest release of Java that Spark 4 supports."""
 
 _PACKAGES: Final = ("pyspark", "pyarrow")
 _SPECIFICATION: Final = re.compile(rb"^ *java\.specification\.version = (?:1\.)?(\d+)", re.M)
-_PATIENCE: Final = 30.0
+_TIMEOUT: Final = 30.0
 
 
 def missing() -> str | None:
-    """What keeps Spark from starting on this machine, and the way out, in one sentence; None if all is there."""
+    """Why Spark cannot start on this machine, and what to install, in one sentence; None if it can."""
     if (packages := missing_packages()) is not None:
         return packages
     release = java_release()
     if release is None or release < JAVA:
-        found = "there is none" if release is None else f"this one is {release}"
-        return f"Spark needs a Java {JAVA} or later, and {found}: install one, or set JAVA_HOME to the folder of one"
+        found = "found none" if release is None else f"found {release}"
+        return f"Spark needs Java {JAVA} or later, but {found}: install it, or set JAVA_HOME to its folder"
     return None
 
 
 def missing_packages() -> str | None:
-    """The same, but for a Java, which takes longer to ask."""
+    """Why Spark cannot start, as :func:`missing`, without the check of Java, which takes longer."""
     if any(find_spec(name) is None for name in _PACKAGES):
-        return f"Spark is missing: install bide[spark], and a Java {JAVA} or later"
+        return f"Spark is missing: install bide[spark], and Java {JAVA} or later"
     return None
 
 
 def java_release() -> int | None:
-    """The release of the Java that Spark would start, JAVA_HOME's or else the first in PATH; None without one."""
+    """The release of the Java that Spark would start, from JAVA_HOME or else from PATH; None without a Java."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if program is None:
         return None
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             [program, "-XshowSettings:properties", "-version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_PATIENCE,
+            timeout=_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # A macOS without Java has a program of this name, which only says so.
-    found = _SPECIFICATION.search(said.stderr)
+    # macOS without Java has a program of this name that only prints an error.
+    found = _SPECIFICATION.search(result.stderr)
     return int(found[1]) if found else None

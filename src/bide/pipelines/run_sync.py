@@ -1,4 +1,4 @@
-"""Coroutines in functions that anybody may call."""
+"""Running a coroutine from synchronous code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Result = TypeVar("_Result")
 
 
 def wait_for(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine to its end, in a thread of its own where a loop runs in this one already, as in a notebook."""
+    """Run a coroutine and return its result. If this thread runs a loop, as in a notebook, use another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

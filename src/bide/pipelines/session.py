@@ -1,4 +1,4 @@
-"""A Spark for the pipelines of the command line, what they read with it, and what its errors say."""
+"""Spark session of the command line's pipelines, with its input tables and its errors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ log = logger(__name__)
 _CONNECT: Final = "sc://"
 _DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
 _CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-"""Where Spark looks for files that may say the same."""
+"""Environment variables of folders in which Spark looks for configuration files, which may set the same."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
 NO_WORKER: Final = "Python worker failed to connect back"
-"""What Spark says of a Python process that did not report within ten seconds, for which it has no setting.
+"""Spark's error for a Python process that did not connect within ten seconds, a limit that cannot be configured.
 
-It could not start, for want of a module, or has not started yet, for want of a free core.
+Either the process could not start because a module is missing, or it has not started yet because all cores are busy.
 """
-# What Spark says then. Files that are sent along are not found where it plans a streaming read.
+# Errors when Python lacks a package. Files sent with the job are not found by the process that plans a streaming read.
 _NO_PYTHON: Final = ("No module named 'bide'", NO_WORKER)
 _UNANSWERED: Final = re.compile(r"An error occurred while calling \S+")
 _OURS: Final = re.compile(
@@ -51,31 +51,31 @@ _OURS: Final = re.compile(
 def session(
     master: str | None, *, name: str, configuration: Mapping[str, str], time_zone: str, quiet: bool = True
 ) -> Iterator[SparkSession]:
-    """A Spark session, stopped at the end; one that is there already is taken, and left as it is.
+    """Start a Spark session, and stop it at the end. If there is one already, use it and leave it running.
 
     Args:
-        master: where it runs, ``sc://...`` for Spark Connect; None for ``spark-submit``'s, or all cores of this
-            machine. Where that is not this machine, the executors are given bide.
-        name: of the application.
-        configuration: of Spark; these win.
-        time_zone: for times that name none.
-        quiet: show nothing of what Spark and its JVM say beside errors that they raise.
+        master: the master, or ``sc://...`` for Spark Connect; None for that of ``spark-submit``, or all cores of this
+            machine. On other machines, bide is sent to the executors.
+        name: the name of the application.
+        configuration: the configuration of Spark, which overrides the settings of this function.
+        time_zone: the time zone of timestamps without an offset.
+        quiet: suppress the output of Spark and its JVM.
 
     Raises:
-        InvalidInputError: there is no PySpark, or no Java that it runs on, or no such time zone.
-        BideError: it did not start, or its JVM ended.
+        InvalidInputError: PySpark is missing, Java is missing or too old, or the time zone is unknown.
+        BideError: Spark did not start, or its JVM ended.
     """
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise InvalidInputError("this needs Spark: install bide[spark], and a Java 17 or later") from error
+        raise InvalidInputError("Spark is missing: install bide[spark], and Java 17 or later") from error
     builder = SparkSession.builder
     if master is not None and master.startswith(_CONNECT):
         builder = builder.remote(master)
     else:
-        # Workers that ran another Python would have neither bide nor Arrow.
+        # Workers with another Python would lack bide and PyArrow.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.appName(name).config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false")
@@ -88,23 +88,23 @@ def session(
     for key, value in configuration.items():
         builder = builder.config(key, value)
     found = SparkSession.getActiveSession()
-    aside = _stderr_aside() if quiet and found is None else nullcontext()
-    with spark_errors(), _interrupts_held() as interrupts, aside:
+    capture = _stderr_captured() if quiet and found is None else nullcontext()
+    with spark_errors(), _interrupts_held() as interrupts, capture:
         try:
             spark = builder.getOrCreate()
         except ImportError as error:
             raise InvalidInputError(f"the master {master} needs more packages: install pyspark[connect]") from error
         except PySparkRuntimeError as error:
-            # Looked for only now: asking a Java for its release takes as long as starting it.
+            # Checked only after a failure, because asking Java for its release takes as long as starting it.
             if (why_not := missing()) is None:
                 raise
             raise InvalidInputError(why_not) from error
-    # Its connection to the JVM logs every error that it raises, and what is wrong with a query once more, as JSON.
+    # py4j logs each error that it raises, and PySpark logs errors of queries once more, as JSON.
     for noisy in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         noisy.setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(_is_no_interrupt)
+    logging.getLogger().addFilter(_is_not_from_py4j)
     try:
-        with _java_may_end():
+        with _java_errors():
             for number in interrupts:
                 signal.raise_signal(number)
             _set_time_zone(spark, time_zone)
@@ -116,43 +116,43 @@ def session(
             _stop(spark)
 
 
-def _is_no_interrupt(record: logging.LogRecord) -> bool:
-    """Whether a record is none of py4j's, which logs a Ctrl-C as an error, with the root logger."""
+def _is_not_from_py4j(record: logging.LogRecord) -> bool:
+    """Filter out the records of py4j, which logs a Ctrl-C as an error to the root logger."""
     return record.module != "java_gateway"
 
 
 def runs_here(master: str | None) -> bool:
-    """Whether :func:`session` with this master runs on this machine alone, for all that can be known before."""
+    """Whether :func:`session` with this master runs on this machine alone, as far as known before the start."""
     return master.startswith("local") if master is not None else not _is_submitted()
 
 
 def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
-    """Whether a path without a scheme is surely one of this machine for :func:`session` with these."""
-    elsewhere = any(name in configuration for name in _DEFAULT_FILES)
-    return runs_here(master) and not elsewhere and not any(os.environ.get(name) for name in _CONFIGURATIONS)
+    """Whether :func:`session` with these arguments certainly looks up a path without a scheme on this machine."""
+    configured = any(name in configuration for name in _DEFAULT_FILES)
+    return runs_here(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATIONS)
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks a session runs at the same time, as far as Spark tells."""
+    """How many tasks a session runs at the same time, according to Spark."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
-    # Connect has no other way to ask: rows that nobody counted out are divided so.
+    # Spark Connect has no call for it, but divides a range without a number of partitions by it.
     numbers = spark.range(1_000_000).selectExpr("spark_partition_id() as number")
     return int(numbers.selectExpr("max(number) as last").collect()[0]["last"]) + 1
 
 
 def _is_submitted() -> bool:
-    """Whether ``spark-submit`` started this process: then the JVM is there, and knows its master."""
+    """Whether ``spark-submit`` started this process, so that the JVM is running and has a master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[list[int]]:
-    """Let a Ctrl-C wait for the end of the block, where it is in the list; a second one does not wait.
+    """Delay a Ctrl-C until the end of the block, and return it in the list; a second Ctrl-C is not delayed.
 
-    PySpark that is interrupted while its JVM starts takes away the folder in which the JVM is about to write where it
-    listens, and the JVM, which then has nobody to tell it, stays for good. Nor is PySpark's own handler of Ctrl-C left
-    behind: it would call the JVM on the connection whose answer is being waited for.
+    If PySpark is interrupted while its JVM starts, it deletes the folder to which the JVM writes its port, and the JVM
+    never ends. The previous handler is restored at the end, because that of PySpark would call the JVM over a
+    connection that may be waiting for a response.
     """
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -174,7 +174,7 @@ def _interrupts_held() -> Iterator[list[int]]:
 
 
 def _set_time_zone(spark: SparkSession, zone: str) -> None:
-    """Set it when the session is there: one that is started with a zone that is none does not say what is wrong."""
+    """Set the time zone of a running session: a session started with an unknown zone fails without a clear error."""
     from pyspark.errors import IllegalArgumentException
 
     try:
@@ -188,13 +188,14 @@ def _set_time_zone(spark: SparkSession, zone: str) -> None:
 def _stop(spark: SparkSession) -> None:
     """Stop a session whose caller may have been interrupted in the middle of a call to the JVM.
 
-    On that call's connection the answer to it would be taken for the one to the next. A thread has one of its own.
+    On the connection of that call, its response would be read as that of the next call. So another thread stops the
+    session, over a connection of its own.
     """
 
     def stop() -> None:
         try:
             with warnings.catch_warnings():
-                # Of a JVM that has ended: whoever called it has said so.
+                # PySpark warns if the JVM has ended, which the failed call has already reported.
                 warnings.simplefilter("ignore", RuntimeWarning)
                 spark.stop()
         except Exception:
@@ -206,35 +207,38 @@ def _stop(spark: SparkSession) -> None:
 
 
 @contextmanager
-def _stderr_aside() -> Iterator[None]:
-    """Give the processes that are started meanwhile another standard error, and show it only if that fails."""
+def _stderr_captured() -> Iterator[None]:
+    """Capture standard error, also of processes that the block starts, and print it only if the block fails."""
     sys.stderr.flush()
-    usual = os.dup(2)
+    original = os.dup(2)
     try:
-        with tempfile.TemporaryFile() as aside:
-            os.dup2(aside.fileno(), 2)
+        with tempfile.TemporaryFile() as captured:
+            os.dup2(captured.fileno(), 2)
             try:
                 yield
             except InvalidInputError:
-                # It says what is wrong; what a shell script said of it would only stand in the way.
+                # This error is complete without the output of Spark's shell scripts.
                 raise
             except BaseException:
-                aside.seek(0)
-                os.write(usual, aside.read())
+                captured.seek(0)
+                os.write(original, captured.read())
                 raise
             finally:
-                os.dup2(usual, 2)
+                os.dup2(original, 2)
     finally:
-        os.close(usual)
+        os.close(original)
 
 
 def read(spark: SparkSession, source: str, *, format: str | None, options: Mapping[str, str]) -> DataFrame:
-    """A table: from files of a format, which their suffix tells if None; or one of the catalogue.
+    """Read a table from files, or from the catalog with the format ``table``.
 
-    CSV has a line of names first, and all its columns are text, unless the options say otherwise.
+    CSV files have a header line, and all their columns are text, unless the options say otherwise.
+
+    Args:
+        format: the format of the files; None to guess it from the suffix.
 
     Raises:
-        InvalidInputError: it is not there, or its format is unknown.
+        InvalidInputError: the table does not exist, or its format is unknown.
     """
     kind = format or guess_format(source)
     with spark_errors():
@@ -246,60 +250,60 @@ def read(spark: SparkSession, source: str, *, format: str | None, options: Mappi
 
 @contextmanager
 def spark_errors(*, sending: bool = False) -> Iterator[None]:
-    """Raise what a task or the driver of Spark reports as an error of bide, in one sentence.
+    """Translate an error of a Spark task or of the driver into an error of bide, in one sentence.
 
     Args:
-        sending: it is about tasks that send. When one of them fails, others may have sent something: an error of the
-            caller's values, by which nothing was sent, becomes a plain :class:`bide.errors.BideError`.
+        sending: whether the tasks send messages. Then others may have sent some when one fails, so an error that
+            promises that nothing was sent (InvalidInputError) becomes a plain :class:`bide.errors.BideError`.
 
     Raises:
-        BideError: of the class that was raised there, where it was one of bide's.
+        BideError: of the original class, if the task raised an error of bide.
     """
     from pyspark.errors import PySparkException
 
-    with _java_may_end():
+    with _java_errors():
         try:
             yield
         except PySparkException as error:
-            raise _translated(str(error), sending=sending) from error
+            raise _translate(str(error), sending=sending) from error
         except Exception as error:
-            # What happens to the JVM's side comes as an error of the bridge to it, py4j, which PySpark brings along.
+            # Errors of the JVM itself have a class of py4j, which may not be imported before PySpark is.
             if type(error).__name__ != "Py4JJavaError":
                 raise
-            raise _translated(str(error).partition("\n: ")[2], sending=sending) from error
+            raise _translate(str(error).partition("\n: ")[2], sending=sending) from error
 
 
 @contextmanager
-def _java_may_end() -> Iterator[None]:
-    """Say so in one sentence where the JVM has ended in the middle of the block."""
+def _java_errors() -> Iterator[None]:
+    """Raise a one-sentence error if the JVM ends during the block."""
     try:
         yield
     except Exception as error:
-        if not _is_of_an_ended_java(error):
+        if not _means_java_ended(error):
             raise
         raise BideError(
-            "Spark's Java process has ended: it was killed, or had not enough memory; give it more, such as by "
+            "Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
             "--spark-conf spark.driver.memory=4g"
         ) from error
 
 
-def _is_of_an_ended_java(error: Exception) -> bool:
+def _means_java_ended(error: Exception) -> bool:
     if isinstance(error, ConnectionError | EOFError):
-        # Of the connection to the JVM, for calls or for their results, and of no other.
+        # Only errors of the connections to the JVM, which the modules in the traceback identify.
         modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
         return any(name.startswith(("py4j.", "pyspark.")) for name in modules)
     kind = type(error).__name__
-    # What the JVM answers has its trace; an error without is of a call to which there was no answer.
+    # An error that the JVM returned has a Java stack trace; one without means that the JVM did not respond.
     return kind == "Py4JNetworkError" or (kind == "Py4JError" and bool(_UNANSWERED.fullmatch(str(error))))
 
 
-def _translated(text: str, *, sending: bool = False) -> BideError:
+def _translate(text: str, *, sending: bool = False) -> BideError:
     found = _OURS.search(text)
     if found is None and any(sign in text for sign in _NO_PYTHON):
-        late = " (or did not start within ten seconds, where all cores are busy)" if NO_WORKER in text else ""
+        late = " (or did not start within ten seconds, because all cores are busy)" if NO_WORKER in text else ""
         return BideError(
-            f"Spark plans and runs with a Python that does not have what it takes{late}: install bide[spark] there; on "
-            "Spark Connect, in the Python of the server, bide[spark] and pyspark[connect]"
+            f"a Python process of Spark lacks a package{late}: install bide[spark] in the Python that Spark uses; for "
+            "Spark Connect, install bide[spark] and pyspark[connect] in the Python of the server"
         )
     if found is None:
         return BideError(f"Spark: {_reason(text)}")
@@ -314,11 +318,11 @@ def _translated(text: str, *, sending: bool = False) -> BideError:
 
 
 def _reason(text: str) -> str:
-    """What went wrong, of several lines: what a stack trace of Python ends with, or the first line without one."""
+    """One line of an error: the last line of a Python traceback, or else the first line."""
     lines = text.strip().splitlines()
-    # The innermost one comes last: those around it are of the functions that Spark called.
+    # The last traceback is the innermost one; those before it are of the functions that Spark called.
     starts = [place for place, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     for line in lines[starts[-1] + 1 :] if starts else ():
         if line.strip() and not line[0].isspace():
             return f"{lines[0].removesuffix(_TRACEBACK).strip()} {line.strip()}"
-    return lines[0].strip() if lines else "it does not say what went wrong"
+    return lines[0].strip() if lines else "an error without a message"

@@ -1,4 +1,4 @@
-"""Tables that are written by an object of ours, in tasks."""
+"""Write of a table by a Python object, one task per partition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def write(rows: DataFrame, writer: DataSourceArrowWriter) -> None:
-    """Have a task for each partition call the writer, which is pickled for it.
+    """Call the writer in a task for each partition; the writer is pickled for the tasks.
 
-    A format of its own is the only way to hand a task what is no text. (``mapInArrow`` would be one, and wants Pandas.)
+    The writer is passed as a data source of its own, because options of a data source are text. (``mapInArrow`` passes
+    objects too, but needs pandas.)
 
     Raises:
         PySparkException: a task failed.
@@ -32,7 +33,7 @@ def write(rows: DataFrame, writer: DataSourceArrowWriter) -> None:
 
     session = rows.sparkSession
     session.dataSource.register(Target)
-    # A classic Spark looks formats up in the session that is active in this thread, which may be another than that of
-    # the rows. This makes theirs the active one; there is no call for that alone.
+    # Classic Spark looks up formats in the active session of this thread, which may be another one than that of the
+    # rows. Creating a DataFrame makes the session of the rows active; there is no call for that alone.
     session.createDataFrame([], "nothing int")
     rows.write.format(format_name).mode("append").save()

@@ -1,7 +1,8 @@
-"""Copies of a received message: the one that is retried later, and the one that is parked.
+"""Copies of a received message, for a retry or for the error queue.
 
-What a copy must not do is prevented here: wake the broker's cycle detection by an old ``x-death``, reach others by an
-old ``CC``, be refused for another user's ``user_id``, or expire in an error queue.
+A copy leaves out what would harm it: an old ``x-death`` (the broker's cycle detection would drop the copy), ``CC`` and
+``BCC`` (the broker would send the copy to those addresses again), ``user_id`` (the broker refuses other users' names)
+and ``expiration`` (the copy would expire in the error queue).
 """
 
 from __future__ import annotations
@@ -34,53 +35,53 @@ from bide.recoverability.history import (
 _NOT_COPIED: Final = DEATH_HEADERS | {"CC", "BCC", NSERVICEBUS_RETRIES, NSERVICEBUS_RETRIED_AT}
 
 
-def later(
+def delayed_retry(
     sent: SentMessage,
     body: bytes,
     *,
     queue: str,
     history: History,
-    places: int,
+    max_times: int,
     delay: timedelta,
     now: datetime,
     nservicebus: bool,
     sent_by: str | None,
 ) -> PreparedMessage:
-    """The copy that comes back to its queue after a delay, with the same message id.
+    """Copy a message to be delivered to its queue again after a delay, with the same message id.
 
     Args:
         history: without this retry.
-        places: room for this many times of attempts.
-        nservicebus: count under the names of NServiceBus too, so that it goes on counting where we end.
+        max_times: how many times of failed attempts its headers have room for.
+        nservicebus: write NServiceBus's retry headers too, so that an NServiceBus endpoint continues the count.
     """
     retried = replace(history, retries=history.retries + 1, first_due=senders_due(sent, history))
-    headers = retried.headers(places=places)
+    headers = retried.headers(max_times=max_times)
     if nservicebus:
         headers |= {NSERVICEBUS_RETRIES: str(retried.retries), NSERVICEBUS_RETRIED_AT: nservicebus_time(now)}
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by, delay=delay)
 
 
 def counted(
-    sent: SentMessage, body: bytes, *, queue: str, history: History, places: int, sent_by: str | None
+    sent: SentMessage, body: bytes, *, queue: str, history: History, max_times: int, sent_by: str | None
 ) -> PreparedMessage:
-    """The copy that goes to the end of its queue at once, with its deliveries counted."""
-    headers = replace(history, first_due=senders_due(sent, history)).headers(places=places)
+    """Copy a message to the end of its queue, to be delivered at once, with its deliveries counted in a header."""
+    headers = replace(history, first_due=senders_due(sent, history)).headers(max_times=max_times)
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
 def parked(
     sent: SentMessage, body: bytes, *, queue: str, headers: Mapping[str, Any], sent_by: str | None
 ) -> PreparedMessage:
-    """The copy for an error queue.
+    """Copy a message to an error queue.
 
     Args:
-        headers: those about the failure.
+        headers: those that describe the failure.
     """
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
 def raw(sent: SentMessage, body: bytes, *, queue: str) -> PreparedMessage:
-    """The message for an error queue as it was sent, with nothing of ours: it fits into a frame again."""
+    """Copy a message to an error queue as it was sent, without headers of bide, so that it fits into a frame."""
     left_out = {"user_id", "expiration"}
     values = {name: value for name, value in sent.values.items() if name not in left_out}
     values["headers"] = _copied(sent)
@@ -93,7 +94,7 @@ def raw(sent: SentMessage, body: bytes, *, queue: str) -> PreparedMessage:
 def senders_due(sent: SentMessage, history: History) -> datetime | None:
     """The due time that the sender gave, or None.
 
-    Copies carry it: what is retried, or was sent back by an operator, may have another one of its own.
+    Copies keep it in a header, because a delayed retry or a message that an operator returned has its own due time.
     """
     if history.first_due is not None:
         return history.first_due
@@ -111,7 +112,7 @@ def copy_of(
     sent_by: str | None,
     delay: timedelta | None = None,
 ) -> PreparedMessage:
-    """A copy for a queue, with these headers of ours beside the sender's."""
+    """Copy a message to a queue, with headers of bide in addition to the sender's."""
     values = dict(sent.values)
     values.pop("user_id", None)
     expiration = values.pop("expiration", None)
@@ -141,16 +142,16 @@ def _copied(sent: SentMessage) -> dict[str, Any]:
 
 
 def _sendable(values: Mapping[str, Any]) -> dict[str, Any]:
-    # What a stranger wrote as a time after the year 9999 was read as a number.
-    sendable = {name: _small(value) for name, value in values.items()}
+    # The decoder returns a timestamp after the year 9999 as a number, which cannot be encoded as a timestamp again.
+    sendable = {name: _within_64_bits(value) for name, value in values.items()}
     if not isinstance(sendable.get("timestamp"), datetime):
         sendable.pop("timestamp", None)
     return sendable
 
 
-def _small(value: Any) -> Any:
+def _within_64_bits(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _small(one) for name, one in value.items()}
+        return {name: _within_64_bits(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_small(one) for one in value]
+        return [_within_64_bits(one) for one in value]
     return str(value) if isinstance(value, int) and value >= 1 << 63 else value

@@ -1,4 +1,4 @@
-"""What a retry policy may decide about a failed message."""
+"""The decisions that a retry policy can return for a failed message."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bide.durations import DelayLike, parse_delay
 
 @dataclass(frozen=True, slots=True)
 class RetryNow:
-    """Back to the queue, to be delivered again at once."""
+    """Requeue the message, so that the broker delivers it again at once."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class RetryLater:
-    """Through the delay infrastructure, back to the endpoint's own queue.
+    """Send the message through the delay infrastructure, back to the endpoint's own queue.
 
     Args:
-        delay: at least this long from now.
+        delay: the earliest time of the retry, from now.
 
     Raises:
-        InvalidDelayError: it is not a delay.
+        InvalidDelayError: the value is not a delay.
     """
 
     delay: timedelta
@@ -33,13 +33,13 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """To the error queue, with everything that is needed to understand the failure.
+    """Move the message to the error queue, with headers that describe the failure.
 
     Attributes:
-        queue: another queue than the endpoint's error queue.
+        queue: a queue to use instead of the endpoint's error queue.
 
     Raises:
-        InvalidNameError: no queue can have that name.
+        InvalidNameError: the value cannot be the name of a queue.
     """
 
     queue: str | None = None
@@ -51,10 +51,10 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Drop it: acknowledge it, and report it to the log and the observers only.
+    """Acknowledge the message and drop it; only the log and the observers mention it.
 
     Attributes:
-        reason: why it is not needed.
+        reason: why the message is not needed.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""An exception in words that fit into headers."""
+"""An exception as text that fits into message headers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Final, Self
 
 MESSAGE_BYTES: Final = 4096
 STACK_BYTES: Final = 16_384
-"""Bounds of what is kept of an exception: all headers together must fit into one frame, 128 KiB by default."""
+"""How much text of an exception is kept: all headers of a message must fit into one frame, 128 KiB by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExceptionText:
-    """What is known of a failure.
+    """The text of an exception.
 
     Attributes:
-        type: of the exception, with its module.
-        message: what it says.
-        stack: its stack trace, oldest call first; the beginning is left out where it is too long.
-        frame: where it was raised: ``file.py:12 in function``; empty where that is not known.
-        inner_type: of the exception that caused it, or None.
-        inner_message: what that one says, or None.
+        type: the exception's class, with its module.
+        message: the exception's message.
+        stack: its stack trace, oldest call first; if it is too long, the beginning is cut off.
+        frame: where it was raised, as ``file.py:12 in function``; empty if that is not known.
+        inner_type: the class of the exception that caused it, or None.
+        inner_message: the message of that exception, or None.
     """
 
     type: str
@@ -33,27 +33,27 @@ class ExceptionText:
 
     @classmethod
     def of(cls, error: BaseException, *, message_bytes: int = MESSAGE_BYTES, stack_bytes: int = STACK_BYTES) -> Self:
-        """The explanation of an exception, within these bounds."""
+        """Describe an exception in at most this many bytes."""
         inner = _inner(error)
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         return cls(
             type=name_of(type(error)),
-            message=cut(_text(error), message_bytes),
-            stack=cut(_stack(error), stack_bytes, keep_end=True),
+            message=truncate(_text(error), message_bytes),
+            stack=truncate(_stack(error), stack_bytes, keep_end=True),
             frame=f"{_file(last.filename)}:{last.lineno} in {last.name}" if last is not None else "",
             inner_type=name_of(type(inner)) if inner is not None else None,
-            inner_message=cut(_text(inner), message_bytes) if inner is not None else None,
+            inner_message=truncate(_text(inner), message_bytes) if inner is not None else None,
         )
 
 
 def name_of(kind: type) -> str:
-    """A class as Python's stack traces name it: with its module, unless that is the built-ins."""
+    """The name of a class as in Python's stack traces: with its module, unless it is a built-in."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def cut(text: str, size: int, *, keep_end: bool = False) -> str:
-    """The text, or the part of it that fits into *size* bytes of UTF-8, with a sign of what was left out."""
+def truncate(text: str, size: int, *, keep_end: bool = False) -> str:
+    """Cut a text to *size* bytes of UTF-8; ``[...]`` marks where something was cut off."""
     raw = text.encode(errors="backslashreplace")
     if len(raw) <= size:
         return raw.decode()

@@ -1,4 +1,4 @@
-"""A message in an error or dead-letter queue."""
+"""Messages in an error or dead-letter queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bide.delay.received import OWN_PREFIX, restore
 from bide.durations import from_milliseconds
 from bide.recoverability import report as names
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
-from bide.recoverability.x_death import Departure
+from bide.recoverability.x_death import QueueDeaths
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
 
@@ -23,35 +23,38 @@ _NET_FRAME: Final = re.compile(r"^\s*at ([^(\n]+)\(", re.MULTILINE)
 _ID_LENGTH: Final = 16
 
 _CHANGING: Final = frozenset({"headers", "expiration", "user_id", "delivery_mode"})
-"""Properties that are not part of the name of a message without an id."""
+"""Properties that the id of a message without a message id does not depend on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedMessage:
-    """One message of an error or dead-letter queue.
+    """A message in an error or dead-letter queue.
 
     Attributes:
-        id: names it among the messages of its queue: the same for each reader, however often it is read.
-        message_id: its sender's id, or None.
-        message_type: its sender's name for this kind of message, or None.
+        id: identifies the message in its queue; every reader computes the same id.
+        message_id: the sender's message id, or None.
+        message_type: the sender's message type, or None.
         queue: the queue that it failed on, or None if unknown.
-        reason: ``failed`` for a handler's failure; ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit`` as the
-            broker reports it; ``undeliverable`` for a delayed message without a target; ``unknown``.
-        endpoint: the endpoint that failed on it, or None.
-        failed_at: when, or None.
-        exception: the type of the exception, or None.
-        text: what the exception says, or None.
-        stack: its stack trace, or None.
-        frame: where it was raised, or None: the first stack frame.
-        host: the machine that it failed on, or None.
+        reason: ``failed`` if a handler failed; ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit`` as the
+            broker reports it; ``undeliverable`` for a delayed message without a target; otherwise ``unknown``.
+        endpoint: the endpoint that it failed on, or None.
+        failed_at: when it failed, or None.
+        exception: the class of the exception, or None.
+        text: the message of the exception, or None.
+        stack: the stack trace of the exception, or None.
+        frame: the stack frame that raised the exception, or None.
+        inner_exception: the class of the exception that caused it, or None.
+        inner_text: the message of that exception, or None.
+        host: the host name of the machine that it failed on, or None.
         process: the id of the process that it failed in, or None.
-        sent_by: who published it, or None.
-        exchange: the exchange that it was first sent to; empty for a queue.
-        routing_key: the routing key that it was first sent with.
-        history: the attempts behind it.
-        deaths: the entries of the broker's ``x-death``, newest first.
-        headers: its sender's headers.
-        values: all its properties as they are in the queue.
+        sent_by: the publisher, or None.
+        exchange: the exchange that it was first published to; empty for a queue.
+        routing_key: the routing key that it was first published with.
+        history: the attempts so far.
+        deaths: the entries of the broker's ``x-death`` header, newest first.
+        headers: the sender's headers.
+        values: all properties of the message in the error queue.
+        body: the message body.
     """
 
     id: str
@@ -80,11 +83,11 @@ class FailedMessage:
 
     @classmethod
     def read(cls, exchange: str, routing_key: str, values: Mapping[str, Any], body: bytes) -> Self:
-        """The message as a delivery from such a queue shows it."""
-        arrival = restore(exchange, routing_key, values)
+        """Read the failure from a message that was delivered from an error or dead-letter queue."""
+        sent = restore(exchange, routing_key, values)
         raw: Mapping[str, Any] = values.get("headers") or {}
-        found = _deaths(arrival.values.get("headers") or {})
-        death = found[0] if found else {}
+        deaths = _deaths(sent.values.get("headers") or {})
+        death = deaths[0] if deaths else {}
         queue = _text(raw, names.HEADER_FAILED_QUEUE) or _address(_text(raw, names.NSB_FAILED_QUEUE))
         to = _text(raw, HEADER_TO) if queue is None and not death else None
         if to is not None and to.startswith("q:"):
@@ -94,7 +97,7 @@ class FailedMessage:
             reason = "undeliverable"
         stack = _text(raw, names.HEADER_ERROR_STACK) or _text(raw, f"{names.NSB_EXCEPTION}StackTrace")
         message_id = _text(values, "message_id") or _text(raw, "NServiceBus.MessageId")
-        exchange, routing_key = _first_address(arrival.exchange, arrival.routing_key, found, raw)
+        exchange, routing_key = _first_address(sent.exchange, sent.routing_key, deaths, raw)
         queue = queue or _text(death, "queue")
         process = raw.get(names.HEADER_PROCESS)
         return cls(
@@ -121,17 +124,17 @@ class FailedMessage:
             exchange=exchange,
             routing_key=routing_key,
             history=History.read(raw),
-            deaths=found,
-            headers=names.without_failure(arrival.values.get("headers") or {}),
+            deaths=deaths,
+            headers=names.without_failure(sent.values.get("headers") or {}),
             values=values,
             body=body,
         )
 
     @property
     def group(self) -> str:
-        """What failures of one cause have in common: the exception's type and its first stack frame, without the line.
+        """The name that failures with the same cause share: the exception's class and the frame, without line numbers.
 
-        Where no exception is known, the broker's reason and the queue.
+        If no exception is known, the broker's reason and the queue.
         """
         if self.exception is None:
             return f"{self.reason} on {self.queue or 'an unknown queue'}"
@@ -139,25 +142,25 @@ class FailedMessage:
 
 
 def group_of(exception: str, frame: str | None) -> str:
-    """The name of a group of failures, from an exception's type and the frame that raised it."""
-    # Lines move with every change of the file; the function stays.
+    """The name of a group of failures, from an exception's class and the frame that raised it."""
+    # Line numbers change with every edit of the file; function names rarely do.
     place = re.sub(r":\d+ in ", " in ", frame or "", count=1)
     return f"{exception} at {place}" if place else exception
 
 
 def message_type(values: Mapping[str, Any]) -> str | None:
-    """The sender's name for this kind of message: the ``type`` property, or the first of NServiceBus's types."""
+    """The sender's message type: the ``type`` property, or the first of NServiceBus's enclosed message types."""
     if found := _text(values, "type"):
         return found
     enclosed = _text(values.get("headers") or {}, "NServiceBus.EnclosedMessageTypes")
     if enclosed is None:
         return None
-    # "Shop.OrderPlaced, Shop.Messages, Version=1.0.0.0;..." names an assembly after the type.
+    # The header lists types with their assemblies: "Shop.OrderPlaced, Shop.Messages, Version=1.0.0.0;...".
     return enclosed.partition(";")[0].partition(",")[0].strip() or None
 
 
 def first_frame(stack: str | None) -> str | None:
-    """The frame that raised, from a stack trace of Python or .NET, or None."""
+    """The frame that raised the exception, from a stack trace of Python or .NET, or None."""
     if stack is None:
         return None
     if frames := _FRAME.findall(stack):
@@ -175,14 +178,14 @@ def _deaths(headers: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 def _first_address(
     exchange: str, routing_key: str, deaths: tuple[Mapping[str, Any], ...], headers: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Where it was first sent to: its first death knows, where no copy of ours says it."""
+    """Where a message was first published to: its first ``x-death`` entry says so, unless a header of bide does."""
     if not deaths or HEADER_EXCHANGE in headers:
         return exchange, routing_key
     first = _text(headers, "x-first-death-queue") or _text(deaths[-1], "queue") or ""
-    departure = Departure.read(headers, first)
-    if departure is None:
+    died = QueueDeaths.read(headers, first)
+    if died is None:
         return exchange, routing_key
-    return departure.exchange, routing_key if departure.routing_key is None else departure.routing_key
+    return died.exchange, routing_key if died.routing_key is None else died.routing_key
 
 
 def _failed_at(headers: Mapping[str, Any], death: Mapping[str, Any]) -> datetime | None:
@@ -196,11 +199,11 @@ def _failed_at(headers: Mapping[str, Any], death: Mapping[str, Any]) -> datetime
 def _identity(message_id: str | None, queue: str | None, values: Mapping[str, Any], body: bytes) -> str:
     """A short hash of the message id and the queue; of the whole message where it has no id.
 
-    The queue is part of it because one event may fail in several queues and end in one error queue.
+    The queue is part of it because an event can fail in several queues that share an error queue.
     """
     digest = hashlib.sha256(f"{message_id or ''}\n{queue or ''}".encode(errors="surrogatepass"))
     if message_id is None:
-        # What the broker and our own copies change must not give the message another name.
+        # Leave out what the broker and bide's copies change, so that the id stays the same.
         kept = {name: value for name, value in values.items() if value is not None and name not in _CHANGING}
         headers = {name: value for name, value in (values.get("headers") or {}).items() if _is_senders(name)}
         digest.update(repr([*sorted(kept.items()), *sorted(headers.items())]).encode(errors="surrogatepass"))
@@ -213,7 +216,7 @@ def _is_senders(header: str) -> bool:
 
 
 def _address(value: str | None) -> str | None:
-    # NServiceBus may write the machine after the queue: orders@machine.
+    # NServiceBus can write the machine name after the queue: orders@machine.
     return value.partition("@")[0] if value is not None else None
 
 

@@ -1,4 +1,4 @@
-"""One failed attempt at a message: all that a retry policy gets to see."""
+"""A failed attempt at a message, as a retry policy sees it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A handler failed.
+    """A failed attempt at a message.
 
     Attributes:
         endpoint: the endpoint's name.
         queue: the queue that the message came from.
-        message_id: the message's id, or None.
-        message_type: the sender's name for this kind of message, or None.
-        headers: the message's own headers.
-        error: what the handler raised.
-        attempt: attempts since the last delayed retry, this one included: 1 for the first. A quorum queue counts
-            deliveries, also those to a process that died or was stopped before it handled the message.
-        delayed_retries: delayed retries that the message has behind it.
-        first_failed_at: when it failed for the first time; this failure if it is the first.
-        failed_at: when it failed now.
-        expires_at: when the sender loses interest, or None.
+        error: the exception that the handler raised.
+        attempt: the number of this attempt since the last delayed retry, from 1. A quorum queue counts every
+            delivery, including those to a process that died or stopped before it handled the message.
+        delayed_retries: how many delayed retries the message has had.
+        first_failed_at: when the message failed for the first time.
+        failed_at: when this attempt failed.
+        message_id: the message id, or None.
+        message_type: the sender's message type, or None.
+        headers: the sender's headers.
+        expires_at: when the sender's ``expiration`` is over, or None.
     """
 
     endpoint: str

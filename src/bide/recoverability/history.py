@@ -1,4 +1,4 @@
-"""The history of a message's attempts, in its headers."""
+"""The history of attempts at a message, in its headers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.durations import from_milliseconds, to_milliseconds
 
 HEADER_RETRIES: Final = "bide-retries"
-"""Header with the number of delayed retries behind a message."""
+"""Header with the number of delayed retries so far."""
 
 HEADER_ATTEMPTS: Final = "bide-attempts"
-"""Header with the number of attempts behind a message, immediate ones included."""
+"""Header with the number of attempts so far, immediate ones included."""
 
 HEADER_ATTEMPT_TIMES: Final = "bide-attempt-times"
-"""Header with the times at which attempts failed: milliseconds since the Unix epoch, negative where unused."""
+"""Header with the times of failed attempts: milliseconds since the Unix epoch, negative in unused elements."""
 
 HEADER_FIRST_FAILURE: Final = "bide-first-failure"
 """Header with the time of the first failure: milliseconds since the Unix epoch."""
@@ -26,37 +26,37 @@ HEADER_EXPIRES: Final = "bide-expires"
 """Header with the moment at which the sender's ``expiration`` is over: milliseconds since the Unix epoch."""
 
 HEADER_DELIVERIES: Final = "bide-deliveries"
-"""Header that counts deliveries of a message in a queue that does not count them itself."""
+"""Header with the number of deliveries by a queue that does not count deliveries itself."""
 
 HEADER_FIRST_DUE: Final = "bide-first-due"
 """Header with the due time that the sender gave, on copies of the message."""
 
 HEADER_SENT_BY: Final = "bide-sent-by"
-"""Header with who published a message, on its copies: the broker refuses the name of another user in ``user_id``."""
+"""Header with the publisher of a message, on its copies: the broker refuses another user's name in ``user_id``."""
 
 HEADER_RETRIED_BY: Final = "bide-operator-retries"
 """Header with how often an operator sent a message back."""
 
 HEADER_OPERATOR_RUN: Final = "bide-operator-run"
-"""Header with the operation that sent a message back last, as the audit names it."""
+"""Header with the operation that last sent a message back, as named in the audit stream."""
 
 HEADER_EDIT_OF: Final = "bide-edit-of"
-"""Header with the message id of which an operator made this message."""
+"""Header with the message id of the message that an operator edited to make this one."""
 
 NSERVICEBUS_RETRIES: Final = "NServiceBus.Retries"
 NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
 NSERVICEBUS_SENT: Final = "NServiceBus.TimeSent"
 NSERVICEBUS_DUE: Final = "NServiceBus.DeliverAt"
-"""Header with the due time that the sender gave. What NServiceBus retries after a delay keeps it."""
+"""Header with the due time that the sender gave. NServiceBus keeps it in delayed retries."""
 
-MOST_TIMES: Final = 100
-"""No message carries the times of more attempts; the oldest are left out."""
+MAX_TIMES: Final = 100
+"""How many times of failed attempts a message carries at most; the oldest are left out."""
 
-_MOST: Final = 1 << 31
-"""No counter of ours gets so far; a larger one is a stranger's, and could grow beyond what a header holds."""
+_MAX_COUNT: Final = 1 << 31
+"""Larger counters cannot be bide's own, and counting on could exceed what a header can hold."""
 
 _UNUSED: Final = -(1 << 40)
-"""As wide on the wire as a time."""
+"""Marks an unused element of the attempt times. It is encoded in as many bytes as a time."""
 
 _NSERVICEBUS_TIME: Final = "%Y-%m-%d %H:%M:%S:%f Z"
 _LONGEST_DELAY: Final = (1 << LEVELS) - 1
@@ -64,20 +64,20 @@ _LONGEST_DELAY: Final = (1 << LEVELS) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The attempts behind a message, as its headers tell them.
+    """The attempts at a message so far, as recorded in its headers.
 
     Attributes:
-        retries: delayed retries.
-        attempts: attempts that are known to have ended, immediate ones included.
-        times: when they failed; without those that failed in other processes since the last delayed retry.
-        first_failed_at: when the first failed, or None.
-        expires_at: when the sender loses interest, or None.
-        deliveries: deliveries that a queue which does not count them was seen to make.
-        first_due: the due time that the sender gave, or None where the message was not retried later, nor sent back by
+        retries: number of delayed retries.
+        attempts: number of attempts that are known to have ended, immediate ones included.
+        times: when attempts failed, without those that failed in other processes since the last delayed retry.
+        first_failed_at: when the first attempt failed, or None.
+        expires_at: when the sender's ``expiration`` is over, or None.
+        deliveries: number of deliveries by a queue that does not count deliveries itself.
+        first_due: the due time that the sender gave; None if the message had no delayed retry and was not sent back by
             an operator.
-        returned: how often an operator sent it back.
-        run: the operation that did so last, or None.
-        edit_of: the message id of the message that an operator made this one of, or None.
+        returned: how often an operator sent the message back.
+        run: the operation that sent it back last, or None.
+        edit_of: the message id of the message that an operator edited to make this one, or None.
     """
 
     retries: int = 0
@@ -93,7 +93,7 @@ class History:
 
     @classmethod
     def read(cls, headers: Mapping[str, Any]) -> Self:
-        """The history in these headers, which may hold anything."""
+        """Read the history from headers. Values that bide cannot have written are ignored."""
         times = headers.get(HEADER_ATTEMPT_TIMES)
         return cls(
             retries=_count(headers.get(HEADER_RETRIES, headers.get(NSERVICEBUS_RETRIES))),
@@ -118,23 +118,23 @@ class History:
         return replace(
             self,
             attempts=self.attempts + attempts,
-            times=(self.times + times)[-MOST_TIMES:],
+            times=(self.times + times)[-MAX_TIMES:],
             first_failed_at=self.first_failed_at or (times[0] if times else None),
             expires_at=expires_at,
         )
 
-    def headers(self, *, places: int) -> dict[str, Any]:
-        """The headers of a copy that will be tried again. Their size does not depend on how often that was.
+    def headers(self, *, max_times: int) -> dict[str, Any]:
+        """Headers for a copy that is going to be retried. Their size does not depend on the number of attempts.
 
         Args:
-            places: room for this many times of attempts: those of the oldest attempts give way.
+            max_times: how many times of failed attempts the headers have room for; the oldest are left out.
         """
-        places = min(places, MOST_TIMES)
-        times = [to_milliseconds(one) for one in self.times[-places:]] if places else []
+        max_times = min(max_times, MAX_TIMES)
+        times = [to_milliseconds(one) for one in self.times[-max_times:]] if max_times else []
         headers: dict[str, Any] = {
             HEADER_RETRIES: self.retries,
             HEADER_ATTEMPTS: self.attempts,
-            HEADER_ATTEMPT_TIMES: times + [_UNUSED] * (places - len(times)),
+            HEADER_ATTEMPT_TIMES: times + [_UNUSED] * (max_times - len(times)),
         }
         for name, moment in (
             (HEADER_FIRST_FAILURE, self.first_failed_at),
@@ -148,19 +148,19 @@ class History:
         return headers | self.operators_headers()
 
     def operators_headers(self) -> dict[str, Any]:
-        """The headers that tell what operators did."""
+        """Headers that record what operators did with the message."""
         returned = self.returned or None
         headers = {HEADER_RETRIED_BY: returned, HEADER_OPERATOR_RUN: self.run, HEADER_EDIT_OF: self.edit_of}
         return {name: value for name, value in headers.items() if value is not None}
 
 
 def nservicebus_time(moment: datetime) -> str:
-    """A moment as NServiceBus writes it: ``2026-12-24 18:00:00:000000 Z``, with a colon before the microseconds."""
+    """Format a time as NServiceBus does: ``2026-12-24 18:00:00:000000 Z``, with a colon before the microseconds."""
     return moment.astimezone(UTC).strftime(_NSERVICEBUS_TIME)
 
 
 def read_nservicebus_time(value: Any) -> datetime | None:
-    """The moment in a header of NServiceBus, or None where there is none."""
+    """Parse a time from a header of NServiceBus; None if the value is not one."""
     if not isinstance(value, str):
         return None
     try:
@@ -170,10 +170,10 @@ def read_nservicebus_time(value: Any) -> datetime | None:
 
 
 def nservicebus_due(headers: Mapping[str, Any]) -> datetime | None:
-    """When a message that an NServiceBus endpoint delayed is due, or None: its delay counts from when it was sent.
+    """When a message that an NServiceBus endpoint delayed is due, or None if it has no delay.
 
     Args:
-        headers: as the broker sent them.
+        headers: the headers of the delivery; the delay counts from the sending time that they contain.
     """
     if due := read_nservicebus_time(headers.get(NSERVICEBUS_DUE)):
         return due
@@ -189,9 +189,9 @@ def nservicebus_due(headers: Mapping[str, Any]) -> datetime | None:
 def expiry_of(
     *, expiration: timedelta | None, due: datetime | None, sent_at: datetime | None, received_at: datetime
 ) -> datetime | None:
-    """When a sender's ``expiration`` is over: counted from the due time, or the sending, or else the first receipt.
+    """When a sender's ``expiration`` is over: counted from the due time, else from the sending, else from the receipt.
 
-    None without one, and where that is after the year 9999.
+    None if the message has no ``expiration``, or if it ends after the year 9999.
     """
     try:
         return None if expiration is None else (due or sent_at or received_at) + expiration
@@ -202,7 +202,7 @@ def expiry_of(
 def _count(value: Any) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_COUNT else 0
 
 
 def _moment(value: Any) -> datetime | None:

@@ -18,38 +18,41 @@ from bide.recoverability.rules import ExceptionRules
 from bide.recoverability.schedule import MAX_RETRIES, delays_of, linear
 
 RetryPolicy = Callable[[Failure], Decision]
-"""Any pure function of the failure; :class:`Retry` is one."""
+"""A pure function from a failure to a decision; :class:`Retry` is one."""
 
-_LEAST_POISON_LIMIT: Final = 10
+_MIN_POISON_LIMIT: Final = 10
 _CRASHES: Final = 5
-"""Process deaths that a message may survive in addition to all its immediate retries."""
+"""How many process deaths a message may survive in addition to its immediate retries."""
 
-_WHOLE: Final = 1 << 64
+_HASHES: Final = 1 << 64
+"""Number of values of an 8-byte hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """Retry at once, then later, then park. The default is NServiceBus's: 5 at once, 3 later at 10, 20 and 30 s.
+    """Retry immediately, then with delays, then park.
 
-    The immediate retries are granted again after every delayed one, so a message is tried
-    ``(immediate + 1) * (len(delays) + 1)`` times before it is parked.
+    The default is NServiceBus's: 5 immediate retries, then delayed ones after 10, 20 and 30 s.
 
-    Exceptions can have rules of their own; the most specific class wins.
+    Immediate retries start again after each delayed one, so a message is tried ``(immediate + 1) * (len(delays) + 1)``
+    times before it is parked.
+
+    Classes of exceptions can have other rules; the rule of the most specific class applies.
 
     Args:
-        immediate: retries at once, 0 to 100.
+        immediate: number of immediate retries, 0 to 100.
         delays: the delays of the retries after those; see also :func:`bide.linear` and :func:`bide.exponential`.
-        jitter: each delay is changed by up to this part of it, up or down, so that messages that failed together are
-            not retried together: 0 to 1. It is computed from the message id, or else the time of the failure, so that
-            the same failure gives the same decision.
-        give_up_after: park rather than retry when the next attempt would come later than this after the first failure.
-        never: these exceptions park the message at once.
-        at_once: these are retried at once only, and not later.
-        later: these are retried later only, and not at once.
-        discard: these drop the message.
+        jitter: changes each delay by up to this fraction, up or down, 0 to 1, so that messages that failed together
+            are not retried together. It is computed from the message id, or else the time of the failure: the same
+            failure always gets the same delay.
+        give_up_after: park the message if its next attempt would come later than this after its first failure.
+        never: exceptions that park the message without a retry.
+        at_once: exceptions that get immediate retries only.
+        later: exceptions that get delayed retries only.
+        discard: exceptions that drop the message.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
 
     immediate: int = 5
@@ -66,7 +69,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         whole_number("immediate", self.immediate, 0, 100)
-        # The fields are the caller's words; these are what they mean.
+        # The private fields hold the parsed values of the public ones.
         object.__setattr__(self, "_delays", delays_of(self.delays))
         object.__setattr__(self, "delays", self._delays)
         give_up = None if self.give_up_after is None else parse_delay(self.give_up_after)
@@ -77,16 +80,16 @@ class Retry:
 
     @property
     def attempts(self) -> int:
-        """How often a message is tried at most."""
+        """How many times a message is tried at most."""
         return (self.immediate + 1) * (len(self._delays) + 1)
 
     @property
     def longest_delay(self) -> timedelta:
-        """No delayed retry is later than this, jitter included; zero where there is none."""
+        """The longest delay of a retry, jitter included; zero without delayed retries."""
         return _scaled(max(self._delays, default=timedelta(0)), 1 + self.jitter)
 
     def __call__(self, failure: Failure) -> Decision:
-        """The decision about this failure."""
+        """Decide what happens to the message."""
         rule = self._rules.of(failure.error)
         if rule == "discard":
             return _discarded(failure)
@@ -101,7 +104,7 @@ class Retry:
 
     def _in_time(self, failure: Failure, delay: timedelta) -> bool:
         limit = self._give_up_after
-        # In this order no sum overflows: either difference of two delays is one.
+        # Compared as two differences, because the sum of a time and a delay could overflow.
         return limit is None or delay - limit <= failure.first_failed_at - failure.failed_at
 
     def _jittered(self, delay: timedelta, failure: Failure) -> timedelta:
@@ -109,27 +112,27 @@ class Retry:
             return delay
         message = failure.message_id or failure.failed_at.isoformat()
         seed = f"{message}/{failure.queue}/{failure.delayed_retries}".encode(errors="surrogatepass")
-        place = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) / _WHOLE
-        return _scaled(delay, 1 + self.jitter * (2 * place - 1))
+        fraction = int.from_bytes(hashlib.blake2b(seed, digest_size=8).digest()) / _HASHES
+        return _scaled(delay, 1 + self.jitter * (2 * fraction - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRetry:
-    """Let a quorum queue of RabbitMQ 4.3 or newer do the waiting itself: linear delays, capped, without jitter.
+    """Use the delayed retry of quorum queues (RabbitMQ 4.3 or newer): linear delays with a maximum, without jitter.
 
-    The message stays in its queue, so nothing is published for a retry; in exchange there is no exponential
-    schedule, no ``give_up_after`` and no other rule per exception than ``never`` and ``discard``. The n-th retry
-    waits ``first * n``, at most ``longest`` (rule of RabbitMQ 4.3's ``x-delayed-retry-*`` arguments).
+    The message stays in its queue, so bide publishes nothing for a retry. In exchange there are no exponential
+    delays, no ``give_up_after``, and ``never`` and ``discard`` are the only rules for exceptions. Retry number n waits
+    ``first * n``, at most ``longest`` (the rule of RabbitMQ's ``x-delayed-retry-*`` arguments).
 
     Args:
-        first: the first delay, at least 1 ms.
-        longest: no delay is longer.
-        times: retries before the message is parked, 1 to 1,000.
-        never: these exceptions park the message at once.
-        discard: these drop it.
+        first: delay of the first retry, at least 1 ms.
+        longest: upper bound of all delays.
+        times: number of retries before the message is parked, 1 to 1,000.
+        never: exceptions that park the message without a retry.
+        discard: exceptions that drop the message.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
 
     first: DelayLike
@@ -145,27 +148,27 @@ class BrokerRetry:
         if not timedelta(milliseconds=1) <= first <= longest:
             raise InvalidInputError(
                 f"first={format_delay(first)} and longest={format_delay(longest)}: give a first delay of at least 1 ms "
-                "that is no longer than the longest"
+                "and not longer than the longest"
             )
         object.__setattr__(self, "_rules", ExceptionRules.make(never=self.never, discard=self.discard))
 
     @property
     def attempts(self) -> int:
-        """How often a message is tried at most."""
+        """How many times a message is tried at most."""
         return self.times + 1
 
     @property
     def queue_arguments(self) -> Mapping[str, Any]:
         """The arguments that the endpoint's queue needs."""
         return {
-            # "failed": rejections and lost consumers wait. What is only given back, at a stop, does not.
+            # "failed" delays messages after a rejection or a lost consumer, not those that a stopping process requeues.
             "x-delayed-retry-type": "failed",
             "x-delayed-retry-min": _milliseconds(self.first),
             "x-delayed-retry-max": _milliseconds(self.longest),
         }
 
     def __call__(self, failure: Failure) -> Decision:
-        """The decision about this failure."""
+        """Decide what happens to the message."""
         rule = self._rules.of(failure.error)
         if rule == "discard":
             return _discarded(failure)
@@ -173,21 +176,19 @@ class BrokerRetry:
 
 
 def check_policy(policy: object) -> None:
-    """See that this can be called with a failure and gives a decision.
+    """Check that a value can be used as a retry policy.
 
     Raises:
-        InvalidInputError: it cannot.
+        InvalidInputError: it is not a function, or it is async.
     """
     if not callable(policy) or isinstance(policy, type):
         raise InvalidInputError(f"retry={policy!r}: give a bide.Retry(), or a function from a failure to a decision")
     if inspect.iscoroutinefunction(policy):
-        raise InvalidInputError(
-            f"retry={policy!r} is async: a policy is a plain function, which does nothing but decide"
-        )
+        raise InvalidInputError(f"retry={policy!r} is async: give a plain function, which decides without waiting")
 
 
 def retries_at_once(policy: RetryPolicy) -> int:
-    """How often a policy may send a message back to its queue; 0 for a function, which does not say."""
+    """How often a policy may requeue a message between delayed retries; 0 for a function, which does not say."""
     for name in ("immediate", "times"):
         value = getattr(policy, name, None)
         if isinstance(value, int):
@@ -196,8 +197,8 @@ def retries_at_once(policy: RetryPolicy) -> int:
 
 
 def poison_limit(policy: RetryPolicy) -> int:
-    """Deliveries of a message since its last delayed retry after which it is taken for poison, by default."""
-    return max(retries_at_once(policy) + _CRASHES, _LEAST_POISON_LIMIT)
+    """The default number of deliveries since the last delayed retry after which a message is parked as poison."""
+    return max(retries_at_once(policy) + _CRASHES, _MIN_POISON_LIMIT)
 
 
 def _discarded(failure: Failure) -> Discard:
@@ -205,7 +206,7 @@ def _discarded(failure: Failure) -> Discard:
 
 
 def _scaled(delay: timedelta, factor: float) -> timedelta:
-    """The product, no longer than the longest delay."""
+    """Multiply a delay, limited to the longest delay that bide supports."""
     try:
         return min(delay * factor, LONGEST)
     except OverflowError:

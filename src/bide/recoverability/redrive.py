@@ -1,4 +1,4 @@
-"""Copies of failed messages: back to their queue, into an archive, and out of it."""
+"""Copies of failed messages: sent back, archived, or restored from the archive."""
 
 from __future__ import annotations
 
@@ -30,34 +30,35 @@ from bide.recoverability.history import (
 )
 
 _NOT_COPIED: Final = frozenset({"x-delivery-count", "x-acquired-count", "CC", "BCC"})
-"""What the broker counts anew, and other addresses: it would send the copy there too."""
+"""Headers that a copy leaves out: the broker's counters, and other addresses, which would receive the copy too."""
 
 LOCKED: Final = frozenset({"CC", "BCC", "x-death"})
-"""Headers that an edit cannot set."""
+"""Headers that an operator cannot edit."""
 
 
 def back(message: FailedMessage, *, to: str | None = None, run: str | None = None) -> PreparedMessage:
-    """The copy that an operator sends back: the headers about the failure are removed, the history of attempts stays.
+    """Copy a failed message back to the queue that it failed on.
 
-    So does the due time that the sender gave. The endpoint's retry policy begins anew. The
-    sender's ``expiration`` is dropped: an operator's decision stands above it.
+    The copy keeps the history of attempts and the due time that the sender gave. The headers that describe the failure
+    are removed, the retry policy starts from the beginning, and the sender's ``expiration`` is dropped, because the
+    operator's decision takes precedence.
 
     Args:
-        to: another queue than the one that it failed on.
-        run: names the operation.
+        to: a queue to send it to instead.
+        run: the name of the operation.
 
     Raises:
-        InvalidInputError: its queue is unknown, and none is named.
+        InvalidInputError: the queue that it failed on is unknown, and *to* is None.
     """
     queue = to or message.queue
     if queue is None:
-        raise InvalidInputError("nothing on it tells where it failed: name a queue with --to")
+        raise InvalidInputError("its headers do not say which queue it failed on: name a queue with --to")
     before, sent = message.history, _sent(message)
     due = senders_due(sent, before)
     history = replace(
         before, retries=0, expires_at=None, deliveries=0, first_due=due, returned=before.returned + 1, run=run
     )
-    headers = history.headers(places=len(history.times)) if history.attempts else history.operators_headers()
+    headers = history.headers(max_times=len(history.times)) if history.attempts else history.operators_headers()
     if not history.times:
         headers.pop(HEADER_ATTEMPT_TIMES, None)
     if due is not None:
@@ -73,24 +74,27 @@ def edited(
     without: frozenset[str],
     to: str | None = None,
 ) -> PreparedMessage:
-    """The copy that is sent back with another body or other headers. It has a new message id, and names the old one.
+    """Copy a failed message back with another body or other headers, a new message id, and the old id in a header.
 
     Args:
-        body: None keeps the old one.
-        headers: set in addition to, or in place of, the old ones.
-        without: headers that are taken away.
+        body: the new body; None keeps the old one.
+        headers: headers to add or replace.
+        without: headers to remove.
+        to: a queue to send it to instead of the one that it failed on.
 
     Raises:
-        ReservedHeaderError: a header is not the sender's to set.
-        InvalidInputError: nothing changes, or its queue is unknown.
+        ReservedHeaderError: a header belongs to bide or the broker.
+        InvalidInputError: nothing would change, or the queue that it failed on is unknown.
     """
     for name in (*headers, *without):
         if name.startswith(OWN_PREFIX) or name in LOCKED:
-            raise ReservedHeaderError(f"the header {name!r} is bide's or the broker's own: it cannot be edited")
+            raise ReservedHeaderError(
+                f"the header {name!r} belongs to bide or the broker, and cannot be edited: leave it out"
+            )
     if body is None and not headers and not without:
-        raise InvalidInputError("nothing is to be changed: give a body, or headers")
+        raise InvalidInputError("the edit would change nothing: give a body, or headers")
     for name in sorted(without - message.headers.keys()):
-        raise InvalidInputError(f"the message has no header {name!r} that could be taken away")
+        raise InvalidInputError(f"the message has no header {name!r}: remove one that it has")
     copy = back(message, to=to)
     kept = {name: value for name, value in copy.headers.items() if name not in without}
     kept |= headers
@@ -105,45 +109,45 @@ def edited(
 
 
 def archived(message: FailedMessage, *, queue: str, keep: timedelta, now: datetime) -> PreparedMessage:
-    """The copy for an archive: as it is, but that the broker drops it after a while."""
-    values = _as_it_is(message)
+    """Copy a failed message to an archive, unchanged except for an expiration after which the broker drops it."""
+    values = _unchanged(message)
     expiration = values.get("expiration")
     if isinstance(expiration, str):
         values["headers"].setdefault(HEADER_EXPIRATION, expiration)
     values["headers"][HEADER_ARCHIVED_AT] = to_milliseconds(now)
     values["expiration"] = str(-(-keep // timedelta(milliseconds=1)))
-    return _outgoing(message, queue, values)
+    return _prepared(message, queue, values)
 
 
 def unarchived(message: FailedMessage, *, queue: str) -> PreparedMessage:
-    """The copy that goes from an archive back to the error queue."""
-    values = _as_it_is(message)
+    """Copy a message from an archive back to the error queue."""
+    values = _unchanged(message)
     values.pop("expiration", None)
     values["headers"].pop(HEADER_ARCHIVED_AT, None)
-    return _outgoing(message, queue, values)
+    return _prepared(message, queue, values)
 
 
-def same(message: FailedMessage, *, queue: str) -> PreparedMessage:
-    """The same message once more, whose deliveries the broker counts anew."""
-    return _outgoing(message, queue, _as_it_is(message))
+def uncounted(message: FailedMessage, *, queue: str) -> PreparedMessage:
+    """Copy a failed message unchanged; the broker counts the deliveries of the copy from zero."""
+    return _prepared(message, queue, _unchanged(message))
 
 
-def _as_it_is(message: FailedMessage) -> dict[str, Any]:
+def _unchanged(message: FailedMessage) -> dict[str, Any]:
     values = dict(message.values)
     headers = {name: value for name, value in _raw(message).items() if name not in _NOT_COPIED}
-    # A publish of ours would hide where it was first sent to, which only the delivery has where x-death does not.
+    # Without an x-death header, only the delivery says where the message was first published to.
     if not message.deaths:
         headers.setdefault(HEADER_EXCHANGE, message.exchange)
         headers.setdefault(HEADER_ROUTING_KEY, message.routing_key)
-    # The broker refuses the name of another user.
+    # The broker refuses a publish with another user's name.
     if (user := values.pop("user_id", None)) is not None:
         headers.setdefault(HEADER_SENT_BY, message.sent_by or user)
     values["headers"] = headers
     return values
 
 
-def _outgoing(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> PreparedMessage:
-    # Without an id it stays without one: its name in our lists is made from its contents.
+def _prepared(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> PreparedMessage:
+    # A message without a message id gets none here: its id in the error queue is computed from its contents.
     message_id = message.message_id or message.id
     return PreparedMessage(
         target=QueueTarget(queue), body=message.body, message_id=message_id, values=values, is_copy=True

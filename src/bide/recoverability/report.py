@@ -1,4 +1,4 @@
-"""What is written on a message that is parked, and how that is read again."""
+"""Headers that describe a failure on a parked message."""
 
 from __future__ import annotations
 
@@ -37,17 +37,20 @@ FAILURE_HEADERS: Final = frozenset(
         *(NSB_ENDPOINT, NSB_MACHINE, NSB_FAILED_QUEUE, NSB_FAILED_AT, "NServiceBus.FLRetries"),
     }
 )
-"""Headers that tell of a failure; so do all that start with :data:`NSB_EXCEPTION`."""
+"""Headers that describe a failure, in addition to all that start with :data:`NSB_EXCEPTION`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
-    """Everything that is needed to understand why a message was parked.
+    """The failure that a message is parked for.
 
     Attributes:
+        endpoint: the endpoint that it failed on.
         queue: the queue that it failed on.
+        failed_at: when it failed.
+        explanation: the exception.
         history: with the last attempt counted.
-        host: the machine that it failed on.
+        host: the host name of the machine that it failed on.
         process: the id of the process that it failed in.
     """
 
@@ -60,13 +63,13 @@ class FailureReport:
     process: int
 
     def headers(self, *, nservicebus: bool) -> dict[str, Any]:
-        """The headers to park it with.
+        """The headers of the parked message.
 
         Args:
-            nservicebus: under the names that ServiceControl reads; what has no such name stays under ours.
+            nservicebus: use the header names that ServiceControl reads, and bide's own where it has none.
         """
-        history = self.history.headers(places=len(self.history.times))
-        # Attempts without a known time have no place in a message that is not tried again.
+        history = self.history.headers(max_times=len(self.history.times))
+        # The attempt times need no unused elements, because a parked message is not retried.
         history[HEADER_ATTEMPT_TIMES] = [to_milliseconds(one) for one in self.history.times]
         what = self.explanation
         headers: dict[str, Any] = {
@@ -106,7 +109,7 @@ class FailureReport:
 
 
 def without_failure(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers without those about a failure."""
+    """Leave out the headers that describe a failure."""
     return {
         name: value
         for name, value in headers.items()

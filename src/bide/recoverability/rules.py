@@ -1,4 +1,4 @@
-"""Rules of a retry policy for single kinds of exceptions."""
+"""Rules of a retry policy for classes of exceptions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bide.errors import InvalidInputError, UndecodableMessageError, UnknownMessa
 Rule = Literal["never", "at_once", "later", "discard"]
 
 NEVER_RETRIED: Final = (UndecodableMessageError, UnknownMessageTypeError)
-"""A message that cannot be read now cannot be read later."""
+"""Errors that a retry cannot fix: the message stays unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExceptionRules:
-    """Exception classes and what they ask for."""
+    """A rule for each class of exceptions."""
 
     rules: Mapping[type[BaseException], Rule]
 
     @classmethod
     def make(cls, **given: Any) -> Self:
-        """Rules from tuples of exception classes, by the name of the rule.
+        """Build the rules from tuples of exception classes, passed under the name of their rule.
 
         Raises:
             InvalidInputError: a value is not an exception class, or has two rules.
@@ -33,7 +33,7 @@ class ExceptionRules:
                 raise InvalidInputError(f"{name}={kinds!r}: give a tuple of exception classes")
             for kind in kinds:
                 if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-                    raise InvalidInputError(f"{name} has {kind!r}, which is no exception class")
+                    raise InvalidInputError(f"{name} has {kind!r}, which is not an exception class")
                 if kind in rules:
                     raise InvalidInputError(
                         f"{kind.__qualname__} is in both {rules[kind]} and {name}: an exception has one rule"

@@ -1,4 +1,4 @@
-"""Schedules of delayed retries: each is a tuple of delays, one per retry."""
+"""Schedules of delayed retries, as tuples of delays."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
 
 MAX_RETRIES: Final = 1000
-"""More delayed retries than this are a mistake."""
+"""The longest schedule that is accepted; more retries are taken for a mistake."""
 
 
 def delays_of(values: Iterable[DelayLike]) -> tuple[timedelta, ...]:
-    """Delays as a schedule.
+    """Parse the delays of a schedule.
 
     Raises:
-        InvalidInputError: there are more than :data:`MAX_RETRIES`, or they are not a list.
-        InvalidDelayError: one of them is not a delay.
+        InvalidInputError: the value is not a list, or has more than :data:`MAX_RETRIES` delays.
+        InvalidDelayError: an element is not a delay.
     """
     if isinstance(values, str | timedelta) or not isinstance(values, Iterable):
         raise InvalidInputError(f"delays={values!r}: give a list of delays, such as ['5s', '30s', '5m']")
     delays = tuple(parse_delay(one) for one in values)
     if len(delays) > MAX_RETRIES:
-        raise InvalidInputError(f"{len(delays)} delayed retries were asked for; the limit is {MAX_RETRIES}")
+        raise InvalidInputError(f"{len(delays)} delayed retries are more than the limit of {MAX_RETRIES}: give fewer")
     return delays
 
 
@@ -33,11 +33,11 @@ def linear(step: DelayLike, *, times: int) -> tuple[timedelta, ...]:
     """Delays that grow by the same amount: ``linear("10s", times=3)`` is 10, 20 and 30 s, NServiceBus's default.
 
     Args:
-        step: the first delay, and what each has more than the one before.
-        times: how many retries, 1 to 1,000.
+        step: the first delay, and the difference between one delay and the next.
+        times: number of retries, 1 to 1,000.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     base = parse_delay(step)
     try:
@@ -53,12 +53,12 @@ def exponential(
 
     Args:
         first: the first delay.
-        times: how many retries, 1 to 1,000.
-        factor: the ratio of each delay to the one before; at least 1.
-        longest: none is longer.
+        times: number of retries, 1 to 1,000.
+        factor: the ratio of each delay to the one before, at least 1.
+        longest: upper bound of all delays.
 
     Raises:
-        InvalidInputError: in one of its kinds.
+        InvalidInputError: an argument is invalid.
     """
     real_number("factor", factor, 1, 1000)
     delay, limit = parse_delay(first), parse_delay(longest)

@@ -1,4 +1,4 @@
-"""Which failed messages are meant."""
+"""Conditions that select failed messages."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from bide.recoverability.failed import FailedMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Conditions that all must hold; what is not given holds for every message. Without any, all messages are meant.
+    """Conditions that select failed messages. A message must meet all that are given; without any, all are selected.
 
     Attributes:
-        ids: one of these ids, or message ids.
-        group: of failures; see ``FailedMessage.group``.
-        queue: the queue that it failed on, or a pattern of its name: ``orders.*``.
-        endpoint: the endpoint that failed on it.
-        exception: the exception's type: with its module or without.
-        text: part of what the exception says, in capitals or not.
-        body_text: part of the message's body, to the letter, in UTF-8.
-        message_type: the sender's name for this kind of message.
-        reason: ``failed``, ``rejected``, ``expired``...
-        older_than: it failed longer ago than this; a message that does not say when is not meant.
-        newer_than: it failed less long ago than this.
-        headers: the sender's headers that it must have, with these values as text.
+        ids: ids or message ids, of which the message must have one.
+        group: a group of failures; see ``FailedMessage.group``.
+        queue: the queue that it failed on, or a pattern of its name, such as ``orders.*``.
+        endpoint: the endpoint that it failed on.
+        exception: the class of the exception, with or without its module.
+        text: part of the exception's message; case is ignored.
+        body_text: part of the message body, in UTF-8; case matters.
+        message_type: the sender's message type.
+        reason: the reason of the failure; see ``FailedMessage.reason``.
+        older_than: time since the failure, at least; messages without a time of failure are not selected.
+        newer_than: time since the failure, at most; messages without a time of failure are not selected.
+        headers: headers of the sender that it must have, with these values as text.
 
     Raises:
-        InvalidInputError: the text is empty, which would hold for every message.
+        InvalidInputError: *text* or *body_text* is empty, and would select every message.
     """
 
     ids: frozenset[str] = frozenset()
@@ -50,15 +50,15 @@ class Selection:
 
     def __post_init__(self) -> None:
         if "" in (self.text, self.body_text):
-            raise InvalidInputError("the text to look for is empty, and so in every message: give one, or leave it out")
+            raise InvalidInputError("an empty search text selects every message: give a text, or omit the condition")
 
     @property
     def everything(self) -> bool:
-        """Whether there is no condition."""
+        """Whether no condition is given."""
         return self == Selection()
 
     def holds(self, message: FailedMessage, now: datetime) -> bool:
-        """Whether this message is meant."""
+        """Whether this message meets all conditions."""
         return (
             (not self.ids or message.id in self.ids or message.message_id in self.ids)
             and self.group in (None, message.group)
@@ -82,7 +82,7 @@ class Selection:
         return (self.older_than is None or age > self.older_than) and (self.newer_than is None or age < self.newer_than)
 
     def to_dict(self) -> dict[str, Any]:
-        """The conditions that were given, as JSON."""
+        """The given conditions, as JSON."""
         found: dict[str, Any] = {}
         for one in fields(self):
             value = getattr(self, one.name)

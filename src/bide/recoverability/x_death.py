@@ -1,4 +1,4 @@
-"""Dead-lettering of a message, as the broker's ``x-death`` header records it."""
+"""Dead-lettering of a message, as recorded in the broker's ``x-death`` header."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Departure:
-    """How a message left one queue, once or several times.
+class QueueDeaths:
+    """How often and why a message was dead-lettered from one queue.
 
     Attributes:
         reason: of the last time: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``.
-        count: how often it left the queue.
-        exchange: the exchange that it came from the first time.
-        routing_key: the routing key that it came with the first time, or None if unknown.
-        expiration: the sender's ``expiration``, which the broker takes off when it dead-letters, or None.
+        count: how often it was dead-lettered from the queue.
+        exchange: the exchange that it was first published to.
+        routing_key: the routing key that it was first published with, or None if unknown.
+        expiration: the sender's ``expiration``, which the broker removes when it dead-letters, or None.
     """
 
     reason: str
@@ -32,10 +32,11 @@ class Departure:
 
     @classmethod
     def read(cls, headers: Mapping[str, Any], queue: str) -> Self | None:
-        """What the headers tell of this queue, or None. Brokers below 4.0.1 believe any ``x-death`` of a publisher.
+        """Read the ``x-death`` entries of a queue; None without any. Publishers can forge them below RabbitMQ 4.0.1.
 
-        There is one entry for each pair of a queue and a reason, with the exchange, the keys and the time of the first
-        time, but in the order of the last. So the oldest entry of a message that went round need not be the last one.
+        The header has an entry for each pair of queue and reason. An entry keeps the exchange, the routing keys and the
+        time of the first dead-lettering, while the entries are ordered by the last one. So for a message that was
+        dead-lettered repeatedly, the oldest entry need not be the last.
         """
         deaths = headers.get("x-death")
         found = [
@@ -45,7 +46,7 @@ class Departure:
         ]
         if not found:
             return None
-        # Times are in whole seconds. What died first of all, if it did so in this queue, is known exactly.
+        # Entries have times in whole seconds; the x-first-death headers say exactly which one was first, if present.
         reason = headers.get("x-first-death-reason") if headers.get("x-first-death-queue") == queue else None
         first = next((one for one in found if one.get("reason") == reason), None) or min(found, key=_time)
         keys, exchange = first.get("routing-keys"), first.get("exchange")

@@ -1,4 +1,4 @@
-"""What the relay of a :class:`bide.delay.waiting_hall.WaitingHall` does with a message, as a pure decision."""
+"""The relay's decision for each message of a waiting hall, without I/O."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
 RelayStep = Literal["round", "levels", "target", "aside"]
-"""Where the relay sends a message: to meditate for a round, through the levels, to its target, or to the undeliverable
-queue."""
+"""Where the relay sends a message: to the meditating queue for a round, through the levels, to its target, or to the
+undeliverable queue."""
 
 HEADER_DELAY: Final = "x-delay"
-"""How a client that knows nothing of bide says how long a message shall wait: milliseconds, as a number or text."""
+"""Header of a client without bide with the delay of a message: milliseconds, as a number or text."""
 
 HEADER_USER: Final = "bide-user-id"
-"""The ``user_id`` property of a message that the relay may not send under that name."""
+"""Header with the ``user_id`` property of a message, if that is not the relay's user."""
 
 HEADER_REFUSALS: Final = "bide-refusals"
-"""How often its target refused a message that waits to be offered again."""
+"""Header with the number of times that the target has refused a message."""
 
 HEADER_CC: Final = "bide-cc"
-"""The CC header of a message in the hall, where it would be routed by."""
+"""Header with the CC header of a message in the hall, where the broker would route by it."""
 
 LONGEST_PAUSE: Final = timedelta(seconds=64)
-"""A target that refuses is tried again after 1 unit, 2, 4... up to this."""
+"""The longest pause before a message is sent to a refusing target again; pauses are 1 unit, 2, 4..."""
 
 _CARRIED: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORITY))
-"""Properties that would act on the hall's own queues, and the headers that carry them through."""
+"""Properties that would act on the hall's own queues, and the headers that have them meanwhile."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _LONGEST_REASON: Final = 1000
@@ -57,10 +57,11 @@ _LEFT_BEHIND: Final = DEATH_HEADERS | {
     HEADER_PICK_UP_KEY,
     HEADER_SET_ASIDE,
 }
-"""Below 4.0.1 RabbitMQ takes a message that comes with its old ``x-death`` for one that goes in a circle.
+"""Headers that the relay removes.
 
-RabbitMQ removes a BCC header as it routes by it, but only the first of several (``strip_header`` in 3.10 to 4.3). The
-next one would name queues that the relay's allow-list has not seen.
+RabbitMQ before 4.0.1 mistakes a message with its old ``x-death`` for a cycle. RabbitMQ removes a BCC header when it
+routes by it, but only the first of several (``strip_header`` in 3.10 to 4.3), and the next one would name queues that
+the relay's allow-list was not checked for.
 """
 
 
@@ -69,7 +70,7 @@ class RelayDecision:
     """How the relay sends a message on.
 
     Attributes:
-        rest: what is still to be waited after this, in milliseconds; 0 on the way to the target.
+        rest: the remaining wait after this step, in milliseconds; 0 for the target.
         values: the properties by their AMQP names.
     """
 
@@ -82,14 +83,14 @@ class RelayDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayedMessage:
-    """A message in the hands of the relay.
+    """A message that the relay has received.
 
     Attributes:
-        target: where it goes in the end.
-        routing_key: the one that it was sent with.
-        due: when, in milliseconds since the Unix epoch.
-        headers: with which it waits in the hall.
-        properties: the others, with which it waits in the hall.
+        target: its final target.
+        routing_key: its original routing key.
+        due: its due time, in milliseconds since the Unix epoch.
+        headers: its headers while it waits in the hall.
+        properties: its other properties while it waits in the hall.
     """
 
     hall: WaitingHall
@@ -110,21 +111,21 @@ class RelayedMessage:
         user: str | None = None,
         allowed: AllowedTargets = ANY_TARGET,
     ) -> Self:
-        """Take a message as it comes from one of the relay's queues.
+        """Read a message from one of the relay's queues.
 
-        Its due time is what ``x-delay`` says, counted from now, and else ``bide-due``; without both it is due at once.
-        In a message that bide itself has delayed, ``x-delay`` is a header like any other.
-        Its target is what ``bide-to`` says, and else the pick-up exchange.
+        Its due time is ``x-delay`` counted from now, or else ``bide-due``. Without both headers it is due at once. If
+        bide has delayed the message, ``x-delay`` is a header without effect. Its target is that of ``bide-to``, or else
+        the pick-up exchange.
 
         Args:
             values: the properties by their AMQP names.
             now: milliseconds since the Unix epoch, rounded down.
-            user: that the relay is connected as.
-            allowed: the targets that it may deliver to, besides the pick-up exchange.
+            user: the user of the relay's connection.
+            allowed: the targets that the relay may deliver to, besides the pick-up exchange.
 
         Raises:
-            TargetNotAllowedError: the message names a target that is not among them.
-            InvalidInputError: a header cannot be understood, or names a part of the hall as the target.
+            TargetNotAllowedError: the message names a target that is not allowed.
+            InvalidInputError: a header is invalid, or names a part of the hall as the target.
         """
         given: Mapping[str, Any] = values.get("headers") or {}
         headers = {name: value for name, value in given.items() if name not in _LEFT_BEHIND}
@@ -132,11 +133,11 @@ class RelayedMessage:
             headers[HEADER_DUE] = now + _milliseconds(headers.pop(HEADER_DELAY))
         key = given.get(HEADER_PICK_UP_KEY, routing_key)
         if not isinstance(key, str):
-            raise InvalidInputError(f"the header {HEADER_PICK_UP_KEY} is {key!r}, where a routing key is due")
+            raise InvalidInputError(f"the header {HEADER_PICK_UP_KEY} is {key!r}: it must be a routing key")
         target = _target(headers.get(HEADER_TO), key, hall)
         due = headers.setdefault(HEADER_DUE, now)
         if isinstance(due, bool) or not isinstance(due, int):
-            raise InvalidInputError(f"the header {HEADER_DUE} is {due!r}, where milliseconds since 1970 are due")
+            raise InvalidInputError(f"the header {HEADER_DUE} is {due!r}: it must be milliseconds since 1970")
         headers[HEADER_TO] = str(target)
         properties = {name: value for name, value in values.items() if name != "headers"}
         for name, header in _CARRIED:
@@ -149,13 +150,13 @@ class RelayedMessage:
         return cls(hall=hall, target=target, routing_key=key, due=due, headers=headers, properties=properties)
 
     def forward(self, now: int) -> RelayDecision:
-        """Send it round, through the levels, or, when it is due, to its target.
+        """Send the message to the meditating queue, through the levels, or to its target if it is due.
 
         Args:
             now: milliseconds since the Unix epoch, rounded down.
 
         Raises:
-            InvalidDelayError: it is due in more than a hundred years.
+            InvalidDelayError: the message is due in more than a hundred years.
         """
         hall = self.hall
         unit = hall.resolution // _MILLISECOND
@@ -178,7 +179,7 @@ class RelayedMessage:
         )
 
     def deliver(self) -> RelayDecision:
-        """Send it to its target, as it was sent to the hall, with ``bide-to`` and ``bide-due`` to tell of the wait."""
+        """Send the message to its target as it was sent to the hall, with the headers ``bide-to`` and ``bide-due``."""
         headers, properties = dict(self.headers), dict(self.properties)
         for name, header in _CARRIED:
             if (value := headers.pop(header, None)) is not None:
@@ -197,7 +198,7 @@ class RelayedMessage:
         )
 
     def again(self) -> RelayDecision:
-        """Let it wait in the levels once more, because its target refused it: longer each time, and nobody else."""
+        """Let a message that its target refused wait in the levels again, longer each time."""
         refusals = self.headers.get(HEADER_REFUSALS, 0)
         if not isinstance(refusals, int) or not 0 <= refusals < 64:
             refusals = 63
@@ -219,10 +220,10 @@ class RelayedMessage:
 def set_aside(
     hall: WaitingHall, routing_key: str, values: Mapping[str, Any], *, reason: str, user: str | None = None
 ) -> RelayDecision:
-    """Send a message to the undeliverable queue as it came, with the reason in a header.
+    """Send a message to the undeliverable queue as it was received, with the reason in a header.
 
     Args:
-        user: that the relay is connected as.
+        user: the user of the relay's connection.
     """
     headers = {name: value for name, value in (values.get("headers") or {}).items() if name not in _COUNTED}
     properties = {name: value for name, value in values.items() if name != "headers"}
@@ -242,7 +243,7 @@ def set_aside(
 
 def _carry_user(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
     if properties.get("user_id") not in (None, user):
-        # The broker would close the channel: who sends has to be who it says.
+        # The broker closes the channel for a user id other than that of the connection.
         headers[HEADER_USER] = properties.pop("user_id")
 
 
@@ -267,13 +268,13 @@ def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:
 
 
 def _milliseconds(delay: Any) -> int:
-    """What ``x-delay`` says, rounded up; less than nothing is nothing."""
+    """The value of ``x-delay``, rounded up; a negative value is zero."""
     try:
         number = float("nan" if isinstance(delay, bool) else delay)
     except (TypeError, ValueError):
         number = float("nan")
     if not isfinite(number):
-        raise InvalidDelayError(f"the header {HEADER_DELAY} is {delay!r}, where milliseconds are due")
+        raise InvalidDelayError(f"the header {HEADER_DELAY} is {delay!r}: it must be milliseconds")
     if number > MAX_DELAY // _MILLISECOND:
         raise InvalidDelayError(
             f"the header {HEADER_DELAY} is {delay!r}, longer than a waiting hall holds messages "

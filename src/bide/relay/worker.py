@@ -1,8 +1,7 @@
-"""The relay of a waiting hall: takes each message out of one queue of the hall, and sends it on to the next.
+"""The relay of a waiting hall, which consumes its messages and sends them on.
 
-Any number of relays may work on one hall. A message is acknowledged only when the broker has confirmed its successor,
-so whatever becomes of a relay, none is lost; one that dies between the two leaves a message behind that another sends
-on once more.
+Several relays can work on one hall. A relay acknowledges a message only when the broker has confirmed its copy, so no
+message is lost. If a relay stops in between, another relay sends the message again.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from bide.admin.apply import apply, check_release, check_streams, exists
-from bide.admin.declaring import is_passing
+from bide.admin.declaring import is_temporary
 from bide.admin.settling import settle
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -30,37 +29,37 @@ from bide.errors import (
     NotAppliedError,
     TargetNotFoundError,
 )
-from bide.relay.shift import ConnectionLoop, Relayed
+from bide.relay.connection_loop import ConnectionLoop, Relayed
 from bide.runtime.logs import logger
 
 log = logger(__name__)
 
 PREFETCH: Final = 1000
 GRACE: Final = timedelta(seconds=10)
-"""The time that a relay which is told to stop takes to finish what it has in hand."""
+"""The time that a stopping relay has to finish its unacknowledged messages."""
 
 _PAUSE: Final = 1.0
 """Seconds until a relay that the broker refused tries again."""
 
 
 class Relay:
-    """Sends the messages of a waiting hall on, until it is told to stop.
+    """Sends the messages of a waiting hall on, until :meth:`stop`.
 
     Args:
-        url: of the broker; None takes ``BIDE_URL``, or RabbitMQ's default on this machine.
-        hall: with the settings that it has on the broker.
+        url: the broker's URL; None uses ``BIDE_URL``, or RabbitMQ's default URL on this machine.
+        hall: the waiting hall, with the same settings as on the broker.
         allow: patterns of the queues and exchanges that messages may name as their target: ``orders.*``; ``q:mails``
-            for a queue alone; ``x:shop`` for an exchange alone; ``*`` for any. The relay delivers with its own
+            for a queue only; ``x:shop`` for an exchange only; ``*`` for any. The relay delivers with its own
             permissions, also for senders that may not write there. The pick-up exchange is always allowed.
-        prefetch: messages of each of the two queues in hand at a time, 1 to 65,535.
-        declare: put the hall on the broker where it is missing.
-        grace: after :meth:`stop`, what is not confirmed within this time goes back to its queue.
+        prefetch: the maximum number of unacknowledged messages of each of the two queues, 1 to 65,535.
+        declare: declare the hall if it is missing.
+        grace: the time after :meth:`stop` after which unconfirmed messages go back to their queue.
 
     Attributes:
-        done: what it has done so far.
+        done: the counts so far.
 
     Raises:
-        InvalidInputError: a value cannot be used.
+        InvalidInputError: a value is invalid.
     """
 
     def __init__(
@@ -82,24 +81,24 @@ class Relay:
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
         self._grace = parse_delay(grace).total_seconds()
-        self._link = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
+        self._reconnecting = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Take no more messages, and end when those in hand are sent on."""
+        """Stop consuming, and end when all unacknowledged messages are sent on."""
         self._stopping.set()
 
     async def run(self, *, on_start: Callable[[Connection], None] | None = None) -> Relayed:
-        """Work until :meth:`stop`; connections that break are opened again.
+        """Relay messages until :meth:`stop`. Lost connections are opened again.
 
         Args:
-            on_start: called when messages are being consumed, at the first time and after every reconnect.
+            on_start: called when the relay starts to consume, at first and after every reconnect.
 
         Raises:
             NotAppliedError: the hall is not on the broker and may not be declared, or was deleted.
-            DeclarationMismatchError: it is there with other settings.
+            DeclarationMismatchError: the hall exists with other settings.
             AccessRefusedError: this user may not read from the hall, or write to it.
-            BrokerError: the broker cannot be reached at the start, or is none that can be used.
+            BrokerError: the broker cannot be reached at the start, or is not supported.
         """
         prepared = False
         try:
@@ -108,7 +107,7 @@ class Relay:
                     if not prepared:
                         await self._prepare(connection)
                         prepared = True
-                    shift = ConnectionLoop(
+                    loop = ConnectionLoop(
                         connection,
                         self._hall,
                         self.done,
@@ -116,22 +115,22 @@ class Relay:
                         prefetch=self._prefetch,
                         grace=self._grace,
                     )
-                    await shift.work(self._stopping, on_start)
+                    await loop.work(self._stopping, on_start)
                 except BrokerError as error:
                     if not prepared:
                         raise
-                    self._check_hope(connection, error)
+                    self._check_temporary(connection, error)
                     if not self._stopping.is_set():
                         log.warning("relaying stops until the broker is back: %s", error)
                     if connection.is_open:
                         await self._rest()
         finally:
-            await self._link.close()
+            await self._reconnecting.close()
         return self.done
 
     async def _connection(self) -> Connection | None:
-        """The open connection, or None when the relay shall stop."""
-        connecting = asyncio.create_task(self._link.connection())
+        """The open connection, or None when the relay is stopping."""
+        connecting = asyncio.create_task(self._reconnecting.connection())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +154,7 @@ class Relay:
         except AccessRefusedError as error:
             if not await exists(connection, probes):
                 raise self._not_applied(connection) from error
-            log.info("the waiting hall is taken as it is: %s", error)
+            log.info("the existing waiting hall is used unchanged: %s", error)
 
     def _not_applied(self, connection: Connection) -> NotAppliedError:
         return NotAppliedError(
@@ -163,19 +162,19 @@ class Relay:
             f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
         )
 
-    def _check_hope(self, connection: Connection, error: BrokerError) -> None:
-        """Go on after what may end by itself, such as a queue without a leader, or one that is being deleted.
+    def _check_temporary(self, connection: Connection, error: BrokerError) -> None:
+        """Ignore errors that may be temporary, such as a queue without a leader, or one that is being deleted.
 
         Raises:
-            BrokerError: it does not: the user lacks a right, or the hall was deleted.
+            BrokerError: the error is permanent: the user lacks a permission, or the hall was deleted.
         """
         if not connection.is_open:
             return
         if isinstance(error, AccessRefusedError):
             raise error
-        if isinstance(error, TargetNotFoundError) and not is_passing(error):
+        if isinstance(error, TargetNotFoundError) and not is_temporary(error):
             raise NotAppliedError(
-                f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to put it back",
+                f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to declare it",
                 reply_code=error.reply_code,
             ) from error
 

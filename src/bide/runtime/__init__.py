@@ -1,1 +1,1 @@
-"""Tasks, cancellation and logs: what running code needs, whatever it does."""
+"""Tasks, cancellation, backoff, bounded caches and loggers."""

@@ -6,11 +6,11 @@ import random
 
 
 class Backoff:
-    """Pauses between tries: doubled each time, and randomised so that clients do not try in step.
+    """Pauses between attempts: doubled each time, and randomised so that clients do not retry in step.
 
     Args:
         first: seconds of the first pause, before it is randomised.
-        longest: seconds of the longest.
+        longest: seconds of the longest pause, before it is randomised.
     """
 
     def __init__(self, first: float, longest: float) -> None:
@@ -18,15 +18,15 @@ class Backoff:
         self._longest = longest
 
     def next(self) -> float:
-        """Seconds to wait before the next try: from half of the pause to all of it."""
+        """Seconds to wait before the next attempt: between half of the pause and all of it."""
         pause = self._next
         self._next = min(pause * 2, self._longest)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
 
     def limit(self, seconds: float) -> None:
-        """Make the next pause this long at most."""
+        """Make the next pause at most this long."""
         self._next = min(self._next, seconds)
 
     def reset(self) -> None:
-        """Start again with the first pause, after a success."""
+        """Start again with the first pause. Call this after a success."""
         self._next = self._first

@@ -1,4 +1,4 @@
-"""A dictionary with a limit."""
+"""A dictionary with a maximum size."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import OrderedDict
 from typing import Final, TypeVar
 
 MOST: Final = 10_000
-"""Entries of a cache, unless it is made with another limit."""
+"""The default maximum number of entries."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class BoundedCache(OrderedDict[Key, Value]):
-    """A dictionary in which a new entry takes the place of the oldest when it is full.
+    """A dictionary that drops its oldest entry when a new one would exceed the maximum size.
 
     Args:
-        most: entries that it holds.
+        most: the maximum number of entries.
     """
 
     def __init__(self, most: int = MOST) -> None:

@@ -1,4 +1,4 @@
-"""Cancellation of this task, or a ``CancelledError`` that user code let escape."""
+"""Cancellation of a task, as opposed to a ``CancelledError`` that user code let escape."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _Result = TypeVar("_Result")
 
 
 def is_cancelled() -> bool:
-    """Whether the current task is to end. If not, a ``CancelledError`` is a failure of the code that it came out of."""
+    """Whether the current task was cancelled. If not, a ``CancelledError`` is a failure of the code that raised it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def from_within(what: str, error: asyncio.CancelledError) -> RuntimeError:
-    """The failure that such a ``CancelledError`` is."""
+    """The failure to report for a ``CancelledError`` that user code let escape."""
     failure = RuntimeError(f"{what} was cancelled from within")
     failure.__cause__ = error
     return failure
@@ -26,9 +26,10 @@ def from_within(what: str, error: asyncio.CancelledError) -> RuntimeError:
 async def outcome_of(
     handler: Callable[[_Given], Awaitable[_Result]], given: _Given, *, what: str = "the handler"
 ) -> tuple[_Result, None] | tuple[None, Exception]:
-    """What a handler returns, or what it raises, with the stack from the handler on.
+    """Run a handler and return its result, or its exception with a traceback that starts at the handler.
 
-    Dealt with where it is caught, that would be the context of whatever is raised there, which logs print.
+    The exception is returned so that callers deal with it outside of an ``except`` block. Inside one, it would be the
+    context of whatever they raise, and logs would print it too.
     """
     try:
         return await handler(given), None
@@ -36,18 +37,19 @@ async def outcome_of(
         if is_cancelled():
             raise
         return None, from_within(what, error)
-    except Exception as error:  # noqa: BLE001 (whatever a handler raises is its failure)
+    except Exception as error:  # noqa: BLE001 (any exception of a handler is its failure)
         trace = error.__traceback__
-        # Not by assignment, which an exception may refuse: a frozen dataclass does.
+        # with_traceback works where an assignment to __traceback__ fails, as in a frozen dataclass.
         return None, error.with_traceback(trace.tb_next if trace is not None else None)
 
 
 async def outcome_apart(
     handler: Callable[[_Given], Awaitable[_Result]], given: _Given
 ) -> tuple[_Result, None] | tuple[None, Exception]:
-    """The same of a handler that has a task of its own: cancels it that task, that is a failure like any other.
+    """Run a handler in its own task, and return its result or its exception as :func:`outcome_of` does.
 
-    If the current task is cancelled, so is the handler's, as often as that is; and this ends when that has ended.
+    A handler that cancels its own task has failed. Each cancellation of the current task is passed on to the handler's
+    task, and raised here once that task has ended.
     """
     task = asyncio.create_task(outcome_of(handler, given))
     cancelled: asyncio.CancelledError | None = None
@@ -59,7 +61,8 @@ async def outcome_apart(
             task.cancel()
     if cancelled is not None:
         if not task.cancelled():
-            # Looked at, or it is logged when the task is collected. What ends a process was raised there already.
+            # Retrieve the exception, or asyncio logs it when the task is collected. The event loop has raised
+            # SystemExit and KeyboardInterrupt already.
             task.exception()
         raise cancelled
     try:

@@ -1,4 +1,4 @@
-"""Loggers whose records show the text of other systems safely."""
+"""Loggers that escape control characters in text of other systems."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bide.foreign_text import visible, visible_values
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module that logs names, ids or errors which other systems wrote.
+    """The logger of a module that logs names, ids or errors written by other systems.
 
-    Every handler gets them with control characters escaped: a header cannot forge a line or move a cursor. The
-    template of a record stays, so that tools go on grouping by it.
+    Every handler receives them with control characters escaped, so that a header cannot forge a line or move a cursor.
+    The template of a record is unchanged, so that tools can still group records by it.
     """
     found = logging.getLogger(name)
     found.addFilter(_make_visible)

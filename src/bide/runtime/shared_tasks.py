@@ -1,4 +1,4 @@
-"""Work that several callers wait for, done once for all of them."""
+"""Tasks that several callers wait for and that run once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _Result = TypeVar("_Result")
 
 
 class SharedTasks:
-    """Tasks that outlive the callers that wait for them, so that a stalled broker is not asked again by each."""
+    """Tasks that outlive the callers that wait for them, so that each caller does not ask a stalled broker again."""
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Wait for the task of this key, which is started if there is none. A caller that times out leaves it running.
+        """Wait for the task of this key, and start it if none is running. A caller that times out leaves it running.
 
         Raises:
-            ClosedError: :meth:`stop` ended it.
-            Exception: whatever the task raises.
+            ClosedError: :meth:`stop` ended the task.
+            Exception: any exception of the task.
         """
         task: asyncio.Task[_Result] | None = self._tasks.get(key)
         if task is None or task.done():
@@ -49,5 +49,5 @@ class SharedTasks:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if not task.cancelled():
-            # All callers may have timed out: then none of them raises its error.
+            # If all callers have timed out, none of them retrieves the exception, and asyncio would log it.
             task.exception()

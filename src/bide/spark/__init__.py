@@ -1,8 +1,8 @@
 """RabbitMQ as the Spark data source ``rabbitmq``, for reading, streaming and writing.
 
-It needs ``bide[spark]``. Spark finds the data source by itself where bide is installed, through the package
-``pyspark_bide``; :func:`register` does it explicitly, for a session that looked for data sources before that, and
-:func:`ship` for a cluster where bide is not installed.
+The package needs ``bide[spark]``. Where bide is installed, Spark finds the data source itself, through the package
+``pyspark_bide``. Call :func:`register` in a session that looked for data sources before bide was installed, and
+:func:`ship` on a cluster without bide.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ __all__ = ["Drained", "drain", "register", "ship"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``rabbitmq`` known to a session; once more does no harm.
+    """Register the format ``rabbitmq`` with a session; calling this twice is harmless.
 
-    On a classic session, reads and writes take ``BIDE_URL`` and ``BIDE_STREAM_PORT`` as they are now. Spark starts the
-    processes that plan them, with the environment that the driver had when the session was started. They keep it where
-    both variables are unset, and were never passed here.
+    In a classic session, reads and writes use ``BIDE_URL`` and ``BIDE_STREAM_PORT`` as they are set at this call. The
+    Python processes in which Spark plans reads and writes otherwise have the environment of the start of the session;
+    they keep it if both variables are unset and have never been passed.
     """
     from pyspark.errors import AnalysisException
 
     from bide.spark.datasource import RabbitMQDataSource
-    from bide.spark.shipping import lend_address, lend_archive
+    from bide.spark.shipping import pass_address, pass_archive
 
-    lend_archive(spark)
-    lend_address(spark)
+    pass_archive(spark)
+    pass_address(spark)
     try:
         spark.dataSource.register(RabbitMQDataSource)
     except AnalysisException as error:
-        # PySpark 4.0 does not let one that it found by itself be registered.
+        # PySpark 4.0 refuses to register a data source that it has found itself.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
 
 def ship(spark: SparkSession) -> None:
-    """Give this very bide to the executors of a session, which need not have any, and register it.
+    """Send the bide of this process to the executors of a running session, and register the data source.
 
-    For a session that is there already it is what ``--py-files`` with the file of ``bide pipeline bundle`` is for one
-    to be started; see docs/spark-cluster.md.
+    To start a session with bide, use ``--py-files`` with the file that ``bide pipeline bundle`` writes; see
+    docs/spark-cluster.md.
     """
     from bide.spark.shipping import send_bundle
 

@@ -1,4 +1,4 @@
-"""Messages of streams as record batches of Arrow."""
+"""Messages of streams as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -18,54 +18,58 @@ from bide.delay.protocol import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
 from bide.runtime.bounded_cache import BoundedCache
 from bide.streams.amqp10 import Sections, decode, escaped, identity, lookup, sections
-from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, unpack_gzip
+from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, decompress_gzip
 
-MOST_ROWS: Final = 10_000
-MOST_BYTES: Final = 8 << 20
-"""Bounds of a batch; it has at least one row."""
+MAX_ROWS: Final = 10_000
+MAX_BYTES: Final = 8 << 20
+"""Limits of a batch, which has at least one row."""
 
-_LONGEST_CACHED: Final = 1 << 10
-"""Bytes of the annotations that are kept once read. Those of most messages have a hundred."""
+_MAX_CACHED: Final = 1 << 10
+"""Largest encoded annotations that are cached, in bytes. Those of most messages have about a hundred bytes."""
 
 _LATEST: Final = 253_402_300_800_000
-"""Milliseconds from 1970 to the year 10000, where Spark's calendar ends for Python."""
+"""Milliseconds from 1970 to the year 10000, the end of the range that Spark and Python share."""
 
 _BY_ARROW: Final = frozenset({"lz4", "zstd"})
 _DUE: Final = HEADER_DUE.encode()
 _SENT: Final = HEADER_SENT.encode()
 _TYPE_NAME: Final = "x-basic-type"
 _TYPE: Final = _TYPE_NAME.encode()
-"""Where RabbitMQ keeps the property ``type``: in the annotations; before 3.13 among the application properties."""
+"""The annotation in which RabbitMQ keeps the property ``type``; before 3.13 it was an application property."""
 
 _OWN_ANNOTATIONS: Final = ("x-exchange", "x-routing-key")
 _BROKER_PREFIXES: Final = ("x-opt-", "x-basic-", "x-stream-")
 
-Entry = tuple[str | None, str | None, str | None, dict[str, Any]]
-"""From the annotations: exchange, routing key, type, and what RabbitMQ 4 keeps there of the headers."""
+Annotations = tuple[str | None, str | None, str | None, dict[str, Any]]
+"""Exchange, routing key and type from the annotations, and the headers that RabbitMQ 4 keeps there."""
 
 
-def unpack(compression: int, data: bytes, length: int) -> bytes:
-    """Unpack a batch of messages.
+def decompress(compression: int, data: bytes, length: int) -> bytes:
+    """Decompress a batch of messages.
 
     Raises:
-        UndecodableMessageError: it is packed in a way that is not read (snappy), or is not what its header says.
+        UndecodableMessageError: an unsupported compression (snappy), or data that do not match the header of the batch.
     """
     name = COMPRESSIONS[compression] if compression < len(COMPRESSIONS) else ""
     if name not in _BY_ARROW:
-        return unpack_gzip(compression, data, length)
+        return decompress_gzip(compression, data, length)
     try:
-        # Not by pa.decompress, which fills up what is shorter than announced with anything in memory.
+        # pa.decompress is unsafe here: it pads a result shorter than announced with uninitialized memory.
         with pa.CompressedInputStream(pa.BufferReader(data), name) as stream:
-            unpacked: bytes = stream.read(length + 1)
+            raw: bytes = stream.read(length + 1)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise UndecodableMessageError(f"a batch of messages packed by {name} cannot be unpacked: {error}") from error
-    if len(unpacked) != length:
-        raise UndecodableMessageError(f"a batch of messages packed by {name} is not {length:,} bytes, as it says")
-    return unpacked
+        raise UndecodableMessageError(
+            f"a batch of messages compressed by {name} cannot be decompressed: {error}"
+        ) from error
+    if len(raw) != length:
+        raise UndecodableMessageError(
+            f"a batch of messages compressed by {name} is not {length:,} bytes long, as its header says"
+        )
+    return raw
 
 
 class Row(NamedTuple):
-    """What a message says itself; the names are those of the columns."""
+    """The columns of a message that come from its own contents."""
 
     value: bytes
     exchange: str | None = None
@@ -81,7 +85,11 @@ class Row(NamedTuple):
 
 
 class Batches:
-    """Turns the chunks of one stream into record batches with the columns of a schema."""
+    """Converts the chunks of one stream into record batches with the columns of a schema.
+
+    Args:
+        raw: whether undecodable messages become rows, rather than an error.
+    """
 
     def __init__(self, schema: pa.Schema, stream: str, *, raw: bool) -> None:
         self._schema = schema
@@ -93,24 +101,23 @@ class Batches:
         self._identity = bool(wanted & {"message_id", "correlation_id", "content_type"})
         self._times = bool(wanted & {"due", "scheduled"})
         self._type = "type" in wanted
-        self._entries = BoundedCache[bytes, Entry]()
+        self._annotations_cache = BoundedCache[bytes, Annotations]()
         self._rows: list[Row] = []
         self._offsets: list[int] = []
         self._timestamps: list[int] = []
         self._bytes = 0
 
     def add(self, chunk: Chunk, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Take in the messages between two indexes of a chunk; yields the batches that are full.
+        """Add the messages between two indexes of a chunk; yields a batch whenever one is full.
 
         Raises:
-            UndecodableMessageError: a message is not one of AMQP 1.0, or is in a batch that cannot be read, and it is
-                not wanted as it is.
+            UndecodableMessageError: a message cannot be decoded, and ``raw`` is false.
         """
         timestamp = chunk.timestamp * 1000
         rows, read = self._rows, self._row
-        for offset, data in enumerate(islice(chunk.messages(unpack), first, last), chunk.first + first):
+        for offset, data in enumerate(islice(chunk.messages(decompress), first, last), chunk.first + first):
             if data is None:
-                # It is part of the batch in an earlier row.
+                # Part of an undecodable batch, which is an earlier row.
                 continue
             try:
                 if isinstance(data, Undecodable):
@@ -122,25 +129,25 @@ class Batches:
             self._offsets.append(offset)
             self._timestamps.append(timestamp)
             self._bytes += len(data) if row.undecodable is None else len(row.value)
-            if self._bytes >= MOST_BYTES or len(rows) >= MOST_ROWS:
+            if self._bytes >= MAX_BYTES or len(rows) >= MAX_ROWS:
                 yield self.take()
                 rows = self._rows
 
     def _undecodable(self, data: bytes | Undecodable, offset: int, error: UndecodableMessageError) -> Row:
         if not self._raw:
             raise UndecodableMessageError(
-                f"the message at offset {offset:,} of stream {self._stream!r} cannot be read: {error}. The option "
-                "undecodable=raw takes such messages as they are"
+                f"the message at offset {offset:,} of stream {self._stream!r} cannot be decoded: {error}. To read such "
+                "messages as raw bytes, set the option undecodable=raw"
             ) from error
         return Row(data.data if isinstance(data, Undecodable) else data, undecodable=str(error))
 
     @property
     def rows(self) -> int:
-        """How many rows wait to be taken."""
+        """The number of rows in the batch so far."""
         return len(self._rows)
 
     def take(self) -> pa.RecordBatch:
-        """The rows so far."""
+        """Return the rows so far as a batch, and start a new one."""
         columns: dict[str, Any] = dict(zip(Row._fields, zip(*self._rows, strict=True), strict=False))
         columns["offset"] = self._offsets
         columns["timestamp"] = self._timestamps
@@ -150,28 +157,28 @@ class Batches:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _row(self, data: bytes) -> Row:
-        cut = sections(data)
+        message = sections(data)
         exchange = routing_key = message_id = correlation_id = content_type = headers = due = sent = kind = None
         annotated: dict[str, Any] = {}
-        if self._routing and cut.annotations:
-            exchange, routing_key, kind, annotated = self._annotations(cut.annotations)
-        if self._identity and cut.properties:
-            message_id, correlation_id, content_type = map(text_of, identity(cut.properties))
-        if cut.application:
+        if self._routing and message.annotations:
+            exchange, routing_key, kind, annotated = self._annotations(message.annotations)
+        if self._identity and message.properties:
+            message_id, correlation_id, content_type = map(text_of, identity(message.properties))
+        if message.application:
             if self._headers:
-                application = decode(cut.application)
+                application = decode(message.application)
                 if not isinstance(application, dict):
-                    raise UndecodableMessageError("its application properties are no map")
+                    raise UndecodableMessageError("its application properties are not a map")
                 due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
                 kind = kind or _name(application.pop(_TYPE_NAME, None))
                 annotated = {**annotated, **application}
-            elif (self._times and b"bide-" in cut.application) or (self._type and _TYPE in cut.application):
-                due, sent, found = lookup(cut.application, _DUE, _SENT, _TYPE)
+            elif (self._times and b"bide-" in message.application) or (self._type and _TYPE in message.application):
+                due, sent, found = lookup(message.application, _DUE, _SENT, _TYPE)
                 kind = kind or _name(found)
         if self._headers and annotated:
             headers = [(str(name), text_of(value)) for name, value in annotated.items()]
         return Row(
-            cut.body if cut.body is not None else _body(cut),
+            message.body if message.body is not None else _body(message),
             exchange,
             routing_key,
             message_id,
@@ -183,12 +190,12 @@ class Batches:
             kind,
         )
 
-    def _annotations(self, data: bytes) -> Entry:
-        """They are the same for most messages of a stream: read them once."""
-        if (known := self._entries.get(data)) is None:
+    def _annotations(self, data: bytes) -> Annotations:
+        """Decode annotations, through a cache: most messages of a stream have the same ones."""
+        if (known := self._annotations_cache.get(data)) is None:
             found = decode(data)
             if not isinstance(found, dict):
-                raise UndecodableMessageError("its annotations are no map")
+                raise UndecodableMessageError("its annotations are not a map")
             exchange, routing_key = (found.get(name) for name in _OWN_ANNOTATIONS)
             known = (
                 _name(exchange),
@@ -202,14 +209,14 @@ class Batches:
                     and not str(name).startswith(_BROKER_PREFIXES)
                 },
             )
-            if len(data) <= _LONGEST_CACHED:
-                self._entries[data] = known
+            if len(data) <= _MAX_CACHED:
+                self._annotations_cache[data] = known
         return known
 
 
-def _body(cut: Sections) -> bytes:
-    """A body that is a value: text and bytes as they are, anything else as JSON."""
-    values = [decode(one) for one in cut.value]
+def _body(message: Sections) -> bytes:
+    """A body of AMQP values or sequences: bytes unchanged, text as UTF-8, other types as JSON."""
+    values = [decode(one) for one in message.value]
     value = (
         values[0]
         if len(values) == 1
@@ -221,18 +228,18 @@ def _body(cut: Sections) -> bytes:
 
 
 def microseconds(value: Any) -> int | None:
-    """Microseconds from the milliseconds in a header, or None where that is not a time."""
+    """Convert the milliseconds in a header to microseconds; None if the value is not a time."""
     return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
 
 
 def _name(value: Any) -> str | None:
-    """A name as text, with escapes where it is not UTF-8."""
+    """A name as text; bytes that are not UTF-8 are escaped."""
     return escaped(value) if isinstance(value, bytes) else text_of(value)
 
 
 def text_of(value: Any) -> str | None:
-    """A value of AMQP as text: bytes are read as UTF-8, or else as Base64; lists and maps are JSON."""
-    # First what is most frequent.
+    """An AMQP value as text: bytes as UTF-8 if they are valid UTF-8, else as Base64; lists and maps as JSON."""
+    # The most frequent cases first.
     if value is None or type(value) is str:
         return value
     match value:
@@ -258,7 +265,7 @@ def _plain(value: Any) -> Any:
         case UUID() | Decimal():
             return str(value)
         case float() if not isfinite(value):
-            # JSON has no such numbers.
+            # JSON cannot represent infinity and NaN.
             return str(value)
         case list() | tuple():
             return [_plain(one) for one in value]

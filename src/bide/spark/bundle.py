@@ -1,7 +1,8 @@
-"""bide as one file, for executors of Spark that do not have it installed.
+"""bide as one zip file, for Spark executors without an installation of bide.
 
-An executor needs bide, pamqp, and httpx2 with what that builds on (to ask the management API, before it looks at a
-queue). All of it is pure Python. PySpark and PyArrow it has anyway; what else bide builds on is for its command line.
+An executor needs bide, pamqp, and httpx2 with its dependencies (for the management API, which is asked before a queue
+is read). All of these are pure Python. Executors have PySpark and PyArrow themselves; the other dependencies of bide
+are for its command line only.
 """
 
 from __future__ import annotations
@@ -25,44 +26,44 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 PACKAGES: Final = ("bide", "pyspark_bide", "pamqp", "httpx2", "httpcore2", "anyio", "h11", "idna", "truststore")
 MODULES: Final = ("typing_extensions",)
-"""What is in it, by the names under which it is imported."""
+"""Contents of the bundle, by import name."""
 
 _SUFFIXES: Final = (".py", ".css")
-_HASHED_AND_NOT_CHECKED: Final = 1  # a flag of compiled files, PEP 552
+_UNCHECKED_HASH: Final = 1  # a flag of .pyc files, see PEP 552
 
 
 def write_bundle(path: str | os.PathLike[str]) -> Path:
     """Write a zip file for ``--py-files``, ``spark.submit.pyFiles``, ``addPyFile`` or ``addArtifacts(pyfile=True)``.
 
-    It has the sources, for any Python that bide knows, and what this Python compiles of them: a worker that had to
-    do so would do it again at each start, which takes four times as long as the import of what is compiled.
+    The file has the sources, for each Python that bide supports, and their bytecode for this Python. Without bytecode,
+    a worker compiles the sources at each start, which takes four times as long as importing the bytecode.
 
     Args:
-        path: of the file; one that is there is replaced.
+        path: the path of the file; an existing file is replaced.
 
     Returns:
-        the same, absolute.
+        The absolute path.
     """
     target = Path(path).absolute()
-    beside = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        beside.write_bytes(_bundle())
-        beside.replace(target)
+        temporary.write_bytes(_bundle())
+        temporary.replace(target)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return target
 
 
 @cache
 def own_bundle() -> Path:
-    """The file, written once, to be deleted when the process ends.
+    """The bundle of this process, written once and deleted when the process ends.
 
-    Spark takes no two files of one name in the same session: the name depends on its contents.
+    The name has a digest of the contents, because a Spark session refuses two files of the same name.
     """
     contents = _bundle()
-    place = Path(_folder().name, f"bide-{sha256(contents).hexdigest()[:12]}.zip")
-    place.write_bytes(contents)
-    return place
+    path = Path(_folder().name, f"bide-{sha256(contents).hexdigest()[:12]}.zip")
+    path.write_bytes(contents)
+    return path
 
 
 @cache
@@ -71,17 +72,17 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _bundle() -> bytes:
-    found = BytesIO()
-    with ZipFile(found, "w", ZIP_DEFLATED) as archive:
+    buffer = BytesIO()
+    with ZipFile(buffer, "w", ZIP_DEFLATED) as archive:
         for name, contents in _contents():
             archive.writestr(name, contents)
             if name.endswith(".py"):
                 archive.writestr(f"{name}c", _compiled(contents, name))
-    return found.getvalue()
+    return buffer.getvalue()
 
 
 def _contents() -> Iterator[tuple[str, bytes]]:
-    """Names of files, and what is in them. They may come out of such a file themselves, on a cluster."""
+    """Names and contents of all files; if bide was imported from a bundle, they are read from it."""
     for package in PACKAGES:
         yield from _files(package, files(package))
     for module in MODULES:
@@ -89,7 +90,7 @@ def _contents() -> Iterator[tuple[str, bytes]]:
         if spec is not None and isinstance(spec.loader, InspectLoader):
             yield f"{module}.py", (spec.loader.get_source(module) or "").encode()
     for name in (*PACKAGES, *MODULES):
-        # Some ask for their own version when they are imported.
+        # Some packages look up their own version when they are imported.
         with suppress(PackageNotFoundError):
             installed = distribution(name)
             if (text := installed.read_text("METADATA")) is not None:
@@ -105,7 +106,7 @@ def _files(name: str, folder: Traversable) -> Iterator[tuple[str, bytes]]:
 
 
 def _compiled(source: bytes, name: str) -> bytes:
-    """What Python keeps in ``.pyc`` files: another Python sees that it is not its own, and takes the source."""
+    """The contents of a ``.pyc`` file. Another release of Python sees the magic number and uses the source instead."""
     code = compile(source, name, "exec", dont_inherit=True)
-    flags = _HASHED_AND_NOT_CHECKED.to_bytes(4, "little")
+    flags = _UNCHECKED_HASH.to_bytes(4, "little")
     return MAGIC_NUMBER + flags + source_hash(source) + marshal.dumps(code)

@@ -1,4 +1,4 @@
-"""The columns that are read, for Spark and for Arrow."""
+"""Columns of the source, with their types in Spark and in Arrow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STREAM_COLUMNS: Final[Columns] = {
     **_OF_MESSAGES,
     UNDECODABLE: (StringType(), _TEXT),
 }
-"""What is read from streams, in the order of the table."""
+"""Columns of streams, in the order of the table."""
 
 QUEUE_COLUMNS: Final[Columns] = {
     VALUE: (BinaryType(), pa.binary()),
@@ -64,32 +64,32 @@ QUEUE_COLUMNS: Final[Columns] = {
     "attempts": (LongType(), pa.int64()),
     **_OF_MESSAGES,
 }
-"""What is read from queues."""
+"""Columns of queues, in the order of the table."""
 
 
 def table_schema(columns: Columns, *, include_headers: bool, undecodable: bool = False) -> StructType:
-    """The table's columns; ``headers`` only when asked for, as in Spark's source for Kafka, and ``undecodable`` too."""
-    left_out = {name for name, wanted in ((HEADERS, include_headers), (UNDECODABLE, undecodable)) if not wanted}
-    return StructType([StructField(name, kind) for name, (kind, _) in columns.items() if name not in left_out])
+    """The schema of the table; ``headers`` and ``undecodable`` are optional, as headers are in Spark's Kafka source."""
+    omitted = {name for name, wanted in ((HEADERS, include_headers), (UNDECODABLE, undecodable)) if not wanted}
+    return StructType([StructField(name, kind) for name, (kind, _) in columns.items() if name not in omitted])
 
 
 def arrow_schema(schema: StructType, columns: Columns) -> pa.Schema:
-    """The same columns for Arrow.
+    """The Arrow schema for a Spark schema, which the user may have chosen.
 
     Raises:
-        InvalidOptionError: the schema, which the user may choose, has a column that is not read, or of another type.
+        InvalidOptionError: a column is unknown, or has the wrong type.
     """
     fields = []
     for field in schema.fields:
         spark_type, arrow_type = columns.get(field.name, (None, None))
         if spark_type is None:
             raise InvalidOptionError(
-                f"the schema has a column {field.name!r} that is not read: known are {', '.join(columns)}"
+                f"the schema has an unknown column {field.name!r}: choose from {', '.join(columns)}"
             )
         if field.dataType != spark_type or not field.nullable:
             raise InvalidOptionError(
                 f"the schema has the column {field.name!r} as {field.dataType.simpleString()}"
-                f"{'' if field.nullable else ' not null'}: it is {spark_type.simpleString()}, nullable"
+                f"{'' if field.nullable else ' not null'}: declare it as {spark_type.simpleString()}, nullable"
             )
         fields.append(pa.field(field.name, arrow_type))
     return pa.schema(fields)

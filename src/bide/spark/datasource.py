@@ -1,7 +1,7 @@
-"""The data source ``rabbitmq``, as Spark's Python Data Source API has it.
+"""The data source ``rabbitmq`` for Spark's Python Data Source API.
 
-Spark makes it anew in several processes, pickles it, and asks it for readers and writers more than once: it holds
-the options and nothing else. Options are checked where a reader or writer is made, on the driver.
+Spark creates the data source in several processes, pickles it, and asks it for readers and writers more than once, so
+it holds nothing but the options. Options are checked when a reader or writer is created, on the driver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RabbitMQDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        # The driver's environment, taken along to the executors.
+        # The environment of the driver, because executors have another one.
         self.environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
     @classmethod
@@ -37,7 +37,7 @@ class RabbitMQDataSource(DataSource):
         return "rabbitmq"
 
     def schema(self) -> StructType:
-        """The columns of a read. A schema of the user's may choose some of them."""
+        """The columns of a read, of which a schema given by the user may select some."""
         given = Options(self.options)
         headers = given.flag("includeHeaders", default=False)
         if "queue" in given:
@@ -46,7 +46,7 @@ class RabbitMQDataSource(DataSource):
         return table_schema(STREAM_COLUMNS, include_headers=headers, undecodable=raw)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """Create a reader for a batch."""
         from bide.spark.queue_source import QueueReader
         from bide.spark.read_options import QueueOptions, ReadOptions
         from bide.spark.source import StreamsReader
@@ -57,24 +57,24 @@ class RabbitMQDataSource(DataSource):
         return StreamsReader(ReadOptions.read(given, self.environment, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """A query's read."""
+        """Create a reader for a streaming query."""
         from bide.spark.read_options import QueueOptions, ReadOptions
         from bide.spark.source import StreamsQueryReader
 
         given = Options(self.options)
         if "queue" in given:
-            QueueOptions.read(given, self.environment, streaming=True)  # which refuses it
+            QueueOptions.read(given, self.environment, streaming=True)  # always raises
         return StreamsQueryReader(ReadOptions.read(given, self.environment, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """What writes a table; see docs/spark-sink.md."""
+        """Create a writer for a table; see docs/spark-sink.md."""
         from bide.spark.sink import TableWriter
 
         return TableWriter(self.options, self.environment, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 (Spark's name)
-        """What writes a stream; see docs/spark-sink.md."""
-        # From 4.1 on Spark has streams of record batches.
+        """Create a writer for a streaming query; see docs/spark-sink.md."""
+        # Spark passes record batches since 4.1, and rows before.
         if hasattr(datasource, "DataSourceStreamArrowWriter"):
             from bide.spark.sink_stream import StreamWriter
 

@@ -1,9 +1,9 @@
-"""Take the messages of a queue into tables: they leave it when they are safe.
+"""Drain of a queue into tables: messages are acknowledged after they are written.
 
-Spark does not tell a batch reader when its rows are written, so a reader cannot acknowledge them. Here the messages
-are held on the driver, unacknowledged, over a connection with a thread of its own, while the caller's function
-writes them; they are acknowledged when it returns. A crash in between leaves them in the queue, and the next
-drain writes them once more: the column ``id`` is the same then.
+Spark does not notify a batch reader when its rows are written, so a reader cannot acknowledge messages. A drain
+consumes them on the driver, in a separate thread that keeps the connection alive, and acknowledges a batch after the
+caller's function has written it. After a crash in between, the messages are still in the queue, and the next drain
+writes them again with the same values in the column ``id``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from bide.arguments import whole_number
 from bide.client.subscription import Subscription
 from bide.client.sync import connect_sync
 from bide.delay.protocol import check_name
+from bide.delay.recognition import refusal
 from bide.durations import DelayLike, parse_delay
 from bide.error_queues.browsed_message import BrowsedMessage
-from bide.error_queues.delivery_count import DeliveryCountReset
+from bide.error_queues.delay_queues import holds_waiting, refuse_delay_queue
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.runtime.logs import logger
@@ -38,22 +39,22 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-_PATIENCE: Final = 5.0
-"""Seconds to wait for messages that the broker counts."""
+_TIMEOUT: Final = 5.0
+"""Seconds to wait for messages that are ready according to the broker."""
 
 _STREAMS_HINT: Final = "spark.read.format('rabbitmq') with the option stream reads it"
 
-MOST_HELD: Final = 65_535
-"""Unacknowledged messages that AMQP 0-9-1 lets a consumer have, and so the largest batch."""
+MAX_PREFETCH: Final = 65_535
+"""The largest prefetch count of AMQP 0-9-1, which limits a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """What a drain did.
+    """The result of a drain.
 
     Attributes:
-        messages: how many were written and acknowledged.
-        batches: how often the function was called.
+        messages: how many messages were written and acknowledged.
+        batches: how many times ``write`` was called.
     """
 
     messages: int
@@ -72,63 +73,66 @@ def drain(
     include_headers: bool = False,
     management_url: str | None = None,
 ) -> Drained:
-    """Write the messages of a queue, and take them out of it.
+    """Write the messages of a queue to a table, and remove them from the queue.
 
-    Where ``write`` fails, its messages go back to the queue. Before RabbitMQ 4.3 a quorum queue counts that, and gives
-    a message up at its delivery limit: one that comes near to it is replaced by a copy first, at the end of the queue.
+    When ``write`` fails, its messages are requeued. Before RabbitMQ 4.3 a quorum queue counts requeued messages, and
+    dead-letters or drops a message that exceeds its delivery limit. To avoid that, a message that is close to the limit
+    is replaced by a copy at the end of the queue before it is written.
 
-    The messages of a batch are in the driver's memory. RabbitMQ takes them back when they are not acknowledged
-    within its ``consumer_timeout`` (30 minutes unless configured): choose a batch that is written in that time.
+    The driver holds the messages of a batch in memory. RabbitMQ requeues messages that are not acknowledged within its
+    ``consumer_timeout`` (30 minutes by default), so choose a batch that is written in less time.
 
     Args:
         spark: the session.
-        queue: the queue's name.
-        write: writes a DataFrame with the columns of a queue. It must have written it when it returns, and be ready
-            to be given messages that it was given before, by a drain that did not come to its end.
-        url: the broker; by default ``BIDE_URL``, or RabbitMQ's default on this machine.
-        batch: messages at once at most, 1 to 65,535.
-        limit: end after this many messages; None for all.
-        quiet: the queue counts as empty when no message comes for so long.
-        include_headers: with the column ``headers``.
-        management_url: of the broker's management API, which has the queue's delivery limit; see
-            :class:`bide.Endpoint`. Where it does not answer, RabbitMQ's default limit is assumed.
+        queue: the name of the queue.
+        write: writes a DataFrame with the columns of a queue. It has to return after everything is written. After an
+            interrupted drain, it is called again with the same messages.
+        url: the URL of the broker; by default ``BIDE_URL``, or RabbitMQ's default on this machine.
+        batch: the largest number of messages in a batch, 1 to 65,535.
+        limit: stop after this many messages; None for all.
+        quiet: the queue counts as empty if no message arrives for this long.
+        include_headers: whether the DataFrame has the column ``headers``.
+        management_url: the URL of the management API, which knows the delivery limit of the queue; see
+            :class:`bide.Endpoint`. Without an answer, RabbitMQ's default limit is assumed.
 
     Raises:
-        InvalidInputError: an argument cannot be used.
-        TargetNotFoundError: there is no such queue.
-        DeliveryLostError: a batch was written, but the connection broke before it was acknowledged: its messages are
+        InvalidInputError: an argument is invalid.
+        DelayQueueError: the queue belongs to a delay infrastructure.
+        TargetNotFoundError: the queue does not exist.
+        DeliveryLostError: a batch was written, but the connection broke before it was acknowledged; its messages are
             still in the queue.
         BrokerError: the broker cannot be reached, or refuses.
     """
-    most = whole_number("batch", batch, 1, MOST_HELD)
-    left = None if limit is None else whole_number("limit", limit, 1, 2**63 - 1)
+    max_batch = whole_number("batch", batch, 1, MAX_PREFETCH)
+    most = None if limit is None else whole_number("limit", limit, 1, 2**63 - 1)
     seconds = parse_delay(quiet).total_seconds()
     check_name("queue", queue)
     columns = table_schema(QUEUE_COLUMNS, include_headers=include_headers)
     schema = arrow_schema(columns, QUEUE_COLUMNS)
     address = url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url) if url else BrokerUrl.from_environment()
     done = batches = 0
-    prefetch = most if left is None else min(most, left)
-    with _Holder(address, queue, prefetch=prefetch, management_url=management_url) as holder:
-        while left is None or done < left:
-            held = holder.take(most if left is None else min(most, left - done), seconds)
+    prefetch = max_batch if most is None else min(max_batch, most)
+    with _DrainConsumer(address, queue, prefetch=prefetch, management_url=management_url) as consumer:
+        while most is None or done < most:
+            held = consumer.receive(max_batch if most is None else min(max_batch, most - done), seconds)
             if not held:
                 break
             table = pa.Table.from_batches([rows_of(queue, [one.message for one in held], schema)])
             write(spark.createDataFrame(table, schema=columns))
-            holder.acknowledge(held)
+            consumer.acknowledge(held)
             done += len(held)
             batches += 1
     return Drained(messages=done, batches=batches)
 
 
-class _Holder:
-    """Holds messages of a queue in a thread of its own, which answers the broker's heartbeats while others write."""
+class _DrainConsumer:
+    """Consumes a queue in a separate thread, which keeps answering heartbeats while the caller writes."""
 
     def __init__(self, url: BrokerUrl, queue: str, *, prefetch: int, management_url: str | None) -> None:
         self._queue = queue
         self._client = connect_sync(url, declare=False)
         self._held: list[BrowsedMessage] = []
+        self._holds_waiting = False
         try:
             self._client.wait_for(self._open(url, prefetch, management_url))
         except BaseException:
@@ -136,7 +140,7 @@ class _Holder:
             raise
 
     async def _open(self, url: BrokerUrl, prefetch: int, management_url: str | None) -> None:
-        self._renewal = await DeliveryCountReset.of(self._client.client, self._queue, management_url)
+        self._delivery_count = await refuse_delay_queue(self._client.client, self._queue, management_url)
         self._connection = await Connection.open(url)
         try:
             self._subscription = await Subscription.open(
@@ -158,39 +162,42 @@ class _Holder:
             self._client.close()
 
     async def _close(self) -> None:
-        """What is not acknowledged goes back to the queue."""
+        """Requeue the messages that are not acknowledged."""
         channel = self._subscription.channel
         try:
             if channel.is_open:
-                # Those that came and were not asked for were delivered all the same, and the queue counts that.
-                await self._renew([*self._held, *map(BrowsedMessage.of, await self._subscription.end())])
-                # Rather than closing alone: from RabbitMQ 4.3 on, this does not count as a failed delivery.
+                # The queue counts the delivery of prefetched messages too, even of those that were never used.
+                delivered = [*self._held, *map(BrowsedMessage.of, await self._subscription.end())]
+                # The copy of a message that waits for its due time would start to wait again.
+                if not self._holds_waiting:
+                    await self._renew(delivered)
+                # Closing the channel would requeue too, but since RabbitMQ 4.3 only a nack leaves the count unchanged.
                 channel.nack(0, multiple=True)
         except BideError as error:
             log.debug("the drain of %s ended: %s", self._queue, error)
         finally:
             await self._connection.close()
 
-    def take(self, most: int, quiet: float) -> list[BrowsedMessage]:
-        """Up to *most* messages; fewer when none comes for *quiet* seconds.
+    def receive(self, most: int, quiet: float) -> list[BrowsedMessage]:
+        """Receive up to *most* messages; fewer if none arrives for *quiet* seconds.
 
         Raises:
             BideError: the connection broke, or the queue was deleted.
         """
-        return self._client.wait_for(self._take(most, quiet))
+        return self._client.wait_for(self._receive_renewed(most, quiet))
 
-    async def _take(self, most: int, quiet: float) -> list[BrowsedMessage]:
-        while came := await self._come(most, quiet):
-            # Before they are written, and not only where that fails: a killed process gives nothing back
-            # in order, and may be started again and again.
-            renewed = await self._renew([one for one in came if not self._renewal.is_copy(one)])
-            if held := [one for one in came if one.tag not in renewed]:
+    async def _receive_renewed(self, most: int, quiet: float) -> list[BrowsedMessage]:
+        while received := await self._receive(most, quiet):
+            # Before the write, not only after a failed one: a process that is killed repeatedly never gets to the
+            # requeueing, and each start counts as a delivery.
+            renewed = await self._renew([one for one in received if not self._delivery_count.is_copy(one)])
+            if held := [one for one in received if one.tag not in renewed]:
                 self._held = held
                 return held
         return []
 
     async def _renew(self, messages: list[BrowsedMessage]) -> set[int]:
-        """Replace those by copies that come near to the queue's delivery limit; says which, by their tags."""
+        """Replace messages that are close to the delivery limit by copies; returns the delivery tags of those."""
         renewed: set[int] = set()
 
         def acknowledge(held: BrowsedMessage) -> None:
@@ -198,17 +205,20 @@ class _Holder:
             renewed.add(held.tag)
 
         for one in messages:
-            await self._renewal.renew(one, acknowledge)
-        await self._renewal.finish()
+            await self._delivery_count.renew(one, acknowledge)
+        await self._delivery_count.finish()
         return renewed
 
-    async def _come(self, most: int, quiet: float) -> list[BrowsedMessage]:
+    async def _receive(self, most: int, quiet: float) -> list[BrowsedMessage]:
         found: list[BrowsedMessage] = []
         waited = 0.0
         while len(found) < most:
             try:
                 async with asyncio.timeout(quiet):
                     delivery, _ = await self._subscription.next()
+                if holds_waiting(delivery):
+                    self._holds_waiting = True
+                    raise refusal(self._queue, "waiting")
                 found.append(BrowsedMessage.of(delivery))
             except TimeoutError:
                 if found:
@@ -218,9 +228,10 @@ class _Holder:
                 waited += quiet
                 if not (ready := await self._ready()):
                     break
-                if waited >= _PATIENCE:
+                if waited >= _TIMEOUT:
                     raise BrokerError(
-                        f"{self._queue!r} has {ready:,} messages and gives none: another consumer has it for itself"
+                        f"the queue {self._queue!r} has {ready:,} messages and delivered none within {_TIMEOUT:g} s: "
+                        "another consumer has priority, or is the single active one. Stop it"
                     ) from None
         return found
 
@@ -229,10 +240,10 @@ class _Holder:
         return int(counted.message_count)
 
     def acknowledge(self, held: list[BrowsedMessage]) -> None:
-        """Take them out of the queue, and wait until the broker has done it.
+        """Acknowledge messages, and wait until the broker has removed them from the queue.
 
         Raises:
-            DeliveryLostError: it is not known any more.
+            DeliveryLostError: the messages are not acknowledged, because the connection is lost.
         """
         try:
             self._client.wait_for(self._acknowledge(held[-1].tag))
@@ -246,5 +257,5 @@ class _Holder:
         channel = self._subscription.channel
         channel.ack(tag, multiple=True)
         self._held = []
-        # Acknowledgements are not answered. This is, and the broker handles it after them.
+        # The broker does not answer an ack. It answers this declare, and handles it after the ack.
         await self._ready()

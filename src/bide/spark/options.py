@@ -1,4 +1,4 @@
-"""The options of the data source, as Spark hands them over: texts under names of any case."""
+"""Options of the data source as Spark passes them: texts with case-insensitive names."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE
 from bide.errors import InvalidOptionError
 
 VARIABLES: Final = (ENVIRONMENT_VARIABLE, STREAM_PORT_VARIABLE)
-"""Of the driver's environment: where the broker is."""
+"""Environment variables of the driver that locate the broker."""
 
-_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
-"""What Spark itself reads from the same options."""
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
+"""Options that Spark itself reads."""
 
-_YES: Final = {"true": True, "false": False}
+_BOOLEANS: Final = {"true": True, "false": False}
 
 
 class Options:
-    """The options of one read or write. Each accessor takes the name as it is documented.
+    """The options of one read or write. Each method takes the name of an option as it is documented.
 
-    Its messages name the option and never show the value of ``url``, which has a password.
+    Errors name the option and never show the value of ``url``, which has a password.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}
 
     def refuse_unknown(self, known: frozenset[str], *, purpose: str) -> None:
-        """Refuse what is not in *known*, the documented names; *purpose* says whose, such as ``"reading"``.
+        """Refuse options other than the *known* ones.
+
+        Args:
+            known: the names as they are documented.
+            purpose: what the options are for, such as ``"writing"``; part of the error.
 
         Raises:
-            InvalidOptionError: an option has another name.
+            InvalidOptionError: an option is unknown.
         """
-        unknown = sorted(self._given.keys() - {name.lower() for name in known} - _OF_SPARK)
+        unknown = sorted(self._given.keys() - {name.lower() for name in known} - _SPARK_OPTIONS)
         if unknown:
             raise InvalidOptionError(
                 f"unknown option{'s' if len(unknown) > 1 else ''} for {purpose}: {', '.join(unknown)}; "
@@ -46,10 +50,10 @@ class Options:
         return name.lower() in self._given
 
     def text(self, name: str) -> str | None:
-        """The option's text, or None if it was not given.
+        """The value of an option as text; None if it is not set.
 
         Raises:
-            InvalidOptionError: it was given empty.
+            InvalidOptionError: the value is empty.
         """
         value = self._given.get(name.lower())
         if value is not None and not value.strip():
@@ -57,10 +61,10 @@ class Options:
         return value
 
     def choice(self, name: str, *choices: str) -> str:
-        """One of a few words, whatever their case; the first is the default.
+        """The value of an option that is one of a few words, in upper or lower case; the first is the default.
 
         Raises:
-            InvalidOptionError: another word.
+            InvalidOptionError: the value is another word.
         """
         text = self.text(name)
         if text is None:
@@ -71,28 +75,28 @@ class Options:
         raise InvalidOptionError(f"the option {name} is {text!r}: give one of {', '.join(choices)}")
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """``true`` or ``false``.
+        """The value of an option that is ``true`` or ``false``.
 
         Raises:
-            InvalidOptionError: another word.
+            InvalidOptionError: the value is another word.
         """
         text = self.text(name)
         if text is None:
             return default
-        if (value := _YES.get(text.strip().lower())) is None:
+        if (value := _BOOLEANS.get(text.strip().lower())) is None:
             raise InvalidOptionError(f"the option {name} is {text!r}: give true or false")
         return value
 
     def count(self, name: str, *, lowest: int = 1, highest: int = 2**63 - 1) -> int | None:
-        """A whole number, or None if it was not given.
+        """The value of an option that is a whole number; None if it is not set.
 
         Raises:
-            InvalidOptionError: not a whole number from *lowest* to *highest*.
+            InvalidOptionError: the value is not a whole number from *lowest* to *highest*.
         """
         text = self.text(name)
         if text is None:
             return None
-        # What a strip takes away is more than what int() forgives.
+        # str.strip() removes characters that int() does not accept around a number.
         digits = text.strip()
         if not re.fullmatch(r"[0-9]{1,19}", digits) or not lowest <= int(digits) <= highest:
             raise InvalidOptionError(
@@ -101,30 +105,30 @@ class Options:
         return int(digits)
 
     def time(self, name: str) -> datetime | None:
-        """A point in time, in milliseconds since 1970 as Kafka's or ISO 8601 with a zone; None if it was not given.
+        """The value of an option that is a time, see :func:`parse_time`; None if it is not set.
 
         Raises:
-            InvalidOptionError: neither.
+            InvalidOptionError: the value is not a time.
         """
         text = self.text(name)
         return None if text is None else parse_time(text, name)
 
     def url(self, environment: Mapping[str, str]) -> str:
-        """The broker's address: the option ``url``, else ``BIDE_URL``, else RabbitMQ's default on this machine.
+        """The URL of the broker: the option ``url``, else ``BIDE_URL``, else RabbitMQ's default on this machine.
 
-        Call it on the driver: executors have another environment.
+        Call this on the driver, because executors have another environment.
 
         Raises:
-            InvalidOptionError: the option was given empty.
+            InvalidOptionError: the option is empty.
         """
         return self.text("url") or environment.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL
 
 
 def parse_time(text: str, option: str) -> datetime:
-    """Read a point in time: milliseconds since 1970, or ISO 8601 with a zone.
+    """Parse a time: milliseconds since 1970, as in Spark's Kafka source, or ISO 8601 with a zone.
 
     Raises:
-        InvalidOptionError: neither; the message names the *option*.
+        InvalidOptionError: the text is not a time; the error names the *option*.
     """
     stripped = text.strip()
     try:

@@ -1,4 +1,4 @@
-"""Rows that were due too long before they are sent."""
+"""Overdue rows: due more than five minutes before a write starts."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from bide.errors import InvalidRowError
 Past = Literal["send", "drop", "reject"]
 
 PAST: Final[tuple[Past, ...]] = get_args(Past)
-"""What can become of rows that are overdue: they are sent at once, left out, or put among the rejects."""
+"""What to do with overdue rows: send them immediately, drop them, or write them to the folder for rejects."""
 
 GRACE: Final = timedelta(minutes=5)
-"""A row that was due longer ago than this when the write began is overdue. Others that are due already go at once."""
+"""A row is overdue if it was due longer than this before the write began. Rows due since then are sent immediately."""
 
 STATUS: Final = "past"
-"""The ``reject_status`` of rows that are overdue."""
+"""The ``reject_status`` of overdue rows."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
-_FIRST_OF_ALL: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
-_SECONDS_AS_MILLISECONDS: Final = datetime(1970, 6, 1, tzinfo=UTC)
+_EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
+_SUSPICIOUS_BEFORE: Final = datetime(1970, 6, 1, tzinfo=UTC)
+"""Unix times in seconds, read as milliseconds, fall between 1970 and this time."""
 
 
 @dataclass(slots=True)
 class Overdue:
-    """Counts the rows of one task that are overdue.
+    """Counts the overdue rows of one task.
 
     Args:
         begun: when the write began.
 
     Attributes:
-        count: how many there were.
-        first: when the first was due, None where there is none.
-        last: when the last of them was due.
+        count: the number of overdue rows.
+        first: the earliest due time of an overdue row; None without any.
+        last: the latest due time of an overdue row; None without any.
     """
 
     begun: datetime
@@ -48,15 +49,15 @@ class Overdue:
     last: datetime | None = field(default=None, init=False)
 
     def add(self, batch: pa.RecordBatch, problems: Mapping[int, str]) -> list[int]:
-        """Count the overdue rows of a batch, and say which they are.
+        """Count the overdue rows of a batch; returns their indexes.
 
         Args:
-            problems: rows that cannot be sent anyway, by their place.
+            problems: invalid rows by their index, which are not counted.
         """
         due = pc.cast(batch.column("deliver_at"), pa.int64())
         latest = to_microseconds(self.begun - GRACE)
-        # Times before Python's first are a problem of their own.
-        mask = pc.fill_null(pc.and_(pc.less(due, latest), pc.greater_equal(due, _FIRST_OF_ALL)), False)
+        # Times before the year 1 are reported as invalid rows.
+        mask = pc.fill_null(pc.and_(pc.less(due, latest), pc.greater_equal(due, _EARLIEST)), False)
         places = [place for place in pc.indices_nonzero(mask).to_pylist() if place not in problems]
         if places:
             found = pc.min_max(due.take(pa.array(places, pa.int64()))).as_py()
@@ -67,28 +68,28 @@ class Overdue:
         return places
 
     def refuse(self, way_out: str) -> None:
-        """See that there is none.
+        """Refuse a task with overdue rows.
 
         Raises:
-            InvalidRowError: there are some.
+            InvalidRowError: there are overdue rows.
         """
         if self.first is not None:
             raise InvalidRowError(refusal(f"{self.count:,} rows of this partition", self.first, way_out))
 
 
 def refusal(rows: str, first: datetime, way_out: str) -> str:
-    """Why rows that are overdue stop a write.
+    """The text of the error for overdue rows.
 
     Args:
-        rows: how many of what.
-        first: when the first of them was due.
-        way_out: what to do where they are meant.
+        rows: the subject of the sentence, such as "3 rows of this partition".
+        first: the earliest due time of these rows.
+        way_out: what to do if the due times are correct.
     """
     minutes = GRACE // timedelta(minutes=1)
     hint = ""
-    if EPOCH <= first < _SECONDS_AS_MILLISECONDS:
+    if EPOCH <= first < _SUSPICIOUS_BEFORE:
         hint = " Due times in the first months of 1970 are usually seconds that were read as milliseconds."
     return (
         f"{rows} were due more than {minutes} min before this write began, the first at "
-        f"{first:%Y-%m-%d %H:%M:%S} UTC, and nothing of it was sent.{hint} {way_out}"
+        f"{first:%Y-%m-%d %H:%M:%S} UTC, and nothing was sent.{hint} {way_out}"
     )

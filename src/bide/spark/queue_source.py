@@ -1,4 +1,4 @@
-"""Reading a queue in a batch: a look at its messages, which stay where they are."""
+"""Batch reader of a queue, which leaves the messages in the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bide.spark.batches import microseconds, text_of
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema
 from bide.spark.read_options import QueueOptions
 
-_AT_ONCE: Final = 1000
+_BATCH_ROWS: Final = 1000
 
 
 def rows_of(queue: str, messages: Iterable[FailedMessage], schema: pa.Schema) -> pa.RecordBatch:
@@ -55,41 +55,44 @@ def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
 
 
 class QueueReader(DataSourceReader):
-    """Looks through a queue, in one task: the order of its messages is theirs."""
+    """Reads a queue without consuming it, in a single task to keep the order of its messages."""
 
     def __init__(self, options: QueueOptions, schema: StructType) -> None:
         self._options = options
         self._schema = arrow_schema(schema, QUEUE_COLUMNS)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One."""
+        """A single partition, the queue."""
         return [InputPartition(self._options.queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages that are in the queue now. They go back to their places when all are read.
+        """Read the messages that are in the queue now. They are requeued after all have been read.
 
         Raises:
-            TargetNotFoundError: there is no such queue.
+            DelayQueueError: the queue belongs to a delay infrastructure.
+            TargetNotFoundError: the queue does not exist.
             BrokerError: the broker cannot be reached, or refuses, or the queue is a stream.
         """
         queue = self._options.queue
-        left = self._options.limit
+        remaining = self._options.limit
         with connect_sync(self._options.url, declare=False) as client:
             messages = ErrorQueue(client.client, queue, audit=False).messages()
             try:
-                while left is None or left > 0:
-                    found = client.wait_for(some(messages, _AT_ONCE if left is None else min(left, _AT_ONCE)))
+                while remaining is None or remaining > 0:
+                    found = client.wait_for(
+                        take(messages, _BATCH_ROWS if remaining is None else min(remaining, _BATCH_ROWS))
+                    )
                     if not found:
                         return
-                    if left is not None:
-                        left -= len(found)
+                    if remaining is not None:
+                        remaining -= len(found)
                     yield rows_of(queue, found, self._schema)
             finally:
                 client.wait_for(messages.aclose())
 
 
-async def some(messages: AsyncIterator[Any], most: int) -> list[Any]:
-    """The next ones, up to *most*; none at the end."""
+async def take(messages: AsyncIterator[Any], most: int) -> list[Any]:
+    """Take up to *most* items of an iterator; returns an empty list at its end."""
     found: list[Any] = []
     async for one in messages:
         found.append(one)

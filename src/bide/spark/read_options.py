@@ -1,4 +1,4 @@
-"""What to read, and from where to where: the options of the source, checked."""
+"""Options of the source, checked: what to read, and from which position to which."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidOptionError
 from bide.spark.options import Options, parse_time
 
-Named = Literal["earliest", "latest"]
-Position = Named | int | datetime
+NamedPosition = Literal["earliest", "latest"]
+Position = NamedPosition | int | datetime
 """Where to begin or to end: a name, an offset, or a time."""
 
 Positions = Position | Mapping[str, Position]
-"""One for all streams, or one for each."""
+"""One position for all streams, or one for each."""
 
 KNOWN: Final = frozenset(
     {
@@ -41,8 +41,8 @@ KNOWN: Final = frozenset(
         "url",
     }
 )
-OF_QUEUES: Final = frozenset({"includeHeaders", "limit", "mode", "queue", "url"})
-_OF_STREAMS: Final = KNOWN - {"limit", "mode", "queue"}
+QUEUE_OPTIONS: Final = frozenset({"includeHeaders", "limit", "mode", "queue", "url"})
+_STREAM_OPTIONS: Final = KNOWN - {"limit", "mode", "queue"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,16 @@ class ReadOptions:
     """The options of a read from streams.
 
     Attributes:
-        url: the broker's address, with the password.
-        port: of the stream protocol, None for the usual one.
-        streams: their names; empty if ``super_stream`` is read, or if a query has none left (``[]``).
-        super_stream: its name.
+        url: the URL of the broker, with the password.
+        port: the port of the stream protocol; None for the default.
+        streams: the names of the streams; empty with ``super_stream``, or with the option ``stream`` set to ``[]``.
+        super_stream: the name of the super stream; None with ``streams``.
         start: where a batch, or a new query, begins.
-        end: where a batch ends; not of a query.
-        max_offsets: offsets in a micro-batch at most.
-        min_partitions: split what is read into at least this many tasks, where it is long enough.
-        fail_on_data_loss: fail when messages are not there any more, rather than to leave them out.
-        raw: give what is not a message of AMQP 1.0 as it is, rather than to fail.
+        end: where a batch ends; not used by a query.
+        max_offsets: the largest number of offsets in a micro-batch.
+        min_partitions: split a read into at least this many tasks, if it has enough offsets.
+        fail_on_data_loss: fail when messages are missing, rather than leave them out.
+        raw: read undecodable messages as raw bytes, rather than fail.
     """
 
     url: str = field(repr=False)
@@ -78,13 +78,13 @@ class ReadOptions:
         """Check the options of a batch, or of a query.
 
         Raises:
-            InvalidOptionError: one is unknown, has a bad value, or contradicts another.
-            InvalidUrlError: the URL cannot be read, or ``BIDE_STREAM_PORT`` is not a port.
+            InvalidOptionError: an option is unknown, has an invalid value, or contradicts another one.
+            InvalidUrlError: the URL is invalid, or ``BIDE_STREAM_PORT`` is not a port.
         """
-        given.refuse_unknown(_OF_STREAMS, purpose="reading streams")
+        given.refuse_unknown(_STREAM_OPTIONS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
             raise InvalidOptionError(
-                "give one of the options stream (a name, or several with commas between), superStream and queue"
+                "give one of the options stream (names separated by commas), superStream and queue"
             )
         for name in ("endingOffsets", "endingTimestamp") if streaming else ("maxOffsetsPerTrigger",):
             if name in given:
@@ -94,14 +94,14 @@ class ReadOptions:
         start = _positions(given, "starting", "latest" if streaming else "earliest")
         end = _positions(given, "ending", "latest")
         if not streaming:
-            _refuse(start, "latest", "startingOffsets", "a batch of what is to come would be empty")
+            _refuse(start, "latest", "startingOffsets", "the batch would be empty")
         _refuse(end, "earliest", "endingOffsets", "the batch would be empty")
         streams = _names(given.text("stream"))
         for name, positions in (("startingOffsets", start), ("endingOffsets", end)):
             if isinstance(positions, Mapping) and streams and set(positions) != set(streams):
                 raise InvalidOptionError(
                     f"the option {name} gives positions of {', '.join(sorted(positions)) or 'no stream'}, "
-                    f"and the option stream names {', '.join(sorted(streams))}"
+                    f"but the option stream names {', '.join(sorted(streams))}: name the same streams in both"
                 )
         url = given.url(environment)
         return cls(
@@ -123,9 +123,9 @@ class QueueOptions:
     """The options of a read from a queue.
 
     Attributes:
-        url: the broker's address, with the password.
-        queue: its name.
-        limit: messages at most.
+        url: the URL of the broker, with the password.
+        queue: the name of the queue.
+        limit: the largest number of messages to read; None for all.
     """
 
     url: str = field(repr=False)
@@ -137,27 +137,27 @@ class QueueOptions:
         """Check the options.
 
         Raises:
-            InvalidOptionError: one is unknown, or has a bad value; or a query is to read a queue.
-            InvalidUrlError: the URL cannot be read.
+            InvalidOptionError: an option is unknown or has an invalid value, or a streaming query would read a queue.
+            InvalidUrlError: the URL is invalid.
         """
         if streaming:
             raise InvalidOptionError(
-                "a queue cannot be read by a streaming query: it has no offsets to go back to. Bind a stream to the "
-                "same exchange and read that, or drain the queue in batches with bide.spark.drain"
+                "a streaming query cannot read a queue, which has no offsets. Bind a stream to the same exchange and "
+                "read that, or drain the queue in batches with bide.spark.drain"
             )
         for name in ("stream", "superStream"):
             if name in given:
                 raise InvalidOptionError(f"give one of the options {name} and queue, not both")
-        given.refuse_unknown(OF_QUEUES, purpose="reading a queue")
+        given.refuse_unknown(QUEUE_OPTIONS, purpose="reading a queue")
         if given.choice("mode", "peek", "drain") == "drain":
             raise InvalidOptionError(
-                "the option mode is 'drain': Spark does not tell a reader when its rows are safe, so nothing may be "
-                "taken out of a queue here. bide.spark.drain(spark, queue, write=...) does it"
+                "the option mode is 'drain', but Spark does not notify a reader when its rows are written, so a reader "
+                "must not remove messages. Use bide.spark.drain(spark, queue, write=...)"
             )
         queue = given.text("queue")
         assert queue is not None
         url = given.url(environment)
-        BrokerUrl.parse(url)  # Here rather than in the task, whose errors come in a heap of Java.
+        BrokerUrl.parse(url)  # Checked on the driver, because errors of a task arrive in a Java stack trace.
         return cls(url=url, queue=queue, limit=given.count("limit"))
 
 
@@ -169,7 +169,7 @@ def _names(text: str | None) -> tuple[str, ...]:
         names = _json(text, "stream")
     if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
         raise InvalidOptionError(
-            f"the option stream is {text!r}: give names with commas between, or a JSON list of them"
+            f"the option stream is {text!r}: give names separated by commas, or a JSON list of names"
         )
     stripped = [name.strip() for name in names]
     if len(set(stripped)) < len(stripped):
@@ -177,7 +177,7 @@ def _names(text: str | None) -> tuple[str, ...]:
     return tuple(stripped)
 
 
-def _positions(given: Options, which: str, default: Named) -> Positions:
+def _positions(given: Options, which: str, default: NamedPosition) -> Positions:
     by_offset, by_time = f"{which}Offsets", f"{which}Timestamp"
     if by_offset in given and by_time in given:
         raise InvalidOptionError(f"give one of the options {by_offset} and {by_time}, not both")
@@ -217,7 +217,7 @@ def _position(value: object, option: str) -> Position:
     )
 
 
-def _refuse(positions: Positions, word: Named, option: str, reason: str) -> None:
+def _refuse(positions: Positions, word: NamedPosition, option: str, reason: str) -> None:
     refused = word in positions.values() if isinstance(positions, Mapping) else positions == word
     if refused:
         raise InvalidOptionError(f"the option {option} is {word}: {reason}")

@@ -1,4 +1,4 @@
-"""Rows that were not sent, in files that Spark can read and the sink can send again."""
+"""Rejected rows, in files that Spark can read and the sink can send again."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REASON: Final = "reject_reason"
 
 
 class Rejects:
-    """The rejected rows of one task, as one Parquet file that appears when the task is done with all its rows.
+    """The rejected rows of one task, in one Parquet file that appears after the last row of the task.
 
-    A task that is tried again replaces the file of the attempt before. Files of attempts that do not end have names
-    that begin with an underscore, which Spark passes over.
+    A retried task replaces the file of the previous attempt. The file of an unfinished attempt has a name with a
+    leading underscore, which Spark ignores.
 
     Args:
-        folder: a URI or an absolute path that all tasks reach.
-        name: of the file, the same for every attempt.
+        folder: a URI or an absolute path that all tasks can access.
+        name: the name of the file, the same for each attempt.
     """
 
     def __init__(self, folder: str, name: str) -> None:
@@ -52,18 +52,18 @@ class Rejects:
         elif self._writer is not None:
             self._files.move(self._temporary, self._final)
         elif self._files.get_file_info(self._final).type != fs.FileType.NotFound:
-            # Of an attempt before, whose rows have all been taken now.
+            # The file of an earlier attempt, whose rejected rows were all confirmed this time.
             self._files.delete_file(self._final)
 
     def add(self, batch: pa.RecordBatch, found: Mapping[int, tuple[str, str, str | None]]) -> None:
-        """Reject rows of a batch.
+        """Write rows of a batch to the file.
 
         Args:
-            found: by their place in the batch: a status in one word, the reason, and the message id that was used, or
-                None for the row's own.
+            found: index of a row in the batch -> status in one word, reason, and the message id that was used; None
+                stands for the row's own message id.
 
         Raises:
-            InvalidInputError: the folder cannot be made, or no file in it.
+            InvalidInputError: the folder or the file cannot be created.
         """
         places = sorted(found)
         rows = batch.take(pa.array(places, pa.int64()))
@@ -76,13 +76,15 @@ class Rejects:
         rows = _with(rows, STATUS, pa.array([found[place][0] for place in places], pa.string()))
         rows = _with(rows, REASON, pa.array([found[place][1] for place in places], pa.string()))
         if self._writer is None:
-            # Columns that are never null in one batch may be so in the next.
+            # A column without nulls in this batch may have some in the next.
             schema = pa.schema([one.with_nullable(True) for one in rows.schema])
             try:
                 self._files.create_dir(self._root, recursive=True)
                 self._writer = pq.ParquetWriter(self._temporary, schema, filesystem=self._files)
             except OSError as error:
-                raise InvalidInputError(f"the folder {self._root!r} for rejects cannot be used: {error}") from error
+                raise InvalidInputError(
+                    f"the folder {self._root!r} for rejects cannot be used: {error}; name another"
+                ) from error
         self._writer.write_table(pa.Table.from_batches([rows]).cast(self._writer.schema))
         self.count += len(places)
 
@@ -93,12 +95,12 @@ def _with(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
 
 
 def _with_whole_milliseconds(rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """Durations as the integers that the sink reads: Parquet has no type for them that Spark knows."""
+    """Convert durations to milliseconds, which the sink reads too: Spark reads no duration type of Parquet."""
     place = rows.schema.get_field_index(name)
     if place < 0 or not pa.types.is_duration(rows.schema.field(place).type):
         return rows
     microseconds = pc.cast(rows.column(place), pa.int64())
-    # Rounded up: never early.
+    # Rounded up, so that a message is never early.
     milliseconds = pc.negate(
         pc.cast(pc.floor(pc.divide(pc.cast(pc.negate(microseconds), pa.float64()), 1_000.0)), pa.int64())
     )

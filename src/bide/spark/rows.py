@@ -1,4 +1,4 @@
-"""Rows of a table as messages: what is wrong with them, and what they say."""
+"""Rows of a table as messages: their checks and their conversion."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY: Final = timedelta(days=1) // _MICROSECOND
-_DIFFERENT: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
-"""Columns whose values usually differ from row to row; of the others, the combinations are checked once."""
+_PER_ROW: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
+"""Columns whose values usually differ in each row. Of the other columns, each combination of values is checked once."""
 
 _FIELDS: Final = {"value": "body", "queue": "to"}
-"""What a message calls a column, where it is not the same."""
+"""Fields of a message whose name differs from that of the column."""
 
 _WAYS_OUT: Final = {
-    "value": "give an empty text where an empty body is meant",
-    "deliver_at": "there was no due time, or one that cannot be read",
+    "value": "give an empty text if the body should be empty",
+    "deliver_at": "the due time is missing or cannot be parsed; give one",
 }
 
 _DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
-"""What null stands for, where that is not None."""
+"""Columns in which null stands for another value than None."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Reads the record batches of one write.
+    """Converts the record batches of one write into messages.
 
     Args:
-        columns: those to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
-        constants: what all messages have in common, by the names of :class:`bide.OutgoingMessage`.
-        infrastructure: what delays them.
-        required: columns that may not be null.
+        columns: the columns to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
+        constants: fields that all messages have in common, by the names of :class:`bide.OutgoingMessage`.
+        infrastructure: the delay infrastructure.
+        required: columns that must not be null.
     """
 
     columns: tuple[str, ...]
@@ -58,14 +58,14 @@ class Rows:
     infrastructure: DelayInfrastructure
     required: tuple[str, ...] = ("value",)
     _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
-    _good: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
+    _valid_combinations: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
 
     def problems(self, batch: pa.RecordBatch, now: datetime) -> dict[int, str]:
-        """What is wrong with rows, by their place in the batch.
+        """Errors of invalid rows, by the index of the row in the batch.
 
-        Whole columns are looked at first, which takes a fraction of the time; rows only where that raises a doubt.
+        A check of whole columns comes first, which is much faster; rows are checked one by one only if it fails.
         """
-        if not batch.num_rows or self.is_beyond_doubt(batch, now):
+        if not batch.num_rows or self.is_valid(batch, now):
             return {}
         lists = self._lists(batch)
         found = {}
@@ -77,11 +77,11 @@ class Rows:
         return found
 
     def messages(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[OutgoingMessage]:
-        """The messages of a batch in which nothing is wrong.
+        """Convert a batch of valid rows into messages.
 
         Args:
-            places: of its rows in the partition.
-            run: the partition, called the same whenever it is sent again; it begins the message ids.
+            places: the index of each row in the partition.
+            run: an id of the partition that is the same when it is sent again; the prefix of generated message ids.
         """
         lists = self._lists(batch)
         ids = lists.pop("message_id", None) or repeat(None, batch.num_rows)
@@ -95,19 +95,19 @@ class Rows:
             yield OutgoingMessage(message_id=given, **dict(zip(names, values, strict=True)), **constants)
 
     def _check(self, row: Mapping[str, Any], now: datetime) -> None:
-        """Check one row as the publisher will.
+        """Check one row as the publisher does.
 
         Raises:
-            InvalidInputError: it cannot be sent.
+            InvalidInputError: the row is invalid.
         """
         for name, value in row.items():
             if isinstance(value, InvalidInputError):
-                raise InvalidRowError(f"the column {name} holds what cannot be sent: {value}")
+                raise InvalidRowError(f"the column {name} holds a value that cannot be sent: {value}")
         for name in self.required:
             if row[name] is None:
                 raise InvalidRowError(f"the column {name} is null: {_WAYS_OUT.get(name, 'give a value')}")
         if row.get("message_id") == "":
-            raise InvalidRowError("the column message_id is empty: leave it null, and one is made")
+            raise InvalidRowError("the column message_id is empty: give an id, or null to have one generated")
         self._check_target(row)
         delay, due = row.get("delay"), row.get("deliver_at")
         if delay is not None and due is not None:
@@ -119,11 +119,11 @@ class Rows:
         except InvalidDelayError as error:
             if due is None:
                 raise
-            # The error names the delay, which is not a column of this table.
+            # The error mentions a delay, but the table has the column deliver_at.
             raise InvalidRowError(f"the column deliver_at: {error}") from error
         for name, value in message.headers.items():
             try:
-                # Else it would be found out as the message is sent, after others.
+                # Otherwise the error would come when the message is encoded, after others have been sent.
                 field_value(value, name)
             except InvalidInputError as error:
                 raise InvalidRowError(f"the header {error}") from error
@@ -132,30 +132,30 @@ class Rows:
         if {"to", "exchange"} & self.constants.keys():
             return
         given = [name for name in ("queue", "exchange") if row.get(name) is not None]
-        asked = [name for name in ("queue", "exchange") if name in self.columns]
+        targets = [name for name in ("queue", "exchange") if name in self.columns]
         if not given:
             raise InvalidRowError(
-                f"the column {asked[0]} is null"
-                if len(asked) == 1
-                else f"the columns {' and '.join(asked)} are null: nothing says where the message goes"
+                f"the column {targets[0]} is null"
+                if len(targets) == 1
+                else f"the columns {' and '.join(targets)} are null: give the target of the message in one of them"
             )
         if len(given) == 2:
             raise InvalidRowError(f"the columns {' and '.join(given)} both have a value: leave one null")
 
-    def is_beyond_doubt(self, batch: pa.RecordBatch, now: datetime) -> bool:
-        """Whether no row can have anything wrong, as far as whole columns tell."""
+    def is_valid(self, batch: pa.RecordBatch, now: datetime) -> bool:
+        """Whether a check of whole columns proves all rows valid. If not, some rows may be invalid."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
             all(_is_text(column) for name, column in columns.items() if name != "value")
             and all(columns[name].null_count == 0 for name in self.required)
-            and self._have_times(columns, now)
+            and self._has_valid_times(columns, now)
             and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)
-            and ("message_id" not in columns or _none_is_empty(columns["message_id"]))
-            and self._have_good_headers(columns.get("headers"))
-            and self._are_of_good_kinds(columns, now)
+            and ("message_id" not in columns or _has_no_empty_text(columns["message_id"]))
+            and self._has_valid_headers(columns.get("headers"))
+            and self._has_valid_combinations(columns, now)
         )
 
-    def _have_times(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
+    def _has_valid_times(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
         delay, due = columns.get("delay"), columns.get("deliver_at")
         longest = self.infrastructure.max_delay // _MICROSECOND
         if delay is not None:
@@ -171,25 +171,26 @@ class Rows:
         latest = min(_LATEST, to_microseconds(now) + longest)
         return due is None or _is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
 
-    def _have_good_headers(self, headers: pa.Array | None) -> bool:
+    def _has_valid_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
             return True
         if pa.types.is_map(headers.type):
             keys, values = headers.keys, headers.items
         else:
             keys, values = (pc.struct_field(headers.flatten(), name) for name in ("key", "value"))
-            # A map has a key once, an array has what it was given.
+            # A map has unique keys, but an array of structs may repeat a key.
             table = pa.table([pc.list_parent_indices(headers), keys], names=["row", "key"])
             if table.group_by(["row", "key"], use_threads=False).aggregate([]).num_rows < len(keys):
                 return False
-        # Of what a column can hold, AMQP lacks times before 1970, and Python those after its last year in their zone.
+        # A timestamp column can hold times before 1970, which AMQP has no value for, and times after the year 9999 in
+        # their zone, which Python has no value for.
         if pa.types.is_timestamp(values.type) and not _is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
             return False
         return all(_is_header(name) for name in pc.unique(keys).to_pylist())
 
-    def _are_of_good_kinds(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
-        """Whether every combination of what messages have in common can be sent."""
-        names = [name for name in columns if name not in _DIFFERENT]
+    def _has_valid_combinations(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
+        """Whether each combination of values in the columns other than :data:`_PER_ROW` is valid."""
+        names = [name for name in columns if name not in _PER_ROW]
         is_delayed = bool({"delay", "deliver_at"} & columns.keys())
         if names:
             table = pa.table([columns[name] for name in names], names=names)
@@ -198,20 +199,20 @@ class Rows:
             found = [{}]
         for values in found:
             key = tuple(values.values())
-            if key in self._good:
+            if key in self._valid_combinations:
                 continue
-            kind = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
+            fields = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
             try:
-                wait = {"delay": self.infrastructure.resolution} if is_delayed else {}
-                message = self._checker.check(OutgoingMessage(b"", **{**wait, **kind, **self.constants}))
+                delay = {"delay": self.infrastructure.resolution} if is_delayed else {}
+                message = self._checker.check(OutgoingMessage(b"", **{**delay, **fields, **self.constants}))
                 message.starting(now).route(self.infrastructure, now)
             except (InvalidInputError, TypeError):
                 return False
-            self._good[key] = None
+            self._valid_combinations[key] = None
         return True
 
     def _lists(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
-        """The values of every column, as messages have them; in the place of one that they cannot have, the error."""
+        """The values of each column, converted to fields of a message; an invalid value is replaced by its error."""
         return {name: _values(name, batch.column(name)) for name in self.columns}
 
 
@@ -235,7 +236,7 @@ def _values(name: str, column: pa.Array) -> list[Any]:
 
 
 def _read(column: pa.Array) -> list[Any]:
-    """The values of a column; in the place of one that Python cannot have, the error."""
+    """The values of a column; one that Python cannot represent is replaced by its error."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError):
@@ -252,7 +253,7 @@ def _read_one(scalar: Any) -> Any:
 
 
 def _value(name: str, value: Any) -> Any:
-    """One value of a column of :func:`_values` that needs no more than this."""
+    """Convert a single value as :func:`_values` does, for the columns that are not in :data:`_PER_ROW`."""
     if value is None:
         return _DEFAULTS.get(name)
     if name == "expiration" and isinstance(value, int):
@@ -269,7 +270,7 @@ def _delay(microseconds: int) -> timedelta | InvalidInputError:
     try:
         delay = timedelta(microseconds=microseconds)
     except OverflowError:
-        return InvalidRowError(f"a delay of {microseconds // 1_000:,} ms, longer than any infrastructure can hold")
+        return InvalidRowError(f"a delay of {microseconds // 1_000:,} ms is longer than any infrastructure supports")
     return (
         delay
         if microseconds >= 0
@@ -284,20 +285,20 @@ def _moment(microseconds: int) -> datetime | InvalidInputError:
 
 
 def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
-    """From the entries of a map, or from structs of key and value."""
+    """The headers from the entries of a map, or from an array of structs with key and value."""
     if None in pairs:
-        return InvalidRowError("an entry that is null: leave it out")
+        return InvalidRowError("an entry is null: leave it out")
     if not pairs or not isinstance(pairs[0], dict):
         return dict(pairs)
     found = {pair["key"]: pair["value"] for pair in pairs}
     if len(found) < len(pairs):
-        twice = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
-        return InvalidRowError(f"the header {twice!r} more than once: give it one value")
+        repeated = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
+        return InvalidRowError(f"the header {repeated!r} is there more than once: give it one value")
     return found
 
 
 def _is_text(column: pa.Array) -> bool:
-    """Whether all text in it is UTF-8: Spark hands on what files say is text, whatever it is."""
+    """Whether all text in a column is UTF-8. Spark passes on text from files without a check."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -306,12 +307,12 @@ def _is_text(column: pa.Array) -> bool:
 
 
 def _fits(texts: pa.Array) -> bool:
-    """Whether all are short enough for AMQP."""
+    """Whether all texts are short enough for a short string of AMQP."""
     longest = pc.max(pc.binary_length(texts)).as_py()
     return longest is None or longest <= MAX_NAME_BYTES
 
 
-def _none_is_empty(texts: pa.Array) -> bool:
+def _has_no_empty_text(texts: pa.Array) -> bool:
     shortest = pc.min(pc.binary_length(texts)).as_py()
     return shortest is None or shortest > 0
 
@@ -331,7 +332,7 @@ def _is_delay(text: str | None, longest: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_header(name: str | None) -> bool:
-    """Whether a header of this name may be sent with any message, however delayed."""
+    """Whether a header of this name is allowed in any message, delayed or not."""
     try:
         checked_headers({name: ""}, delayed=True)  # type: ignore[dict-item]  # None is refused, too
     except InvalidInputError:
@@ -340,7 +341,7 @@ def _is_header(name: str | None) -> bool:
 
 
 def _digest(seed: bytes, values: list[Any], body_at: int) -> str:
-    """A digest of the contents, for rows that ever get the same place."""
+    """A digest of the contents, which keeps ids unique if another row gets the same index in a later run."""
     body = values[body_at]
     if len(values) > 1:
         seed += repr(values[:body_at] + values[body_at + 1 :]).encode("utf-8", errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""How bide gets to the Python processes of a Spark that do not have it installed."""
+"""Distribution of bide and its settings to the Python processes of a Spark session."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from bide.spark.options import VARIABLES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PATH: Final = "PYTHONPATH"
+_PYTHON_PATH: Final = "PYTHONPATH"
 _INSTALLED: Final = Path(__file__).parents[2]  # a folder, or a zip file
 
 
 def send_bundle(spark: SparkSession) -> None:
-    """Have Spark hand bide to all executors of a session, for what is registered or run from now on."""
+    """Send bide to all executors of a session, for jobs that are started from now on."""
     if is_connect(spark):
         spark.addArtifacts(str(own_bundle()), pyfile=True)
     else:
         spark.sparkContext.addPyFile(str(own_bundle()))
-        _lend(spark, own_bundle())
+        _add_to_python_path(spark, own_bundle())
 
 
-def lend_archive(spark: SparkSession) -> None:
-    """Let the processes beside the driver find the bide that came by ``--py-files``, if it did."""
+def pass_archive(spark: SparkSession) -> None:
+    """Put a bide from ``--py-files`` on the search path of the Python processes on the driver's machine."""
     if not is_connect(spark) and zipfile.is_zipfile(_INSTALLED):
-        _lend(spark, _INSTALLED)
+        _add_to_python_path(spark, _INSTALLED)
 
 
-def lend_address(spark: SparkSession) -> None:
-    """Tell the processes beside the driver which broker its environment names, or that it names none any more."""
+def pass_address(spark: SparkSession) -> None:
+    """Pass the variables that locate the broker to the Python processes on the driver's machine, even if unset."""
     if is_connect(spark):
         return
     environment = spark.sparkContext.environment
-    # Where nothing was ever said, those processes may know by themselves: from spark-env.sh.
+    # If the variables were never set here, the processes may have values of their own, from spark-env.sh.
     if any(name in os.environ or name in environment for name in VARIABLES):
-        # All of them: an older port, which the session was started with, would be taken for one of this broker.
+        # All variables together, so that a port from the start of the session is not combined with a new URL.
         environment.update({name: os.environ.get(name, "") for name in VARIABLES})
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether a session is one of Spark Connect, where the driver is elsewhere."""
+    """Whether this is a session of Spark Connect, whose driver is another process."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
-def _lend(spark: SparkSession, archive: Path) -> None:
-    """Put a file on the search path of Python processes.
+def _add_to_python_path(spark: SparkSession, archive: Path) -> None:
+    """Put a file on the search path of the Python processes of a session.
 
-    The process that plans a streaming read, on the driver's machine, looks for ``--py-files`` in a folder in which they
-    are not (PySpark 4.0 to 4.3). Where the path does not exist, on other machines, it does nothing.
+    The process that plans a streaming read, on the driver's machine, looks for ``--py-files`` in the wrong folder
+    (PySpark 4.0 to 4.3). On other machines, where the path does not exist, the entry has no effect.
     """
     environment = spark.sparkContext.environment
-    known = environment.get(_PATH, "").split(os.pathsep)
+    known = environment.get(_PYTHON_PATH, "").split(os.pathsep)
     if str(archive) not in known:
-        environment[_PATH] = os.pathsep.join([str(archive), *filter(None, known)])
+        environment[_PYTHON_PATH] = os.pathsep.join([str(archive), *filter(None, known)])

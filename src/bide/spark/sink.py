@@ -1,7 +1,7 @@
-"""The writing half of the data source: tables, and streams of them, as messages.
+"""Sink of the data source: tables and streaming queries, published as messages.
 
-A task first checks all its rows and puts them aside, and publishes only when nothing is wrong with any: see
-:class:`bide.spark.spool.Spool`. It is done when the broker has confirmed all of them.
+A task first checks and buffers all its rows (:class:`bide.spark.spool.Spool`), and publishes only if all of them are
+valid. The task ends after the broker has confirmed all messages.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ from bide.spark.spool import Spool
 log = logger(__name__)
 
 CHUNK: Final = 50_000
-"""Messages after which a task waits until all are confirmed: it fails no later, and keeps no more rows in memory."""
+"""Messages after which a task waits for all confirms. This limits the rows in memory, and when a failure is noticed."""
 
 CHUNK_BYTES: Final = 64 << 20
-"""And bytes of them: rows may be large."""
+"""The same limit in bytes, for large rows."""
 
 NAMED: Final = 5
-"""Offenders that an error names."""
+"""How many invalid rows an error names."""
 
 PLACE: Final = "place in the partition"
-"""The column that keeps it while rows are put aside. No column of a table is called so: they are checked."""
+"""The column with the index of a row in its partition, in the buffer. A table cannot have a column of this name."""
 
-_OF_STREAM: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
-"""Properties of the tasks of a streaming query."""
+_QUERY_PROPERTIES: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
+"""Local properties of the tasks of a streaming query."""
 
-_ALL: Final = 10_000_000
-_ROWS_AT_ONCE: Final = 10_000
+_KEEP_ALL: Final = 10_000_000
+_BATCH_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkPlace:
-    """Which part of which write a task is at, the same for every attempt at it.
+    """The write and the partition of a task, the same for each attempt at the task.
 
     Attributes:
-        run: what all parts have in common: the query and batch of a stream, or an id of the write.
-        partition: the number of the part.
-        batch: the query and batch of a stream, or None.
+        run: the id of the write; for a streaming query, id prefix or query id with the number of the micro-batch.
+        partition: the number of the partition.
+        batch: query id and number of the micro-batch; None outside a streaming query.
     """
 
     run: str
@@ -71,16 +71,16 @@ class SinkPlace:
 
     @classmethod
     def of_task(cls, settings: SinkSettings, write_id: str) -> SinkPlace:
-        """The place of the task that calls it.
+        """The place of the current task.
 
-        Spark passes to tasks of a streaming query its id, which outlives restarts, and the number of the micro-batch.
+        Spark passes the id of a streaming query, which outlives restarts, and the number of the micro-batch to tasks.
 
         Args:
-            write_id: of this write, where the settings have no prefix and there is no streaming query.
+            write_id: the id of a write without an id prefix and outside a streaming query.
         """
         context = TaskContext.get()
         assert context is not None, "a write happens in a task"
-        query, batch = (context.getLocalProperty(name) for name in _OF_STREAM)
+        query, batch = (context.getLocalProperty(name) for name in _QUERY_PROPERTIES)
         if not query or batch is None:
             return cls(run=settings.id_prefix or write_id, partition=context.partitionId())
         return cls(
@@ -93,15 +93,15 @@ class SinkPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent(WriterCommitMessage):
-    """The results of the rows of one task.
+    """The result of one task.
 
     Attributes:
-        confirmed: how many the broker has.
-        rejected: how many lie in the folder for rejects.
-        dropped: how many were left out, because they were overdue.
-        overdue: how many were overdue, whatever became of them.
-        first: when the first of these was due, None where there is none.
-        last: when the last of them was due.
+        confirmed: rows that the broker has confirmed.
+        rejected: rows in the folder for rejects.
+        dropped: overdue rows that were dropped.
+        overdue: overdue rows, whether sent, dropped or rejected.
+        first: the earliest due time of an overdue row; None without any.
+        last: the latest due time of an overdue row; None without any.
     """
 
     confirmed: int
@@ -124,18 +124,18 @@ def send(
     """Send the rows of one task.
 
     Args:
-        file: the name of a file with its rejects: the same for every attempt at the task, and no other task's.
-        begun: when the write began, which rows are overdue by.
+        file: the name of the file of rejects, unique to the task and the same for each attempt.
+        begun: when the write began, to decide which rows are overdue.
 
     Raises:
-        InvalidRowError: rows cannot be sent, or are overdue; nothing was published.
-        BulkPublishError: the broker did not take some; it has the others.
+        InvalidRowError: rows are invalid or overdue; nothing was published.
+        BulkPublishError: some messages were not confirmed; the broker has the others.
         BrokerError: the broker cannot be reached, or refuses.
     """
     overdue = Overdue(begun)
     held = nullcontext() if settings.rejects is None else Rejects(settings.rejects, file)
     with held as rejects, Spool() as spool:
-        _set_aside(batches, rows, spool, rejects, overdue, settings.past)
+        _check_and_buffer(batches, rows, spool, rejects, overdue, settings.past)
         confirmed = _publish(spool.batches(), rows, settings, place, rejects)
     return Sent(
         confirmed=confirmed,
@@ -147,7 +147,7 @@ def send(
     )
 
 
-def _set_aside(
+def _check_and_buffer(
     batches: Iterator[pa.RecordBatch],
     rows: Rows,
     spool: Spool,
@@ -155,33 +155,33 @@ def _set_aside(
     overdue: Overdue,
     past: Past | None,
 ) -> None:
-    """Check all rows, and keep the good ones with their places in the partition."""
+    """Check all rows, and buffer the valid ones with their index in the partition."""
     first = 0
     for given in batches:
         batch = given.rename_columns([name.lower() for name in given.schema.names])
         problems = rows.problems(batch, datetime.now(UTC))
         placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
         if problems and rejects is None:
-            raise _cannot_be_sent(problems, first, first + len(batch) - 1)
+            raise _invalid_rows(problems, first, first + len(batch) - 1)
         late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
         refused = {index: ("invalid", reason, None) for index, reason in problems.items()}
         if past == "reject":
             refused |= dict.fromkeys(late, (STATUS, "it was due before the write began", None))
         if refused and rejects is not None:
             rejects.add(batch, refused)
-        if gone := {*refused, *(late if past == "drop" else ())}:
-            placed = placed.filter(pa.array([index not in gone for index in range(len(batch))]))
+        if omitted := {*refused, *(late if past == "drop" else ())}:
+            placed = placed.filter(pa.array([index not in omitted for index in range(len(batch))]))
         if len(placed):
             spool.put(placed)
         first += len(batch)
     if past is None:
-        overdue.refuse("Give the option past: send (at once), drop, or reject (into the folder of the option rejects)")
+        overdue.refuse("Set the option past to send, drop, or reject (into the folder of the option rejects)")
 
 
 def _publish(
     batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace, rejects: Rejects | None
 ) -> int:
-    """Publish what was put aside, and say how many messages the broker has confirmed."""
+    """Publish the buffered rows; returns the number of confirmed messages."""
     batch = next(batches, None)
     if batch is None:
         return 0
@@ -193,7 +193,7 @@ def _publish(
         declare=settings.declare,
         timeout=settings.timeout,
         window=settings.window,
-        keep=KEPT_FAILURES if rejects is None else _ALL,
+        keep=KEPT_FAILURES if rejects is None else _KEEP_ALL,
     ) as publisher:
         while batch is not None:
             chunk.append((put, batch))
@@ -209,20 +209,20 @@ def _publish(
 
 
 def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], rejects: Rejects | None) -> int:
-    """Wait until everything is confirmed, and say how much that is.
+    """Wait for all confirms; returns the number of confirmed messages.
 
     Args:
-        chunk: record batches since the last time, each with the position of its first message.
+        chunk: the record batches since the last call, each with the position of its first message.
 
     Raises:
-        BulkPublishError: some were not taken, and there is no place for them.
+        BulkPublishError: messages were not confirmed, and there is no folder for rejects.
     """
     try:
         return publisher.flush().confirmed
     except BulkPublishError as error:
         report: PublishSummary = error.report
         if rejects is None:
-            raise _not_taken(report, chunk) from error
+            raise _unconfirmed(report, chunk) from error
         for first, batch in chunk:
             found = {
                 one.position - first: (one.status, str(one.error), one.message_id)
@@ -234,17 +234,18 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
         return report.confirmed
 
 
-def _cannot_be_sent(problems: Mapping[int, str], first: int, last: int) -> InvalidRowError:
+def _invalid_rows(problems: Mapping[int, str], first: int, last: int) -> InvalidRowError:
     named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
     more = len(problems) - len(named)
     return InvalidRowError(
-        f"of the rows {first} to {last} of this partition {len(problems)} cannot be sent, and nothing of it was: "
+        f"of the rows {first} to {last} of this partition {len(problems)} cannot be sent, and nothing was sent: "
         f"{'; '.join(named)}"
-        f"{f'; and {more} more' if more else ''}; mend or filter them, or name a folder for them by the option rejects"
+        f"{f'; and {more} more' if more else ''}. Fix or filter these rows, or set the option rejects to a folder for "
+        "them"
     )
 
 
-def _not_taken(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
+def _unconfirmed(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
     named = []
     for one in report.failures[:NAMED]:
         first, batch = next((first, batch) for first, batch in reversed(chunk) if first <= one.position)
@@ -253,19 +254,19 @@ def _not_taken(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) 
     failed = report.total - report.confirmed
     more = failed - len(named)
     return BulkPublishError(
-        f"of the last {report.total} messages {failed} were not taken ({report}): {'; '.join(named)}"
-        f"{f'; and {more} more' if more else ''}; all others are on the broker; to go on without such rows, name a "
-        "folder for them by the option rejects",
+        f"of the last {report.total} messages {failed} were not confirmed ({report}): {'; '.join(named)}"
+        f"{f'; and {more} more' if more else ''}. All others are on the broker. To continue without such rows, set the "
+        "option rejects to a folder for them",
         report=replace(report, failures=()),
     )
 
 
 class Sink:
-    """What the writers of tables and of streams have in common. Made on the driver, and sent to the tasks.
+    """Base of the writers of tables and of streams, created on the driver and pickled for the tasks.
 
     Raises:
-        InvalidOptionError: an option is unknown, cannot be read, or contradicts another or a column.
-        InvalidColumnError: a column is missing, unknown, or of another type.
+        InvalidOptionError: an option is unknown or invalid, or contradicts another option or a column.
+        InvalidColumnError: a column is missing, unknown, or has the wrong type.
     """
 
     def __init__(
@@ -273,29 +274,29 @@ class Sink:
     ) -> None:
         if overwrite:
             raise InvalidOptionError(
-                "what was published cannot be overwritten: write with mode('append'), or in the output mode append or "
+                "published messages cannot be overwritten: write with mode('append'), or in the output mode append or "
                 "update"
             )
         self._settings = SinkSettings.read(Options(options), environment)
         self._columns = columns_to_send(schema, self._settings.constants)
         self._schema = schema
-        # One for all tasks and all their attempts.
+        # The same for all tasks and all their attempts.
         self._write_id = uuid4().hex
         self._begun = datetime.now(UTC)
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
-        """Send the rows of the task that calls it; see :func:`send`."""
+        """Send the rows of the current task; see :func:`send`."""
         settings = self._settings
         rows = Rows(self._columns, settings.constants, settings.infrastructure)
         place = SinkPlace.of_task(settings, self._write_id)
-        # A stream makes its writer anew for a micro-batch that it repeats; and several tables may be written under one
-        # id prefix, or in one foreachBatch.
+        # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
+        # a table is not, because several tables may be written with one id prefix, or in one foreachBatch.
         run = place.batch if isinstance(self, DataSourceStreamWriter) else None
         file = f"part-{place.partition:05}-{run or self._write_id}"
         return send(batches, rows, settings, place, file=file, begun=self._begun)
 
-    def _say_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Warn of rows that were overdue, with what was done with them."""
+    def _log_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Warn of overdue rows, and log what was done with them."""
         sent = [one for one in messages if isinstance(one, Sent) and one.first is not None and one.last is not None]
         if sent:
             log.warning(
@@ -314,29 +315,29 @@ class TableWriter(Sink, DataSourceArrowWriter):
         return self.send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done."""
-        self._say_overdue(messages)
+        """Log overdue rows after all tasks."""
+        self._log_overdue(messages)
 
 
 class RowStreamWriter(Sink, DataSourceStreamWriter):
-    """Writes a stream, on a Spark whose streams come in rows alone: 4.0."""
+    """Writes the micro-batches of a streaming query, from rows, for Spark 4.0."""
 
     def write(self, iterator: Iterator[Row]) -> Sent:
         """Send the rows of one task."""
         return self.send(batches_of(iterator, self._schema))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """All tasks of a micro-batch are done."""
-        self._say_overdue(messages)
+        """Log overdue rows after all tasks of a micro-batch."""
+        self._log_overdue(messages)
 
 
 def batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Rows as Spark hands them to a writer, as record batches."""
-    # 4.0 has no such parameter, and means UTC.
+    """Convert rows, as Spark passes them to a writer, to record batches."""
+    # PySpark 4.0 does not have the parameter and uses UTC.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     arrow_schema = to_arrow_schema(schema, **zone)
-    while some := list(islice(rows, _ROWS_AT_ONCE)):
-        columns = zip(*some, strict=True)
+    while batch := list(islice(rows, _BATCH_ROWS)):
+        columns = zip(*batch, strict=True)
         yield pa.record_batch(
             [
                 pa.array([_plain(one) for one in column], field.type)
@@ -347,12 +348,12 @@ def batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBat
 
 
 def _plain(value: Any) -> Any:
-    """A value of a row as Arrow takes it."""
+    """Convert a value of a row to a value that Arrow accepts."""
     if isinstance(value, list):
         return [_plain(one) for one in value]
     if isinstance(value, Row):
         return {name: _plain(one) for name, one in value.asDict().items()}
     if isinstance(value, datetime):
-        # Rows have times of the worker's own zone, without saying so.
+        # Rows have naive datetimes in the time zone of the worker.
         return value.astimezone(UTC)
     return [(name, _plain(one)) for name, one in value.items()] if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""The columns that the sink writes, with their types and use."""
+"""Columns of the sink: names, types, and the options that replace them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _is_headers(found: DataType) -> bool:
     if isinstance(found, MapType):
         key, value = found.keyType, found.valueType
     elif isinstance(found, ArrayType) and isinstance(found.elementType, StructType):
-        # As Spark's source and sink for Kafka have headers.
+        # The type of headers in Spark's Kafka source and sink.
         if found.elementType.fieldNames() != ["key", "value"]:
             return False
         key, value = (field.dataType for field in found.elementType.fields)
@@ -69,20 +69,19 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
     "persistent": (_any_of(BooleanType), "boolean"),
     "expiration": _DURATION,
 }
-"""Every column with the test of its type, and that type in words."""
+"""Each column with a test of its type, and the type in words."""
 
 
 def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns that messages are made of, by their names in :data:`COLUMNS`; the table may write them in any case.
+    """The columns that are sent, by their names in :data:`COLUMNS`. The case of the names in the table is ignored.
 
-    What an option gives takes the place of the column; an option for the queue, that of all three that say where a
-    message goes.
+    An option replaces the column of its name; the option ``queue`` replaces queue, exchange and routing key.
 
     Args:
-        constants: of the options, by the names of :class:`bide.OutgoingMessage`.
+        constants: values of the options, by the names of :class:`bide.OutgoingMessage`.
 
     Raises:
-        InvalidColumnError: a column is missing, unknown, there twice, or of another type.
+        InvalidColumnError: a column is missing, unknown or repeated, or has the wrong type.
         InvalidOptionError: a column contradicts an option.
     """
     found: dict[str, str] = {}
@@ -90,20 +89,22 @@ def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[s
         name = field.name.lower()
         if name not in COLUMNS:
             raise InvalidColumnError(
-                f"the column {field.name!r} says nothing about a message: drop it, or rename it to one of "
+                f"the column {field.name!r} is not a field of a message: drop it, or rename it to one of "
                 f"{', '.join(COLUMNS)}"
             )
         if name in found:
-            raise InvalidColumnError(f"the columns {found[name]!r} and {field.name!r} are the same to Spark: drop one")
-        is_right, wanted = COLUMNS[name]
-        if not is_right(field.dataType):
+            raise InvalidColumnError(f"the columns {found[name]!r} and {field.name!r} have the same name: drop one")
+        accepts, wanted = COLUMNS[name]
+        if not accepts(field.dataType):
             raise InvalidColumnError(
                 f"the column {field.name!r} is {field.dataType.simpleString()}: it has to be {wanted}"
                 f"{_hint(field.dataType)}"
             )
         found[name] = field.name
     if VALUE not in found:
-        raise InvalidColumnError(f"there is no column {VALUE!r}, the body of the messages; found {_listed(schema)}")
+        raise InvalidColumnError(
+            f"there is no column {VALUE!r}, the body of the messages, among {_listed(schema)}: add or rename one"
+        )
     _refuse_contradictions(found, constants)
     replaced = _replaced(constants)
     return tuple(name for name in found if name not in replaced)
@@ -120,12 +121,12 @@ def _refuse_contradictions(found: Mapping[str, str], constants: Mapping[str, Any
     for option, column in (("delay", "deliver_at"), ("deliver_at", "delay")):
         if option in constants and column in found:
             raise InvalidOptionError(
-                f"the option {option} and the column {found[column]!r} both say when messages are due: leave out the "
+                f"the option {option} and the column {found[column]!r} both set when messages are due: leave out the "
                 "option, or drop the column"
             )
     if not {"to", "exchange"} & constants.keys() and not {"queue", "exchange"} & found.keys():
         raise InvalidColumnError(
-            "nothing says where the messages go: give the option queue or exchange, or a column of that name"
+            "the messages have no target: give the option queue or exchange, or a column of that name"
         )
 
 
@@ -136,4 +137,4 @@ def _hint(found: DataType) -> str:
 
 
 def _listed(schema: StructType) -> str:
-    return ", ".join(repr(name) for name in schema.fieldNames()) or "no column at all"
+    return ", ".join(repr(name) for name in schema.fieldNames()) or "no columns"

@@ -1,4 +1,4 @@
-"""What the options of a write mean, checked on the driver before any task starts."""
+"""Settings of a write from its options, checked on the driver before any task starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEXTS: Final = (
     "user_id",
     "app_id",
 )
-"""Properties that are text, by the names that they have as columns, as options and in a letter."""
+"""Properties that are text, by their names as columns, as options and in OutgoingMessage."""
 
 TARGETS: Final = ("queue", "exchange", "routing_key")
 _FOR_ROWS: Final = (*TARGETS, "delay", "deliver_at", "priority", "persistent", "expiration", *TEXTS)
@@ -44,26 +44,26 @@ KNOWN: Final = frozenset(
         *_FOR_ROWS,
     }
 )
-"""Every option of a write. One that stands for a column has the column's name."""
+"""All options of a write. An option that replaces a column has the name of the column."""
 
 _DIGITS: Final = re.compile(r"[0-9]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSettings:
-    """A write, as its options describe it. It travels to the tasks.
+    """The settings of a write, which are pickled for the tasks.
 
     Attributes:
-        url: of the broker.
-        infrastructure: what delays messages.
-        declare: put the infrastructure on the broker where it is missing.
-        constants: what all messages have in common, by the names of :class:`bide.OutgoingMessage`; instead of columns.
-        window: messages of one task that are sent and not yet confirmed.
-        timeout: time without any confirm after which a task gives up.
-        id_prefix: of the message ids that the sink makes, or None.
-        rejects: the folder for rows that cannot be sent or are not taken; None fails the task.
+        url: the URL of the broker.
+        infrastructure: the delay infrastructure.
+        declare: whether to declare the infrastructure on the broker if it is missing.
+        constants: fields of all messages, by the names of :class:`bide.OutgoingMessage`; they replace columns.
+        window: the largest number of unconfirmed messages of a task.
+        timeout: time without any confirm after which a task fails.
+        id_prefix: the prefix of the message ids that the sink generates; None for a default.
+        rejects: the folder for invalid rows and unconfirmed messages; None to fail the task.
         past: what to do with rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
-            None fails the task.
+            None to fail the task.
     """
 
     url: str = field(repr=False)
@@ -88,15 +88,15 @@ class SinkSettings:
         window: int = 10_000,
         past: Past | None = None,
     ) -> SinkSettings:
-        """Settings that are not options of Spark.
+        """Create settings from values, for a write outside the data source.
 
         Args:
-            url: of the broker; None takes ``BIDE_URL`` of this process, or RabbitMQ's default on this machine.
-            rejects: a path, or a URI.
+            url: the URL of the broker; None for ``BIDE_URL`` of this process, or RabbitMQ's default on this machine.
+            rejects: a path or a URI.
             past: see the attribute.
 
         Raises:
-            InvalidInputError: a value cannot be used.
+            InvalidInputError: a value is invalid.
         """
         address = url or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL
         BrokerUrl.parse(address)
@@ -117,15 +117,15 @@ class SinkSettings:
         """Read the options of a write.
 
         Raises:
-            InvalidOptionError: one is unknown, cannot be read, or contradicts another.
-            InvalidUrlError: the URL cannot be read.
+            InvalidOptionError: an option is unknown or invalid, or contradicts another one.
+            InvalidUrlError: the URL is invalid.
         """
         options.refuse_unknown(KNOWN, purpose="writing")
         url = options.url(environment)
         BrokerUrl.parse(url)
         timeout = _duration(options, "timeout")
         if timeout == timedelta(0):
-            raise InvalidOptionError("the option timeout is zero: no broker is as quick, give 1s or more")
+            raise InvalidOptionError("the option timeout is zero: give 1s or more")
         infrastructure = _infrastructure(options)
         constants = _constants(options, infrastructure)
         return cls(
@@ -144,12 +144,12 @@ class SinkSettings:
 def _past(options: Options, constants: Mapping[str, Any]) -> Past | None:
     past = cast("Past", options.choice("past", *PAST)) if "past" in options else None
     if past == "reject" and "rejects" not in options:
-        raise InvalidOptionError("the option past is 'reject', and there is no folder: name one by the option rejects")
+        raise InvalidOptionError("the option past is 'reject', but there is no folder: set the option rejects to one")
     due = constants.get("deliver_at")
     if due is not None and past != "send" and due < datetime.now(UTC) - GRACE:
         raise InvalidOptionError(
             f"the option deliver_at is {due.isoformat()}, which is past: give a later time, or past=send to send all "
-            "rows at once"
+            "rows immediately"
         )
     return past
 
@@ -168,14 +168,14 @@ def _infrastructure(options: Options) -> DelayInfrastructure:
     except InvalidOptionError:
         raise
     except InvalidInputError as error:
-        raise InvalidOptionError(f"the options of the layout: {error}") from error
+        raise InvalidOptionError(f"the options of the layout are invalid: {error}") from error
 
 
 def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[str, Any]:
-    """The values for all messages; whether they can be sent is found by checking a message that has them."""
+    """The fields that all messages have in common, each checked in a sample message."""
     for one, other in (("queue", "exchange"), ("queue", "routing_key"), ("delay", "deliver_at")):
         if one in options and other in options:
-            raise InvalidOptionError(f"both the options {one} and {other} were given: give one of them")
+            raise InvalidOptionError(f"the options {one} and {other} were both given: give one of them")
     values: dict[str, Any] = {
         "to": options.text("queue"),
         "exchange": options.text("exchange"),
@@ -197,7 +197,7 @@ def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[st
     constants = {name: value for name, value in values.items() if value is not None}
     now = datetime.now(UTC)
     for name, value in constants.items():
-        # Not every layout can delay what goes to an exchange: a queue as the target leaves only the value in question.
+        # The sample goes to a queue, because some layouts refuse an exchange as the target of a delayed message.
         target: dict[str, Any] = {"exchange": "any"} if name == "routing_key" else {"to": "any"}
         if name in ("to", "exchange"):
             target = {}
@@ -215,7 +215,7 @@ def _duration(options: Options, name: str) -> timedelta | None:
 
 
 def _parsed(name: str, text: str) -> timedelta:
-    """A duration as text, or a number of milliseconds, which is what a column of integers has too."""
+    """Parse a duration. A plain number is milliseconds, as in a column of integers."""
     try:
         if _DIGITS.fullmatch(text.strip()):
             return timedelta(milliseconds=int(text))
@@ -232,15 +232,15 @@ def _id_prefix(options: Options) -> str | None:
 
 
 def _folder(options: Options, name: str) -> str | None:
-    """A folder as a URI or an absolute path: tasks have another working directory."""
+    """A folder as a URI or an absolute path, because tasks have another working directory."""
     text = options.text(name)
     if text is None:
         return None
-    place = text if "://" in text else os.path.abspath(text)  # noqa: PTH100 (a Path would resolve nothing else)
+    place = text if "://" in text else os.path.abspath(text)  # noqa: PTH100 (unlike Path.resolve, it keeps links)
     try:
         fs.FileSystem.from_uri(place)
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidOptionError(
-            f"the option {name} is {text!r}, which is no folder that can be used: {error}"
+            f"the option {name} is {text!r}, which is not a usable folder: {error}; name another"
         ) from error
     return place

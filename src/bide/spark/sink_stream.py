@@ -1,4 +1,4 @@
-"""The writer of streams by record batches, which Spark has from 4.1 on."""
+"""Stream writer that takes record batches, for Spark 4.1 and newer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bide.spark.sink import Sent, Sink
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """Writes a stream."""
+    """Writes the micro-batches of a streaming query, from record batches."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         """Send the rows of one task."""
         return self.send(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """All tasks of a micro-batch are done."""
-        self._say_overdue(messages)
+        """Log overdue rows after all tasks of a micro-batch."""
+        self._log_overdue(messages)

@@ -1,7 +1,7 @@
-"""Reading streams: batches, and micro-batches of a query.
+"""Readers of streams: for a batch, and for the micro-batches of a query.
 
-Exactly once into a sink that can do so: what a batch holds follows from the positions in the checkpoint alone.
-Nothing is stored on the broker, and :meth:`StreamsQueryReader.commit` has nothing to do.
+The contents of a micro-batch follow from the positions in the checkpoint alone, so an idempotent sink gets each message
+exactly once. No position is stored on the broker, and :meth:`StreamsQueryReader.commit` does nothing.
 """
 
 from __future__ import annotations
@@ -24,27 +24,25 @@ from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # PySpark before 4.2 asks for all that there is
+except ImportError:  # PySpark before 4.2 does not have limits
     LIMITS = False
     ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 else:
     LIMITS = True
 
-# What errors advise: a command that has other names for it replaces this.
-WAY_OUT_OF_UNREAD: Final = (
-    "name them, begin anew with another checkpoint, or go on without them with failOnDataLoss=false"
-)
-# Where the end of the batch is in the checkpoint already: after it, what it leaves out has no position to go on from,
-# although the query may name it again.
+# The advice of errors; commands replace it by the advice that fits their own options.
+WAY_OUT_OF_UNREAD: Final = "name them, start with a new checkpoint, or continue without them with failOnDataLoss=false"
+# The end of the batch is in the checkpoint already. After the batch, the streams that it leaves out would have no
+# position, even if the query names them again.
 TAKE_BACK: Final = "delete the newest file in the checkpoint's folder 'offsets', with its .crc"
 WAY_OUT_OF_LEFT_OUT: Final = (
-    f"name them and {TAKE_BACK}; begin anew with another checkpoint, or go on without them with failOnDataLoss=false"
+    f"name them and {TAKE_BACK}; start with a new checkpoint, or continue without them with failOnDataLoss=false"
 )
-WAY_OUT_OF_NEW: Final = "Begin anew with another checkpoint, or go on with failOnDataLoss=false"
+WAY_OUT_OF_NEW: Final = "Start with a new checkpoint, or continue with failOnDataLoss=false"
 
 
-class _Streams:
-    """What both readers do."""
+class _StreamsRead:
+    """The common part of both readers."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
@@ -52,27 +50,27 @@ class _Streams:
         self.address = Address.of(options.url, options.port)
 
     def names(self, logs: StreamLogs) -> tuple[str, ...]:
-        """The streams that are read."""
+        """The names of the streams to read."""
         if self.options.super_stream is None:
             return self.options.streams
         return tuple(logs.partitions(self.options.super_stream))
 
     def resolve(self, logs: StreamLogs, names: Sequence[str], positions: Positions, option: str) -> dict[str, int]:
-        """The offsets that positions stand for now."""
+        """Resolve positions to offsets, as of now."""
         if isinstance(positions, Mapping):
             if set(positions) != set(names):
                 raise InvalidOptionError(
-                    f"the option {option} gives positions of {', '.join(sorted(positions))}, and the super stream "
-                    f"consists of {', '.join(sorted(names))}"
+                    f"the option {option} gives positions of {', '.join(sorted(positions))}, but the super stream "
+                    f"consists of {', '.join(sorted(names))}: give a position for each of these"
                 )
             return {name: _offset(logs, name, positions[name]) for name in names}
         return {name: _offset(logs, name, positions) for name in names}
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The messages of one range of offsets."""
+        """Read the messages of one range of offsets."""
         wanted = partition.value if partition is not None else None
         if wanted is None:
-            # Spark's own task for a read without any; of PySpark 4.0 it is None itself.
+            # Spark starts a task without a range if a read has no partitions; PySpark 4.0 passes None as its partition.
             return
         batches = Batches(self.schema, wanted.stream, raw=self.options.raw)
         for chunk, first, last in read_range(self.address, wanted, fail_on_data_loss=self.options.fail_on_data_loss):
@@ -81,7 +79,7 @@ class _Streams:
             yield batches.take()
 
     def tasks(self, ranges: list[OffsetRange]) -> list[InputPartition]:
-        """One task for each range, or more."""
+        """At least one task for each range that is not empty."""
         return [InputPartition(one) for one in split(ranges, self.options.min_partitions)]
 
 
@@ -98,16 +96,16 @@ def _offset(logs: StreamLogs, stream: str, position: Position) -> int:
 
 
 class StreamsReader(DataSourceReader):
-    """Reads a part of streams once."""
+    """Reads a range of each stream in a batch."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._streams = _Streams(options, schema)
+        self._streams = _StreamsRead(options, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Ranges of offsets, fixed when the read is planned.
+        """The ranges of offsets, which are fixed when the read is planned.
 
         Raises:
-            InvalidOptionError: it would begin after its end, or end after the stream's.
+            InvalidOptionError: a range begins after its end, or ends after the end of the stream.
         """
         streams = self._streams
         options = streams.options
@@ -119,7 +117,8 @@ class StreamsReader(DataSourceReader):
                 last = logs.end(name)
                 if end[name] > last:
                     raise InvalidOptionError(
-                        f"the option endingOffsets is {end[name]:,} of {name!r}, which ends at {last:,}"
+                        f"the option endingOffsets is {end[name]:,} for {name!r}, which ends at {last:,}: give at most "
+                        "that"
                     )
                 if start[name] > end[name]:
                     raise InvalidOptionError(
@@ -130,23 +129,23 @@ class StreamsReader(DataSourceReader):
         return streams.tasks([OffsetRange(stream=name, start=start[name], end=end[name]) for name in names])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one range."""
+        """Read the messages of one range."""
         return self._streams.read(partition)
 
 
 class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads streams as they grow. Spark calls it on the driver, but for :meth:`read`."""
+    """Reads streams in micro-batches. Spark calls :meth:`read` in tasks and all other methods on the driver."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if options.max_offsets is not None and not LIMITS:
             raise InvalidOptionError(
-                "the option maxOffsetsPerTrigger needs PySpark 4.2 or newer: older ones do not tell how far they are"
+                "the option maxOffsetsPerTrigger needs PySpark 4.2 or newer: older ones do not pass their position"
             )
-        self._streams = _Streams(options, schema)
+        self._streams = _StreamsRead(options, schema)
         self._logs: StreamLogs | None = None
         self._initial: dict[str, int] | None = None
         self._target: dict[str, int] | None = None
-        self._known: dict[str, int] | None = None
+        self._latest: dict[str, int] | None = None
         self._first: dict[str, int] = {}
 
     @property
@@ -156,15 +155,17 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs
 
     def initialOffset(self) -> Document:  # noqa: N802 (Spark's name)
-        """Where a new query begins."""
+        """The position at which a new query begins."""
         begin = self._begin()
         for name, offset in begin.items():
             if offset > (end := self._connected.end(name)):
-                raise InvalidOptionError(f"the option startingOffsets is {offset:,} of {name!r}, which ends at {end:,}")
+                raise InvalidOptionError(
+                    f"the option startingOffsets is {offset:,} for {name!r}, which ends at {end:,}: give at most that"
+                )
         return document(begin, initial=True)
 
     def _begin(self) -> dict[str, int]:
-        """Where a new query begins, once and for all of this run."""
+        """The position at which a new query begins, resolved once per run."""
         if self._initial is None:
             logs = self._connected
             names = self._streams.names(logs)
@@ -172,10 +173,10 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _begin_if_new(self) -> dict[str, int]:
-        """Where the query begins if it is new, which PySpark before 4.2 does not tell.
+        """The position at which the query begins if it is new, for PySpark before 4.2, which does not say if it is.
 
-        Options for new queries alone must not end an old one, whose super stream has grown since. Of a new query
-        :meth:`initialOffset` refuses them.
+        Errors are ignored here, because the starting options must not stop an old query whose super stream has grown.
+        :meth:`initialOffset` reports them for a new query.
         """
         try:
             return self._begin()
@@ -188,28 +189,28 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now, and no more."""
+        """Limit the query to the messages that the streams have now."""
         self._target = self._ends()
 
     def latestOffset(  # noqa: N802
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> Document:
-        """Where the next batch ends. PySpark before 4.2 passes nothing.
+        """The end of the next batch. PySpark before 4.2 passes no arguments.
 
         Raises:
-            OffsetsLostError: a stream ends before what was read of it; not with ``failOnDataLoss=false``.
+            OffsetsLostError: a stream ends before the position of the query, and ``failOnDataLoss`` is true.
         """
         if start is None:
-            # It may ask for this before it asks where the query begins, and the end has to tell that; or the query is
-            # an old one, and some of its streams are new.
+            # PySpark may call this before initialOffset, so the end has to include the start of a new query. The query
+            # may also be an old one with new streams.
             begin, ends = self._begin_if_new(), self._ends()
             for stream in ends.keys() - self._first.keys():
-                # Once: an end that differs from the last one makes a batch.
+                # Resolved once, because Spark starts a batch when the document differs from the previous one.
                 self._first[stream] = self._connected.first(stream)
             return document(ends, since={stream: self._first[stream] for stream in ends}, begin=begin)
         known = positions_of(start)
         if self._target is not None and start.get("initial") and known == self._initial:
-            # Spark asked for the target first: what came until it asked for the beginning lies before that.
+            # Spark asked for the target before the start, and messages arrived in between: move the target up.
             self._target = {
                 stream: max(self._target.get(stream, 0), known.get(stream, 0))
                 for stream in self._target.keys() | known.keys()
@@ -219,42 +220,42 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for stream in ends.keys() - known.keys():
             since[stream] = self._connected.first(stream)
         begin = {stream: known.get(stream, since.get(stream, 0)) for stream in ends}
-        anew = self._check(known, begin, ends)
+        restarts = self._check(known, begin, ends)
         if isinstance(limit, ReadMaxRows) and LIMITS:
             ends = limited(begin, ends, limit.max_rows)
         left_out = known.keys() - ends.keys()
-        if not anew and not left_out and all(ends[stream] == begin[stream] for stream in ends):
-            # The very same document, so that Spark sees that there is nothing new. Where data loss is allowed, what is
-            # gone is: the checkpoint forgets it, and it is allowed once.
+        if not restarts and not left_out and all(ends[stream] == begin[stream] for stream in ends):
+            # The same document as before, so that Spark starts no batch. With failOnDataLoss=false, a missing stream
+            # does start one, which removes its position from the checkpoint: a loss is allowed only once.
             return dict(start)
         return document(ends, since=since)
 
     def _ends(self) -> dict[str, int]:
         logs = self._connected
-        self._known = {name: logs.end(name) for name in self._streams.names(logs)}
-        return self._known
+        self._latest = {name: logs.end(name) for name in self._streams.names(logs)}
+        return self._latest
 
     def _check(
         self, known: Mapping[str, int], begin: dict[str, int], ends: Mapping[str, int], *, planned: bool = False
     ) -> bool:
-        """Whether the streams are still those of the checkpoint; where not, and that is allowed, begin them anew.
+        """Check the positions against the streams. With lost data allowed, restart a stream that was declared again.
 
         Args:
             planned: the ends are in the checkpoint already.
 
         Returns:
-            Whether one begins anew: its old position holds no more, even if nothing is in it yet.
+            Whether a stream restarts at offset 0: its old position is invalid, even if the new stream is empty.
         """
         fail = self._streams.options.fail_on_data_loss
-        gone = sorted(known.keys() - ends.keys())
-        if gone and fail:
-            who = (
+        missing = sorted(known.keys() - ends.keys())
+        if missing and fail:
+            reason = (
                 f"the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
                 if planned
                 else f"the query does not read any more: {WAY_OUT_OF_UNREAD}"
             )
-            raise InvalidOptionError(f"the checkpoint has positions of {', '.join(gone)}, which {who}")
-        anew = False
+            raise InvalidOptionError(f"the checkpoint has positions of {', '.join(missing)}, which {reason}")
+        restarts = False
         for stream, end in ends.items():
             if begin[stream] <= end:
                 continue
@@ -266,20 +267,21 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     offset=end,
                 )
             begin[stream] = 0
-            anew = True
-        return anew
+            restarts = True
+        return restarts
 
     def reportLatestOffset(self) -> Document | None:  # noqa: N802
-        """Where the streams end, for the progress that Spark reports."""
-        return None if self._known is None else document(self._known)
+        """The ends of the streams, for the progress that Spark reports."""
+        return None if self._latest is None else document(self._latest)
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """The ranges of a batch.
 
         Raises:
-            OffsetsLostError: as :meth:`latestOffset`, which PySpark before 4.2 does not tell where the query is.
-            InvalidOptionError: the batch does not have all streams, for the same reason.
+            OffsetsLostError: a stream ends before the position of the query, and ``failOnDataLoss`` is true.
+            InvalidOptionError: the batch lacks a stream of the checkpoint, and ``failOnDataLoss`` is true.
         """
+        # Checked here too, because PySpark before 4.2 does not pass its position to latestOffset.
         begin, ends = begin_of(start, end), positions_of(end)
         self._check({} if start.get("initial") else positions_of(start), begin, ends, planned=True)
         return self._streams.tasks(
@@ -287,11 +289,11 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one range."""
+        """Read the messages of one range."""
         return self._streams.read(partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Nothing: the checkpoint has it."""
+        """Do nothing, because the positions are in the checkpoint."""
 
     def stop(self) -> None:
         """Close the connections."""

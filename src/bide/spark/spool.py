@@ -1,4 +1,4 @@
-"""Record batches put aside, in memory or in a file of the worker."""
+"""Buffer of record batches, in memory or in a temporary file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 IN_MEMORY: Final = 64 << 20
-"""Bytes that are kept in memory."""
+"""Bytes that are kept in memory before a file is used."""
 
 
 class Spool:
-    """Takes record batches, all of the same schema, and gives them back in order, as often as asked.
+    """Buffers record batches of the same schema, and returns them in order, any number of times.
 
-    The file has no name, so that nothing is left of it whatever ends the process. It lies where Spark puts what does
-    not fit into memory.
+    The file has no name, so that it disappears with the process, even a killed one. It is in the folder to which Spark
+    spills data that do not fit into memory.
     """
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Spool:
         self._file.close()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Put a batch aside."""
+        """Append a batch."""
         if self._writer is None:
             self._writer = pa.ipc.new_stream(self._file, batch.schema)
         self._writer.write_batch(batch)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What was put aside. Nothing more can be put aside after that."""
+        """Read all batches. After the first call, :meth:`put` must not be called again."""
         if self._writer is None:
             return
         self._writer.close()

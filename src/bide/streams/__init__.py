@@ -1,7 +1,7 @@
 """Reader of RabbitMQ streams over the stream protocol.
 
-Unlike AMQP 0-9-1, this protocol has the time at which a message was stored.
+Unlike AMQP 0-9-1, this protocol delivers the time at which the broker stored a message.
 
-``frames``, ``chunk`` and ``amqp10`` are the codec and do no input or output; ``connection`` speaks with one broker,
-``log`` asks for positions and reads ranges of offsets.
+``frames``, ``chunk`` and ``amqp10`` are the codec and do no input or output. ``connection`` is a connection to one
+broker. ``log`` finds offsets and reads ranges of them.
 """

@@ -1,7 +1,7 @@
-"""Messages in the AMQP 1.0 encoding, which streams store.
+"""Decoder of messages in AMQP 1.0, the encoding that streams store.
 
-Reading is the hot path of the source: a message is first cut into its sections, which costs a few steps each,
-and a section is decoded only when it is used.
+Decoding is the hot path of the Spark source. A message is first split into its sections, which is cheap; a section is
+decoded only when it is used.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 from bide.errors import UndecodableMessageError
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_DEEPEST: Final = 32
-"""Lists within lists that are read; the nesting of what bide or RabbitMQ writes is three at most."""
+_MAX_DEPTH: Final = 32
+"""Limit on nested lists and maps; bide and RabbitMQ write at most three levels."""
 
-MOST_VALUES: Final = 1 << 20
-"""Values that are read of a section of a message, which has as many bytes at least: elements of an array need none."""
+MAX_VALUES: Final = 1 << 20
+"""Limit on the values of a section, needed because elements of an array can take no bytes at all."""
 
 _ANNOTATIONS: Final = 0x72
 _PROPERTIES: Final = 0x73
@@ -28,7 +28,7 @@ _SEQUENCE: Final = 0x76
 _VALUE: Final = 0x77
 
 _FIXED: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
-"""Bytes of the values whose type begins with this digit."""
+"""Size in bytes of a fixed-width value, by the upper half of its type code."""
 
 _NUMBERS: Final = {
     0x50: struct.Struct(">B"),
@@ -51,13 +51,13 @@ _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
 _LENGTH: Final = struct.Struct(">I")
 _SHORT: Final = frozenset({0xA0, 0xA1, 0xA3, 0xC0, 0xC1})
 _LONG: Final = frozenset({0xB0, 0xB1, 0xB3, 0xD0, 0xD1})
-"""Binary, text, symbol, list and map, with lengths of one byte and of four."""
+"""Type codes of binary, string, symbol, list and map, with a length of one byte and of four bytes."""
 
 _TEXTS: Final = frozenset({0xA1, 0xA3, 0xB1, 0xB3})
 
 
 class Symbol(str):
-    """A symbol: ASCII text, of a type of its own in AMQP 1.0."""
+    """ASCII text of the AMQP 1.0 type ``symbol``."""
 
     __slots__ = ()
 
@@ -66,14 +66,14 @@ _NAMES: Final = frozenset({str, Symbol})
 
 
 class Sections(NamedTuple):
-    """A message, cut up. A tuple, because that is made quickest.
+    """The sections of a message. A named tuple, because a dataclass takes longer to create.
 
     Attributes:
-        annotations: the encoded map of message annotations, empty without.
-        properties: the encoded list of properties, empty without.
-        application: the encoded map of application properties, empty without.
-        body: the bytes of its data; None of a message whose body is a value or made of sequences.
-        value: that body, encoded.
+        annotations: the encoded map of message annotations; empty if the message has none.
+        properties: the encoded list of properties; empty if the message has none.
+        application: the encoded map of application properties; empty if the message has none.
+        body: the bytes of the data sections; None if the body is an ``amqp-value`` or ``amqp-sequence``.
+        value: the encoded ``amqp-value`` or ``amqp-sequence`` sections.
     """
 
     annotations: bytes
@@ -84,10 +84,10 @@ class Sections(NamedTuple):
 
 
 def sections(data: bytes) -> Sections:
-    """Cut a message into its sections.
+    """Split a message into its sections.
 
     Raises:
-        UndecodableMessageError: it is not a message of AMQP 1.0.
+        UndecodableMessageError: the bytes are not a message of AMQP 1.0.
     """
     annotations = properties = application = b""
     parts: list[bytes] = []
@@ -105,20 +105,20 @@ def sections(data: bytes) -> Sections:
             else:
                 raise UndecodableMessageError(f"a section of the unknown kind {data[at + 1]:#04x}")
             start, form = at, data[at]
-            # Nearly all sections are of one of these forms.
+            # Nearly all sections have one of these types; the general case is slower.
             if form in _SHORT:
                 at += 2 + data[at + 1]
             elif form in _LONG:
                 at += 5 + unpack_length(data, at + 1)[0]
             else:
-                at = _after(data, at)
+                at = _end_of_value(data, at)
             if at > end:
                 raise IndexError
             if kind == _DATA:
-                skipped = start + (2 if form == 0xA0 else 5)
+                content = start + (2 if form == 0xA0 else 5)
                 if form not in (0xA0, 0xB0):
                     raise UndecodableMessageError(f"its data are of type {form:#04x}, not binary")
-                parts.append(data[skipped:at])
+                parts.append(data[content:at])
             elif kind == _ANNOTATIONS:
                 annotations = data[start:at]
             elif kind == _PROPERTIES:
@@ -137,13 +137,13 @@ def sections(data: bytes) -> Sections:
     return Sections(annotations, properties, application, None, tuple(values))
 
 
-def _after(data: bytes, at: int) -> int:
-    """Where the value that begins at *at* ends."""
+def _end_of_value(data: bytes, at: int) -> int:
+    """The index after the value that begins at *at*."""
     left = 1
     while left:
         kind = data[at] >> 4
         if data[at] == 0:
-            # A descriptor and a value follow, each of which may be described in turn.
+            # A descriptor and a value follow; each of the two may be a described value as well.
             left += 1
             at += 1
             continue
@@ -160,14 +160,15 @@ def _after(data: bytes, at: int) -> int:
 
 
 def decode(data: bytes) -> Any:
-    """Read one value.
+    """Decode one value.
 
-    Numbers, text, bytes, bool and None are what they are in Python; a symbol is a :class:`Symbol`, a time stamp a
-    datetime (an int of milliseconds beyond the calendar), a decimal the bytes that it is made of, a described value
-    the value. Text that is not UTF-8 is its bytes; as the key of a map it is text, with escapes.
+    Numbers, strings, binary, booleans and null become the Python type of the same meaning, a symbol becomes a
+    :class:`Symbol`. A timestamp becomes a datetime, or an int of milliseconds if ``datetime`` cannot represent it. A
+    decimal becomes its raw bytes. Of a described value, the descriptor is dropped. A string that is not UTF-8 becomes
+    bytes; as the key of a map it becomes a str with escapes.
 
     Raises:
-        UndecodableMessageError: it is none, ends too early, goes on after its end, or has too many values.
+        UndecodableMessageError: the data are not a value, are too short or too long, or hold too many values.
     """
     try:
         value, at = _Reader(data).value(0, 0)
@@ -179,15 +180,15 @@ def decode(data: bytes) -> Any:
 
 
 def escaped(raw: bytes) -> str:
-    """Text of a name or an id. What is not UTF-8 is escaped, in the same way as over AMQP 0-9-1."""
+    """Decode a name or an id. Bytes that are not UTF-8 are escaped, in the same way as over AMQP 0-9-1."""
     return raw.decode(errors="backslashreplace")
 
 
 def identity(properties: bytes) -> tuple[Any, Any, Any]:
-    """Message id, correlation id and content type, from an encoded list of properties; None for what is not set.
+    """Message id, correlation id and content type of an encoded list of properties; None for each that is not set.
 
     Raises:
-        UndecodableMessageError: it is not a list, or ends too early.
+        UndecodableMessageError: the properties are not a list, or end too early.
     """
     try:
         match properties[0]:
@@ -198,7 +199,7 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
             case 0x45:
                 return None, None, None
             case _:
-                raise UndecodableMessageError("its properties are no list")
+                raise UndecodableMessageError("its properties are not a list")
         found: list[Any] = []
         for _ in range(min(count, 7)):
             kind = properties[at]
@@ -225,12 +226,12 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
 
 
 def lookup(application: bytes, *names: bytes) -> list[Any]:
-    """The values under some names in an encoded map of application properties; None for what is not there.
+    """The values of some names in an encoded map of application properties; None for a name that is not in the map.
 
-    Quicker than to read all of it.
+    This is faster than decoding the whole map.
 
     Raises:
-        UndecodableMessageError: it is not a map, or ends too early.
+        UndecodableMessageError: the application properties are not a map, or end too early.
     """
     found: list[Any] = [None] * len(names)
     reader: _Reader | None = None
@@ -240,17 +241,17 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
         elif application[0] == 0xD1:
             count, at = _LENGTH.unpack_from(application, 5)[0], 9
         else:
-            raise UndecodableMessageError("its application properties are no map")
+            raise UndecodableMessageError("its application properties are not a map")
         for _ in range(count // 2):
             start = at
-            at = _after(application, at)
+            at = _end_of_value(application, at)
             name = application[start + (2 if application[start] in _SHORT else 5) : at]
             if name in names:
-                # One for all: a name may be there many times.
+                # One reader for all names: its limit on values has to hold even if a name is repeated.
                 reader = reader or _Reader(application)
                 found[names.index(name)], at = reader.value(at, 1)
             else:
-                at = _after(application, at)
+                at = _end_of_value(application, at)
     except (IndexError, struct.error):
         raise UndecodableMessageError("its application properties end too early") from None
     if at != len(application):
@@ -259,16 +260,16 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
 
 
 class _Reader:
-    """Reads values, as many as there are bytes, or :data:`MOST_VALUES`."""
+    """Decodes values: at most as many as there are bytes, and at most :data:`MAX_VALUES`."""
 
-    __slots__ = ("_data", "_left")
+    __slots__ = ("_data", "_remaining")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._left = min(len(data), MOST_VALUES)
+        self._remaining = min(len(data), MAX_VALUES)
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value that begins at *at*, and where it ends."""
+        """The value that begins at *at*, and the index after it."""
         return self._of_kind(self._data[at], at + 1, depth)
 
     def _of_kind(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
@@ -283,8 +284,8 @@ class _Reader:
         if kind in (0xB1, 0xB3, 0xB0):
             (size,) = _LENGTH.unpack_from(data, at)
             return _text(kind & 0xF, data[at + 4 : at + 4 + size], size), at + 4 + size
-        if depth >= _DEEPEST:
-            raise UndecodableMessageError(f"its values are nested more than {_DEEPEST} deep")
+        if depth >= _MAX_DEPTH:
+            raise UndecodableMessageError(f"its values are nested more than {_MAX_DEPTH} deep")
         if kind == 0x45:
             return [], at
         if kind in (0xC0, 0xD0, 0xC1, 0xD1):
@@ -294,14 +295,14 @@ class _Reader:
         if kind == 0x00:
             _, at = self.value(at, depth + 1)
             return self.value(at, depth + 1)
-        return _rare(data, kind, at)
+        return _decode_rare(data, kind, at)
 
     def _take(self, count: int) -> None:
-        """Count values before they are made."""
-        self._left -= count
-        if self._left < 0:
+        """Check the limit on values before *count* more are created."""
+        self._remaining -= count
+        if self._remaining < 0:
             raise UndecodableMessageError(
-                f"it has more than {min(len(self._data), MOST_VALUES):,} values in {len(self._data):,} bytes"
+                f"it has more than {min(len(self._data), MAX_VALUES):,} values in {len(self._data):,} bytes"
             )
 
     def _compound(self, kind: int, at: int, depth: int) -> tuple[Any, int]:
@@ -337,9 +338,9 @@ class _Reader:
         else:
             size, count = struct.unpack_from(">II", data, at)
             end, at = at + 4 + size, at + 8
-        # The type stands once, before all elements; it may be a described one.
+        # The type is written once, before all elements; it may have a descriptor.
         if data[at] == 0:
-            at = _after(data, at + 1)
+            at = _end_of_value(data, at + 1)
         element, at = data[at], at + 1
         self._take(count)
         values = []
@@ -352,10 +353,10 @@ class _Reader:
 
 
 def _key(value: Any) -> Any:
-    """A key of a map, as Python's dict has it."""
+    """A key of a map as a key of a Python dict."""
     if isinstance(value, bytes):
         return escaped(value)
-    # A list has no hash, and a writer can choose UUIDs that all have the same.
+    # A list cannot be hashed, and a malicious writer can choose UUIDs that all have the same hash.
     return str(value) if isinstance(value, list | uuid.UUID) else value
 
 
@@ -370,7 +371,7 @@ def _text(kind: int, raw: bytes, size: int) -> Any:
         return raw
 
 
-def _rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:
+def _decode_rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:
     size = _FIXED.get(kind >> 4)
     if size is None:
         raise UndecodableMessageError(f"a value of the unknown type {kind:#04x}")
@@ -389,7 +390,7 @@ def _rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:
         try:
             return raw.decode("utf-32-be"), at + size
         except UnicodeDecodeError:
-            raise UndecodableMessageError("a character is none") from None
+            raise UndecodableMessageError("a character is not a Unicode code point") from None
     if kind == 0x98:
         return uuid.UUID(bytes=raw), at + size
     if kind in (0x74, 0x84, 0x94):

@@ -11,57 +11,62 @@ from typing import Final, NamedTuple
 from bide.errors import ProtocolError, UndecodableMessageError
 
 HEADER: Final = struct.Struct(">BBHIqQQIIIB3x")
-"""Magic and version, type, entries, records, time stamp, epoch, first offset, checksum, lengths of data and trailer."""
+"""Magic and version, type, entries, records, timestamp, epoch, first offset, checksum, lengths of data and trailer."""
 
 _MAGIC: Final = 0x50
 _LENGTH: Final = struct.Struct(">I")
 _BATCH: Final = struct.Struct(">BHII")
 
-Unpack = Callable[[int, bytes, int], bytes]
-"""Unpacks a batch of messages: from the number of the compression, the packed bytes, and the unpacked length."""
+Decompress = Callable[[int, bytes, int], bytes]
+"""Decompresses a batch of messages, given the number of the compression, the compressed bytes, and the length of the
+result."""
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
-MOST_OF_BATCH: Final = 64 << 20
-"""Bytes that one batch may have unpacked: it is in memory as a whole. RabbitMQ 4.3 refuses larger ones itself
-(``stream.max_uncompressed_sub_entry_batch_size``)."""
+MAX_BATCH_SIZE: Final = 64 << 20
+"""Limit on the decompressed size of a batch in bytes, because a batch is in memory as a whole. RabbitMQ 4.3 rejects
+larger batches itself (``stream.max_uncompressed_sub_entry_batch_size``)."""
 
-MOST_OF_CHUNK: Final = 1 << 30
-"""Bytes that the batches of one chunk may have unpacked, one after the other."""
+MAX_CHUNK_SIZE: Final = 1 << 30
+"""Limit on the sum of the decompressed sizes of the batches in one chunk, in bytes."""
 
 
 class Undecodable(NamedTuple):
-    """A batch of messages that cannot be read, in the place of its first message.
+    """A batch of messages that cannot be decompressed; it takes the place of its first message.
 
     Attributes:
-        data: the entry as the chunk has it, with its header.
-        reason: why it cannot be read.
+        data: the entry of the chunk, with its header.
+        reason: why the batch cannot be decompressed.
     """
 
     data: bytes
     reason: str
 
 
-def unpack_gzip(compression: int, data: bytes, length: int) -> bytes:
-    """Unpack what the standard library can: nothing, and gzip.
+def decompress_gzip(compression: int, data: bytes, length: int) -> bytes:
+    """Decompress a batch with the standard library, which supports no compression and gzip.
 
     Raises:
-        UndecodableMessageError: it is packed in another way, or not what its header says.
+        UndecodableMessageError: another compression, or data that do not match the header of the batch.
     """
     if compression == 0:
         return data
     name = COMPRESSIONS[compression] if compression < len(COMPRESSIONS) else str(compression)
     if compression != 1:
-        raise UndecodableMessageError(f"a batch of messages is packed by {name}, which is not read here")
-    unpacker = zlib.decompressobj(wbits=31)
+        raise UndecodableMessageError(f"a batch of messages is compressed by {name}, which is not supported here")
+    decompressor = zlib.decompressobj(wbits=31)
     try:
-        # One byte more than announced: a bound of 0 would be none, and the rest of the stream has a checksum.
-        unpacked = unpacker.decompress(data, length + 1)
+        # One byte more than announced, because zlib reads 0 as "no limit" and has to reach the checksum at the end.
+        raw = decompressor.decompress(data, length + 1)
     except zlib.error as error:
-        raise UndecodableMessageError(f"a batch of messages packed by {name} cannot be unpacked: {error}") from error
-    if len(unpacked) != length or not unpacker.eof:
-        raise UndecodableMessageError(f"a batch of messages packed by {name} is not {length:,} bytes, as it says")
-    return unpacked
+        raise UndecodableMessageError(
+            f"a batch of messages compressed by {name} cannot be decompressed: {error}"
+        ) from error
+    if len(raw) != length or not decompressor.eof:
+        raise UndecodableMessageError(
+            f"a batch of messages compressed by {name} is not {length:,} bytes long, as its header says"
+        )
+    return raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +75,9 @@ class Chunk:
 
     Attributes:
         first: the offset of its first message.
-        count: how many messages are in it; their offsets follow one another.
-        timestamp: when the broker stored it, milliseconds since 1970.
-        entries: how many entries its data have; one may hold a batch of messages.
+        count: the number of messages, whose offsets are consecutive.
+        timestamp: when the broker stored the chunk, in milliseconds since 1970.
+        entries: the number of entries; an entry is a message or a batch of messages.
         data: the entries.
     """
 
@@ -89,10 +94,10 @@ class Chunk:
 
     @classmethod
     def read(cls, frame: bytes, at: int) -> Chunk:
-        """Read a chunk from the place in a frame where it begins.
+        """Read the chunk that begins at the index *at* of a frame.
 
         Raises:
-            ProtocolError: it is not one, or its checksum is wrong.
+            ProtocolError: the bytes are not a chunk, or the checksum is wrong.
         """
         try:
             magic, kind, entries, count, timestamp, _, first, checksum, length, _, _ = HEADER.unpack_from(frame, at)
@@ -107,19 +112,19 @@ class Chunk:
         if len(data) != length:
             raise ProtocolError(f"the chunk at offset {first:,} has {len(data):,} bytes of {length:,}")
         if zlib.crc32(data) != checksum:
-            raise ProtocolError(f"the chunk at offset {first:,} came with a wrong checksum: it was damaged on its way")
+            raise ProtocolError(f"the chunk at offset {first:,} has a wrong checksum: it was damaged on its way")
         return cls(first=first, count=count, timestamp=timestamp, entries=entries, data=data)
 
-    def messages(self, unpack: Unpack = unpack_gzip) -> Iterator[bytes | Undecodable | None]:
+    def messages(self, decompress: Decompress = decompress_gzip) -> Iterator[bytes | Undecodable | None]:
         """The encoded messages, one for each offset.
 
-        The broker takes the number of messages in a batch from its publisher, and gives them as many offsets. A batch
-        that cannot be read is :class:`Undecodable` at its first offset, and None at the others.
+        The publisher of a batch states the number of its messages, and the broker reserves that many offsets. A batch
+        that cannot be decompressed yields an :class:`Undecodable` at its first offset, and None at the others.
 
         Raises:
-            ProtocolError: they are not as many as the header says.
+            ProtocolError: the number of messages differs from the one in the header.
         """
-        data, at, found, left = self.data, 0, 0, MOST_OF_CHUNK
+        data, at, found, remaining = self.data, 0, 0, MAX_CHUNK_SIZE
         size_of = _LENGTH.unpack_from
         try:
             for _ in range(self.entries):
@@ -131,24 +136,24 @@ class Chunk:
                     found += 1
                     yield data[at - size : at]
                     continue
-                kind, records, unpacked, packed = _BATCH.unpack_from(data, at)
-                begun, start = at, at + _BATCH.size
-                at = start + packed
+                kind, records, raw_size, size = _BATCH.unpack_from(data, at)
+                entry, start = at, at + _BATCH.size
+                at = start + size
                 found += records
                 if at > len(data):
                     break
                 if not records:
-                    # No offset is its own.
+                    # An empty batch has no offset at which it could be reported.
                     continue
                 try:
-                    batch = _unpacked(unpack, (kind & 0x70) >> 4, data[start:at], unpacked, left)
+                    batch = _decompress(decompress, (kind & 0x70) >> 4, data[start:at], raw_size, remaining)
                     _check_count(batch, records)
                 except UndecodableMessageError as error:
-                    yield Undecodable(data[begun:at], str(error))
+                    yield Undecodable(data[entry:at], str(error))
                     for _ in range(records - 1):
                         yield None
                     continue
-                left -= len(batch)
+                remaining -= len(batch)
                 inner = 0
                 for _ in range(records):
                     (size,) = size_of(batch, inner)
@@ -157,30 +162,36 @@ class Chunk:
         except struct.error:
             found = -1
         if found != self.count or at != len(data):
-            raise ProtocolError(f"the chunk at offset {self.first:,} does not hold the {self.count:,} messages it says")
+            raise ProtocolError(
+                f"the chunk at offset {self.first:,} does not hold {self.count:,} messages, as its header says"
+            )
 
 
-def _unpacked(unpack: Unpack, compression: int, packed: bytes, length: int, left: int) -> bytes:
-    """The bytes of a batch.
+def _decompress(decompress: Decompress, compression: int, data: bytes, length: int, remaining: int) -> bytes:
+    """The decompressed bytes of a batch.
 
     Args:
-        length: that it says it has.
-        left: that the chunk may still have.
+        length: their number, as the header of the batch states it.
+        remaining: bytes left until the limit of the chunk.
 
     Raises:
-        UndecodableMessageError: it has more, or cannot be unpacked.
+        UndecodableMessageError: the batch exceeds a limit, or cannot be decompressed.
     """
-    if compression and length > min(MOST_OF_BATCH, left):
-        limit = f"{MOST_OF_BATCH:,} bytes" if length > MOST_OF_BATCH else f"{MOST_OF_CHUNK:,} bytes, with its chunk"
-        raise UndecodableMessageError(f"a batch of messages says that it unpacks to {length:,} bytes, over {limit}")
-    return unpack(compression, packed, length)
+    if compression and length > min(MAX_BATCH_SIZE, remaining):
+        limit = (
+            f"the limit of {MAX_BATCH_SIZE:,} bytes"
+            if length > MAX_BATCH_SIZE
+            else f"the limit of {MAX_CHUNK_SIZE:,} bytes for all batches of a chunk"
+        )
+        raise UndecodableMessageError(f"a batch of messages decompresses to {length:,} bytes, over {limit}")
+    return decompress(compression, data, length)
 
 
 def _check_count(batch: bytes, records: int) -> None:
     """Check that a batch consists of exactly this many messages.
 
     Raises:
-        UndecodableMessageError: it does not.
+        UndecodableMessageError: it has more or fewer.
     """
     at = found = 0
     end = len(batch) - 4
@@ -188,4 +199,4 @@ def _check_count(batch: bytes, records: int) -> None:
         at += 4 + int.from_bytes(batch[at : at + 4])
         found += 1
     if at != len(batch) or found != records:
-        raise UndecodableMessageError(f"a batch of messages does not consist of {records:,}, as it says")
+        raise UndecodableMessageError(f"a batch does not consist of {records:,} messages, as its header says")

@@ -25,7 +25,7 @@ HEARTBEAT: Final = 0x17
 PARTITIONS: Final = 0x19
 STREAM_STATS: Final = 0x1C
 RESPONSE: Final = 0x8000
-"""The bit of a key that makes it the answer to a request."""
+"""The bit of a key that marks a response."""
 
 OK: Final = 1
 NO_SUCH_STREAM: Final = 2
@@ -58,7 +58,7 @@ CODES: Final = {
 
 FIRST: Final = struct.pack(">H", 1)
 LAST: Final = struct.pack(">H", 2)
-"""Where to start reading: at the first chunk, or at the last one."""
+"""Positions to subscribe from: the first chunk, and the last one."""
 
 _HEAD: Final = struct.Struct(">HH")
 _LONG: Final = struct.Struct(">I")
@@ -66,64 +66,63 @@ _SHORT: Final = struct.Struct(">H")
 
 
 def at_offset(offset: int) -> bytes:
-    """Start reading at the chunk that holds this offset."""
+    """The position of the chunk that holds this offset."""
     return struct.pack(">HQ", 4, offset)
 
 
 def at_time(milliseconds: int) -> bytes:
-    """Start reading at the first chunk that was stored at this time or later; milliseconds since 1970."""
+    """The position of the first chunk stored at this time or later, in milliseconds since 1970."""
     return struct.pack(">Hq", 5, milliseconds)
 
 
 def string(text: str) -> bytes:
-    """A string as the protocol has it.
+    """Encode a string.
 
     Raises:
-        ProtocolError: it is longer than 32,767 bytes of UTF-8.
+        ProtocolError: the string is longer than 32,767 bytes of UTF-8.
     """
     data = text.encode()
     if len(data) > 0x7FFF:
-        raise ProtocolError(f"a text of {len(data):,} bytes is too long for the stream protocol: 32,767 are the limit")
+        raise ProtocolError(f"a text of {len(data):,} bytes is too long for the stream protocol: the limit is 32,767")
     return _SHORT.pack(len(data)) + data
 
 
 def frame(key: int, *parts: bytes) -> bytes:
-    """One frame."""
+    """Encode a frame."""
     body = b"".join(parts)
     return _LONG.pack(len(body) + 4) + _HEAD.pack(key, 1) + body
 
 
-def request(key: int, correlation: int, *parts: bytes) -> bytes:
-    """A frame that is answered under the same number."""
-    return frame(key, _LONG.pack(correlation), *parts)
+def request(key: int, correlation_id: int, *parts: bytes) -> bytes:
+    """Encode a request, which the broker answers with the same correlation id."""
+    return frame(key, _LONG.pack(correlation_id), *parts)
 
 
 def properties(pairs: Mapping[str, str]) -> bytes:
-    """Properties as the protocol has them."""
+    """Encode a map of strings."""
     return _LONG.pack(len(pairs)) + b"".join(string(name) + string(value) for name, value in pairs.items())
 
 
 def strings(texts: Sequence[str]) -> bytes:
-    """Several strings as the protocol has them."""
+    """Encode a list of strings."""
     return _LONG.pack(len(texts)) + b"".join(string(text) for text in texts)
 
 
 def credit(subscription: int, chunks: int) -> bytes:
-    """Permission to send this many more chunks."""
+    """Encode a Credit frame, which lets the broker send this many more chunks."""
     return frame(CREDIT, struct.pack(">BH", subscription, chunks))
 
 
-def subscribe(correlation: int, subscription: int, stream: str, position: bytes, chunks: int) -> bytes:
-    """The wish to read a stream from a position, and leave to send the first chunks."""
-    return request(
-        SUBSCRIBE, correlation, struct.pack(">B", subscription), string(stream), position, struct.pack(">HI", chunks, 0)
-    )
+def subscribe(correlation_id: int, subscription: int, stream: str, position: bytes, credit: int) -> bytes:
+    """Encode a Subscribe request, with a position and the credit for the first chunks."""
+    parts = (struct.pack(">B", subscription), string(stream), position, struct.pack(">HI", credit, 0))
+    return request(SUBSCRIBE, correlation_id, *parts)
 
 
 class Fields:
-    """What is in a frame, read from the front.
+    """The fields of a frame, decoded one after the other.
 
-    Every accessor raises :class:`~bide.errors.ProtocolError` when the frame ends too early.
+    Each method that reads a field raises :class:`~bide.errors.ProtocolError` when the frame ends too early.
     """
 
     def __init__(self, data: bytes, at: int = 0) -> None:
@@ -132,7 +131,7 @@ class Fields:
 
     @property
     def rest(self) -> tuple[bytes, int]:
-        """The frame, and where what was not read yet begins."""
+        """The frame, and the index of its first byte that has not been read."""
         return self._data, self._at
 
     def skip(self, size: int) -> None:
@@ -164,7 +163,7 @@ class Fields:
         return self._take(">q")
 
     def string(self) -> str:
-        """A string; absent ones are empty."""
+        """A string; null is read as an empty one."""
         length = self._take(">h")
         if length < 0:
             return ""
@@ -176,26 +175,26 @@ class Fields:
         return text
 
     def strings(self) -> list[str]:
-        """Several strings."""
+        """A list of strings."""
         return [self.string() for _ in range(self.uint32())]
 
     def properties(self) -> dict[str, str]:
-        """Properties."""
+        """A map of strings."""
         return {self.string(): self.string() for _ in range(self.uint32())}
 
     def statistics(self) -> dict[str, int]:
-        """Numbers by name."""
+        """A map of numbers."""
         return {self.string(): self.int64() for _ in range(self.uint32())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whereabouts:
-    """Where a stream is.
+class StreamMetadata:
+    """Leader and replicas of a stream.
 
     Attributes:
-        code: a response code; others than ``OK`` leave the rest empty.
-        leader: host and port of its leader, None while there is none.
-        replicas: those of its other members.
+        code: a response code; unless it is ``OK``, the other attributes are empty.
+        leader: host and port of the leader; None while the stream has none.
+        replicas: host and port of each replica.
     """
 
     code: int
@@ -203,19 +202,19 @@ class Whereabouts:
     replicas: tuple[tuple[str, int], ...]
 
 
-def whereabouts(fields: Fields) -> dict[str, Whereabouts]:
-    """Read the answer to a question of metadata."""
+def metadata(fields: Fields) -> dict[str, StreamMetadata]:
+    """Decode the response to a Metadata request."""
     brokers = {}
     for _ in range(fields.uint32()):
         reference = fields.uint16()
         brokers[reference] = (fields.string(), fields.uint32())
-    answer = {}
+    streams = {}
     for _ in range(fields.uint32()):
         name, code, leader = fields.string(), fields.uint16(), fields.uint16()
         references = [fields.uint16() for _ in range(fields.uint32())]
-        answer[name] = Whereabouts(
+        streams[name] = StreamMetadata(
             code=code,
             leader=brokers.get(leader),
             replicas=tuple(brokers[one] for one in references if one in brokers),
         )
-    return answer
+    return streams

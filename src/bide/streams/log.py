@@ -1,6 +1,6 @@
-"""Streams as logs: first and last offset, and the messages between two offsets.
+"""Offsets of streams, and the chunks in a range of offsets.
 
-All is asked of the leader of a stream: a replica may be behind it, and drops old messages at another time.
+Every request goes to the leader of a stream, because a replica may lag behind and truncates at another time.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ log = logger(__name__)
 DEFAULT_PORT: Final = 5552
 DEFAULT_TLS_PORT: Final = 5551
 
-WAY_OUT_OF_GAP: Final = "Read what is left with failOnDataLoss=false, or begin anew with another checkpoint"
-"""What the error advises: a command that has other names for it replaces this."""
+WAY_OUT_OF_GAP: Final = "Read the remaining messages with failOnDataLoss=false, or start with a new checkpoint"
+"""The advice of OffsetsLostError; commands replace it by the advice that fits their own options."""
 
 _STATISTICS_SINCE: Final = (3, 11)
-_CHUNKS_AHEAD: Final = 8
-_PATIENCE: Final = 60.0
-"""Seconds for which nothing may come before that is an error: enough for a node with much in it to start again."""
+_CREDIT: Final = 8
+_RETRY_TIMEOUT: Final = 60.0
+"""Seconds without progress after which an error is raised; a node with much data may take that long to restart."""
 
-_Question = Callable[[StreamConnection, str], int]
-_Answer = TypeVar("_Answer")
+_Query = Callable[[StreamConnection, str], int]
+_Result = TypeVar("_Result")
 
-_FIRST_PAUSE: Final = 0.1
-_LONGEST_PAUSE: Final = 2.0
+_BACKOFF_MIN: Final = 0.1
+_BACKOFF_MAX: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where streams are read.
+    """The address of the stream protocol on one or more hosts.
 
     Attributes:
-        url: hosts, user, virtual host and TLS settings; its ports are those of AMQP.
-        port: the port of the stream protocol on each of these hosts.
+        url: hosts, user, virtual host and TLS settings; the ports in the URL are those of AMQP and are not used.
+        port: the port of the stream protocol, the same on each host.
     """
 
     url: BrokerUrl
@@ -61,19 +61,19 @@ class Address:
 
     @classmethod
     def of(cls, url: str, port: int | None = None) -> Address:
-        """Read a broker's URL; the port is by default the one of the stream protocol, with or without TLS.
+        """Parse the URL of a broker. The default port is 5552, with TLS 5551.
 
         Raises:
-            InvalidUrlError: the URL cannot be read.
+            InvalidUrlError: the URL is invalid.
         """
         parsed = BrokerUrl.parse(url)
         return cls(url=parsed, port=port or (DEFAULT_TLS_PORT if parsed.tls else DEFAULT_PORT))
 
     def connect(self) -> StreamConnection:
-        """Connect to the first host that lets us in.
+        """Connect to the first host that accepts the connection.
 
         Raises:
-            BrokerError: none does, with what the most telling of them said.
+            BrokerError: no host accepts it; the most specific of their errors.
         """
         failures: list[BrokerError] = []
         for host in dict.fromkeys(host for host, _ in self.url.hosts):
@@ -85,7 +85,7 @@ class Address:
 
 
 class StreamLogs:
-    """Asks where streams begin and end. Connections are kept between the questions; one that broke is opened again."""
+    """Finds offsets of streams. Connections are kept open between the queries, and reopened when they break."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -102,7 +102,7 @@ class StreamLogs:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; they are opened again when they are needed."""
+        """Close all connections; the next query opens new ones."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -112,82 +112,93 @@ class StreamLogs:
         """The streams of a super stream, in their order.
 
         Raises:
-            TargetNotFoundError: there is no such super stream, or it has no streams.
-            BrokerError: the broker cannot be asked.
+            TargetNotFoundError: the super stream does not exist, or has no streams.
+            BrokerError: the query failed.
         """
-        names = self._trying(lambda: self._any().partitions(super_stream))
+        names = self._retry(lambda: self._any_connection().partitions(super_stream))
         if not names:
             raise TargetNotFoundError(f"the exchange {super_stream!r} is not a super stream: no stream is bound to it")
         return names
 
     def first(self, stream: str) -> int:
-        """The first offset that is there; 0 of an empty stream.
+        """The first offset that the stream still has; 0 if the stream is empty.
 
         Raises:
-            TargetNotFoundError: there is no such stream.
-            BrokerError: the broker cannot be asked.
+            TargetNotFoundError: the stream does not exist.
+            BrokerError: the query failed.
         """
-        return self._asking(stream, first_offset)
+        return self._query(stream, first_offset)
 
     def end(self, stream: str) -> int:
-        """The offset after the last message; 0 of an empty stream. Raises the same."""
-        return self._asking(stream, end_offset)
+        """The offset after the last message; 0 if the stream is empty.
+
+        Raises:
+            TargetNotFoundError: the stream does not exist.
+            BrokerError: the query failed.
+        """
+        return self._query(stream, end_offset)
 
     def since(self, stream: str, milliseconds: int) -> int:
-        """The offset of the first message that was stored at this time (since 1970) or later; else the end."""
+        """The first offset stored at this time (milliseconds since 1970) or later; the end if there is none.
 
-        def ask(connection: StreamConnection, stream: str) -> int:
-            chunk = _look(connection, stream, frames.at_time(milliseconds))
+        Raises:
+            TargetNotFoundError: the stream does not exist.
+            BrokerError: the query failed.
+        """
+
+        def find(connection: StreamConnection, stream: str) -> int:
+            chunk = _chunk_at(connection, stream, frames.at_time(milliseconds))
             return end_offset(connection, stream) if chunk is None else chunk.first
 
-        return self._asking(stream, ask)
+        return self._query(stream, find)
 
-    def _asking(self, stream: str, question: _Question) -> int:
-        return self._trying(lambda: question(self.leader(stream), stream))
+    def _query(self, stream: str, query: _Query) -> int:
+        return self._retry(lambda: query(self.leader(stream), stream))
 
-    def _trying(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask again where a connection was idle for too long, the leader moved, or the broker is being restarted."""
-        patience = _Patience()
+    def _retry(self, query: Callable[[], _Result]) -> _Result:
+        """Repeat a query after an idle connection was closed, the leader moved, or the broker restarted."""
+        retries = _RetryTimer()
         while True:
             try:
-                answer = question()
+                result = query()
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 self.close()
-                # Where nothing ever answered, something is wrong with the address.
-                if not self._was_connected or patience.is_over():
+                # If no connection has ever succeeded, the address is probably wrong, and a retry does not help.
+                if not self._was_connected or retries.has_expired():
                     raise
-                log.info("asking again: %s", error)
-                patience.pause()
+                log.info("repeating a query of a stream: %s", error)
+                retries.pause()
             except ProtocolError:
-                # What comes next over this connection would answer something else.
+                # The next frame on this connection would answer an earlier request.
                 self.close()
                 raise
             else:
-                return answer
+                return result
 
     def leader(self, stream: str) -> StreamConnection:
         """A connection to the leader of a stream.
 
         Raises:
-            TargetNotFoundError: there is no such stream.
-            BrokerError: it has no leader at the moment, or that cannot be reached.
+            TargetNotFoundError: the stream does not exist.
+            BrokerError: the stream has no leader at the moment, or its leader cannot be reached.
         """
         if (known := self._leaders.get(stream)) is not None:
             return known
-        asked = self._any()
-        place = asked.whereabouts([stream])[stream]
-        if place.code == frames.NO_SUCH_STREAM:
+        connection = self._any_connection()
+        metadata = connection.metadata([stream])[stream]
+        if metadata.code == frames.NO_SUCH_STREAM:
             raise TargetNotFoundError(
                 f"there is no stream {stream!r} on the virtual host {self._address.url.vhost!r}, "
                 "or the queue of that name is not a stream"
             )
-        if place.code != frames.OK or place.leader is None:
-            reason = frames.CODES.get(place.code, str(place.code)) if place.code != frames.OK else "it has no leader"
+        if metadata.code != frames.OK or metadata.leader is None:
+            code = metadata.code
+            reason = frames.CODES.get(code, str(code)) if code != frames.OK else "it has no leader"
             raise ConnectionLostError(f"the stream {stream!r} cannot be read now: {reason}")
-        self._leaders[stream] = connection = self._to(place.leader, asked)
-        return connection
+        self._leaders[stream] = leader = self._connection_to(metadata.leader, connection)
+        return leader
 
-    def _any(self) -> StreamConnection:
+    def _any_connection(self) -> StreamConnection:
         for connection in self._connections.values():
             return connection
         connection = self._address.connect()
@@ -195,39 +206,39 @@ class StreamLogs:
         self._connections[connection.advertised] = connection
         return connection
 
-    def _to(self, place: tuple[str, int], fallback: StreamConnection) -> StreamConnection:
-        if (known := self._connections.get(place)) is not None:
+    def _connection_to(self, leader: tuple[str, int], fallback: StreamConnection) -> StreamConnection:
+        if (known := self._connections.get(leader)) is not None:
             return known
         try:
-            connection = StreamConnection(self._address.url, place)
+            connection = StreamConnection(self._address.url, leader)
         except BrokerUnreachableError as error:
-            # Names that only the brokers can resolve, as in containers. The node that we know may have a replica.
-            log.warning("the leader advertises %s:%d, where it cannot be reached (%s)", *place, error)
+            # The advertised name may resolve only on the brokers, as in containers. The known node may have a replica.
+            log.warning("the leader advertises %s:%d, where it cannot be reached (%s)", *leader, error)
             return fallback
-        self._connections[place] = connection
+        self._connections[leader] = connection
         return connection
 
 
 def first_offset(connection: StreamConnection, stream: str) -> int:
-    """The first offset that is there; 0 of an empty stream."""
+    """The first offset that the stream still has; 0 if the stream is empty."""
     if connection.release >= _STATISTICS_SINCE:
         return max(0, connection.statistics(stream)["first_chunk_id"])
-    # Without statistics it is the first message's: of a log that begins with an entry of the broker's own, one more.
-    chunk = _look(connection, stream, frames.FIRST)
+    # The first offset of a message: one more than the statistics say if the log begins with an entry of the broker.
+    chunk = _chunk_at(connection, stream, frames.FIRST)
     return 0 if chunk is None else chunk.first
 
 
 def end_offset(connection: StreamConnection, stream: str) -> int:
-    """The offset after the last message; 0 of an empty stream.
+    """The offset after the last message; 0 if the stream is empty.
 
     Raises:
-        ConnectionLostError: the last message is not committed in time: too few replicas of the stream are up.
+        ConnectionLostError: the last message was not committed in time, because too few replicas are up.
     """
     subscription = connection.subscribe(stream, frames.LAST, credit=1)
     connection.barrier()
-    chunk = connection.received(subscription)
-    if chunk is None and _look(connection, stream, frames.FIRST) is not None:
-        # There are messages, and the last ones are being replicated.
+    chunk = connection.take_received(subscription)
+    if chunk is None and _chunk_at(connection, stream, frames.FIRST) is not None:
+        # The stream has messages, and its last chunk is not replicated to a majority yet.
         chunk = connection.next_chunk(subscription, connection.timeout)
         if chunk is None:
             raise ConnectionLostError(
@@ -237,18 +248,18 @@ def end_offset(connection: StreamConnection, stream: str) -> int:
     return 0 if chunk is None else chunk.end
 
 
-def _look(connection: StreamConnection, stream: str, position: bytes) -> Chunk | None:
-    """The chunk at a position, or None if there is none yet."""
+def _chunk_at(connection: StreamConnection, stream: str, position: bytes) -> Chunk | None:
+    """The chunk at a position; None if the stream has no chunk there yet."""
     subscription = connection.subscribe(stream, position, credit=1)
     connection.barrier()
-    chunk = connection.received(subscription)
+    chunk = connection.take_received(subscription)
     connection.unsubscribe(subscription)
     return chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetRange:
-    """Offsets of a stream, from *start* to before *end*."""
+    """Offsets of a stream, from *start* up to but not including *end*."""
 
     stream: str
     start: int
@@ -256,81 +267,90 @@ class OffsetRange:
 
 
 def read_range(address: Address, wanted: OffsetRange, *, fail_on_data_loss: bool) -> Iterator[tuple[Chunk, int, int]]:
-    """The chunks of a range of offsets, each with the indexes between which its messages are in the range.
+    """Read the chunks of a range of offsets, each with the slice of its messages that are in the range.
 
-    A connection that breaks is opened again, and reading goes on where it was. Offsets that the broker used for
-    entries of its own are not messages: there may be fewer of these than offsets.
+    When the connection breaks, reading continues on a new one. The broker uses some offsets for entries of its own,
+    so a range can have fewer messages than offsets.
+
+    With ``fail_on_data_loss=False``, missing messages and a missing stream are logged and left out.
 
     Raises:
-        OffsetsLostError: messages of the range are not there any more; not with ``fail_on_data_loss=False``, where
-            they are left out.
-        TargetNotFoundError: the stream does not exist any more; not with ``fail_on_data_loss=False`` either.
-        BrokerError: the broker cannot be reached, or does not send them.
+        OffsetsLostError: the stream does not have all messages of the range any more.
+        TargetNotFoundError: the stream does not exist any more.
+        BrokerError: the broker cannot be reached, or does not send the messages.
     """
     reader = _LogReader(address, wanted, fail_on_data_loss)
-    patience = _Patience()
+    retries = _RetryTimer()
     while reader.position < wanted.end:
         reached = reader.position
         try:
             yield from reader.chunks()
         except (BrokerUnreachableError, ConnectionLostError) as error:
             if reader.position > reached:
-                patience = _Patience()
-            if patience.is_over():
+                retries = _RetryTimer()
+            if retries.has_expired():
                 raise
-            log.info("reading %s goes on at offset %d: %s", wanted.stream, reader.position, error)
-            patience.pause()
+            log.info("reading %s continues at offset %d: %s", wanted.stream, reader.position, error)
+            retries.pause()
 
 
-class _Patience:
-    """With a broker that is away. It begins with the first failure."""
+class _RetryTimer:
+    """Timeout and backoff of retries; the timeout starts at the first failure."""
 
     def __init__(self) -> None:
-        self._end: float | None = None
-        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        self._deadline: float | None = None
+        self._backoff = Backoff(_BACKOFF_MIN, _BACKOFF_MAX)
 
-    def is_over(self) -> bool:
+    def has_expired(self) -> bool:
         now = time.monotonic()
-        if self._end is None:
-            self._end = now + _PATIENCE
-        return now >= self._end
+        if self._deadline is None:
+            self._deadline = now + _RETRY_TIMEOUT
+        return now >= self._deadline
 
     def pause(self) -> None:
-        """Wait a little, and longer each time."""
+        """Sleep before the next retry, longer each time."""
         time.sleep(self._backoff.next())
 
 
 class _LogReader:
-    """Reads a range, and knows how far it has come."""
+    """Reads a range and keeps its position in it.
+
+    Attributes:
+        position: the next offset to read.
+    """
 
     def __init__(self, address: Address, wanted: OffsetRange, fail_on_data_loss: bool) -> None:
         self._address = address
         self._wanted = wanted
-        self._fail = fail_on_data_loss
+        self._fail_on_data_loss = fail_on_data_loss
         self.position = wanted.start
 
     def chunks(self) -> Iterator[tuple[Chunk, int, int]]:
-        """What is left of the range, over a new connection."""
+        """Read the rest of the range over a new connection."""
         wanted = self._wanted
         with StreamLogs(self._address) as logs:
             try:
                 connection = logs.leader(wanted.stream)
             except TargetNotFoundError:
-                if self._fail:
+                if self._fail_on_data_loss:
                     raise
-                log.warning("the stream %r is gone: its offsets from %d on are left out", wanted.stream, self.position)
+                log.warning(
+                    "the stream %r does not exist any more: its offsets from %d on are left out",
+                    wanted.stream,
+                    self.position,
+                )
                 self.position = wanted.end
                 return
-            subscription = connection.subscribe(wanted.stream, frames.at_offset(self.position), credit=_CHUNKS_AHEAD)
+            subscription = connection.subscribe(wanted.stream, frames.at_offset(self.position), credit=_CREDIT)
             while self.position < wanted.end:
-                # These offsets are committed: the broker sends them at once, or has them not. One that has
-                # just become the leader may need a moment until it knows that they are.
+                # The range is committed, so the broker sends its chunks immediately or does not have them. A new
+                # leader may take a moment until it knows what is committed.
                 chunk = connection.next_chunk(subscription, connection.timeout)
                 if chunk is None:
                     self._check_silence(connection)
                     return
                 connection.credit(subscription, 1)
-                connection.beat()
+                connection.send_heartbeat()
                 if chunk.end <= self.position:
                     continue
                 if chunk.first > self.position:
@@ -341,41 +361,46 @@ class _LogReader:
                 self.position = chunk.end
 
     def _check_silence(self, connection: StreamConnection) -> None:
-        """A broker that sends nothing has lost messages only if it says so: it may be busy, or the way to it.
+        """Find out why the broker sent nothing: the messages are lost only if they are outside its offsets.
 
         Raises:
-            ConnectionLostError: it has them.
+            ConnectionLostError: the stream has the messages, so that the broker or the network is slow.
         """
         stream, wanted = self._wanted.stream, self._wanted
         first, end = first_offset(connection, stream), end_offset(connection, stream)
         if end <= self.position:
-            self._lost(None)
+            self._handle_loss(None)
             self.position = wanted.end
         elif first > self.position:
-            self._lost(first)
+            self._handle_loss(first)
             self.position = min(first, wanted.end)
         else:
             raise ConnectionLostError(
-                f"the broker sent nothing of stream {stream!r} within {connection.timeout:g} s, though it has offsets "
-                f"{self.position:,} to {end - 1:,}"
+                f"the broker sent nothing of stream {stream!r} within {connection.timeout:g} s, although the stream "
+                f"has offsets {self.position:,} to {end - 1:,}"
             )
 
     def _check_gap(self, connection: StreamConnection, chunk: Chunk) -> None:
-        """Offsets that the broker used for itself make a gap; so does retention, which cuts off the beginning."""
+        """Find the cause of a gap: retention loses messages, entries of the broker itself do not."""
         if first_offset(connection, self._wanted.stream) > self.position:
-            self._lost(chunk.first)
+            self._handle_loss(chunk.first)
         self.position = min(chunk.first, self._wanted.end)
 
-    def _lost(self, found: int | None) -> None:
+    def _handle_loss(self, found: int | None) -> None:
+        """Raise OffsetsLostError or log a warning, as ``fail_on_data_loss`` asks for.
+
+        Args:
+            found: the first offset of the stream; None if the stream ends before the missing offsets.
+        """
         stream, position, end = self._wanted.stream, self.position, self._wanted.end
         missing = f"offsets {position:,} to {min(found, end) - 1 if found is not None else end - 1:,}"
         reason = (
-            f"it begins at {found:,}: retention was quicker than the reading"
+            f"it begins at {found:,}: retention removed them before they were read"
             if found is not None
-            else "it ends before them: it was deleted and declared again, or they were lost by the broker"
+            else "it ends before them: it was deleted and declared again, or the broker lost them"
         )
         message = f"the stream {stream!r} does not have {missing} any more; {reason}"
-        if self._fail:
+        if self._fail_on_data_loss:
             raise OffsetsLostError(
                 f"{message}. {WAY_OUT_OF_GAP}",
                 stream=stream,

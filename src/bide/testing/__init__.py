@@ -1,7 +1,7 @@
-"""A RabbitMQ in memory, with a clock that moves when the test says so.
+"""A RabbitMQ in memory for tests, with a clock that only the test moves.
 
-``async with bide.testing.broker() as b`` gives one, ``b.connect(...)`` a client that is the real one, and
-``b.clock.advance("3d")`` lets three days pass in no time::
+``async with bide.testing.broker() as b`` creates a broker, ``b.connect(...)`` connects the normal client to it, and
+``b.clock.advance("3d")`` lets three days pass immediately::
 
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
@@ -9,8 +9,8 @@
         b.clock.advance("3d")
         message = await anext(client.consume("reminders"))
 
-It follows the rules of RabbitMQ, which the tests of bide compare with real brokers; what it has no rules for raises
-:class:`bide.errors.NotModelledError`. docs/testing.md says what that is.
+The broker follows RabbitMQ's rules, which bide's tests compare with real brokers. Features without such rules raise
+:class:`bide.errors.NotModelledError`; docs/testing.md lists them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MemoryBroker", "broker"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is first used: every run of pytest imports this package, for its plugin.
+    # Imported on first use, because every run of pytest imports this package for its plugin.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module("bide.testing.memory_broker")

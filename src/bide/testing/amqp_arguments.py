@@ -1,4 +1,4 @@
-"""The arguments of the methods that clients send."""
+"""Decoder of the arguments of AMQP methods."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class MethodArguments:
     """Reads the arguments of one method, one after the other.
 
     Args:
-        payload: of the method frame, from the class on.
+        payload: the payload of the method frame, starting with the class id.
 
     Raises:
-        ValueError: from any of the methods: the frame ends too soon.
+        ValueError: raised by every method if the frame is too short.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -35,11 +35,11 @@ class MethodArguments:
         return self._number(">Q")
 
     def octet(self) -> int:
-        """One byte, which may hold up to eight flags."""
+        """One byte, which can contain up to eight flags."""
         return self._number(">B")
 
     def flags(self, number: int) -> list[bool]:
-        """So many flags, packed into one octet."""
+        """Several flags, packed into one octet."""
         octet = self.octet()
         return [bool(octet >> place & 1) for place in range(number)]
 
@@ -48,7 +48,7 @@ class MethodArguments:
         size = self.octet()
         raw = self._payload[self._place : self._place + size]
         if len(raw) < size:
-            raise ValueError("a short string ends too soon")
+            raise ValueError(f"a short string of {size} bytes has only {len(raw)}")
         self._place += size
         return raw.decode(errors="backslashreplace")
 
@@ -61,6 +61,6 @@ class MethodArguments:
         try:
             (value,) = struct.unpack_from(form, self._payload, self._place)
         except struct.error as error:
-            raise ValueError(f"the method frame ends too soon ({error})") from error
+            raise ValueError(f"the method frame is too short ({error})") from error
         self._place += struct.calcsize(form)
         return int(value)

@@ -1,4 +1,4 @@
-"""The broker's end of a channel."""
+"""The broker's side of an AMQP channel."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from bide.amqp import codec, reply_codes
 from bide.errors import BrokerError, NotModelledError
 from bide.testing.amqp_arguments import MethodArguments
 from bide.testing.rules.channel import BrokerChannel, BrokerDelivery
-from bide.testing.rules.errors import not_modelled, refusal
+from bide.testing.rules.errors import channel_error, not_modelled
 from bide.testing.rules.virtual_host import VirtualHost
 from bide.topology import Binding, Exchange, Queue
 
 _METHOD: Final = struct.Struct(">HH")
 _HEADER: Final = struct.Struct(">HHQ")
 _NO_ROUTE: Final = 312
-_ROOM: Final = 131_072 - codec.FRAME_OVERHEAD
-_LONGEST_REASON: Final = 255
+_BODY_FRAME_SIZE: Final = 131_072 - codec.FRAME_OVERHEAD
+_MAX_REASON: Final = 255
 
 
 class _Publish:
-    """A message of which pieces are still to come."""
+    """A publish whose header or body frames have not all arrived."""
 
     __slots__ = ("exchange", "mandatory", "parts", "properties", "remaining", "routing_key")
 
@@ -36,12 +36,14 @@ class _Publish:
 
 
 class ServerChannel:
-    """One channel, seen from the broker.
+    """The broker's side of a channel.
 
     Args:
-        connection: stands for the connection, as owner of exclusive queues.
+        number: the number of the channel.
+        host: the virtual host.
+        connection: identifies the connection, as owner of exclusive queues.
         send: sends frames to the client.
-        ended: called when the number of the channel is free again.
+        ended: called when the number of the channel can be reused.
     """
 
     def __init__(
@@ -63,26 +65,26 @@ class ServerChannel:
         self._published = 0
         self._publish: _Publish | None = None
         self._is_closed = False
-        self._tags_made = 0
+        self._names_made = 0
 
     def close(self) -> None:
-        """The connection is gone."""
+        """Close the channel after the connection was lost."""
         if not self._is_closed:
             self._is_closed = True
             self._channel.close()
 
     @property
-    def in_hand(self) -> Collection[int]:
+    def unsettled(self) -> Collection[int]:
         """The delivery tags that the client has not settled."""
-        return self._channel.in_hand
+        return self._channel.unsettled
 
-    # -- what comes from the client
+    # -- frames from the client
 
     def on_method(self, payload: bytes) -> None:
-        """A method of the client's."""
+        """Handle a method frame."""
         method = _METHOD.unpack_from(payload)
         if self._is_closed:
-            # We closed it: all that counts is that the client knows.
+            # The broker closed the channel: everything is ignored until the client confirms that.
             if method == (20, 41):
                 self._ended()
             elif method == (20, 40):
@@ -94,7 +96,7 @@ class ServerChannel:
             self._refuse(error, method)
 
     def on_header(self, size: int, properties: Mapping[str, Any]) -> None:
-        """A content header."""
+        """Handle a content header."""
         if self._publish is not None:
             self._publish.properties = properties
             self._publish.remaining = size
@@ -102,7 +104,7 @@ class ServerChannel:
                 self._complete(self._publish)
 
     def on_body(self, part: bytes) -> None:
-        """A piece of a body."""
+        """Handle a body frame."""
         if self._publish is not None:
             self._publish.parts.append(part)
             self._publish.remaining -= len(part)
@@ -130,7 +132,7 @@ class ServerChannel:
             case (20, 21):
                 return
             case (20, 20) if arguments.flags(1) == [True]:
-                # Messages flow anyway.
+                # Messages are never held back, so there is nothing to do.
                 self._send(codec.method(20, 21, codec.bits(True)))
             case _:
                 not_modelled(f"the method {method} of AMQP")
@@ -179,8 +181,8 @@ class ServerChannel:
         name = arguments.text()
         passive, durable, exclusive, auto_delete, nowait = arguments.flags(5)
         if not name:
-            self._tags_made += 1
-            name = f"memory.gen-{self._number}-{self._tags_made}-{id(self._connection):x}"
+            self._names_made += 1
+            name = f"memory.gen-{self._number}-{self._names_made}-{id(self._connection):x}"
         queue = Queue(name, durable, exclusive, auto_delete, arguments.table())
         found = self._host.declare_queue(queue, owner=self._connection, passive=passive)
         counts = codec.long(found.message_count) + codec.long(len(found.consumers))
@@ -188,7 +190,7 @@ class ServerChannel:
 
     def _on_binding(self, kind: str, arguments: MethodArguments, *, removed: bool) -> None:
         destination, source, key = arguments.text(), arguments.text(), arguments.text()
-        # The only method with an answer that always comes.
+        # queue.unbind is the only one of these methods without a no-wait flag.
         nowait = False if kind == "queue" and removed else arguments.flags(1)[0]
         table = arguments.table()
         binding = Binding(source, destination, key, "queue" if kind == "queue" else "exchange", table)
@@ -222,7 +224,7 @@ class ServerChannel:
                 exchange, key = arguments.text(), arguments.text()
                 mandatory, immediate = arguments.flags(2)
                 if immediate:
-                    raise refusal(540, "NOT_IMPLEMENTED - immediate=true")
+                    raise channel_error(540, "NOT_IMPLEMENTED - immediate=true")
                 self._publish = _Publish(exchange, key, mandatory=mandatory)
             case (60, 70):
                 self._get(arguments)
@@ -244,10 +246,10 @@ class ServerChannel:
         queue, tag = arguments.text(), arguments.text()
         _, no_ack, exclusive, nowait = arguments.flags(4)
         if not tag:
-            self._tags_made += 1
-            tag = f"memory.ctag-{self._tags_made}"
+            self._names_made += 1
+            tag = f"memory.ctag-{self._names_made}"
         start = self._channel.consume(queue, tag, no_ack=no_ack, exclusive=exclusive, arguments=arguments.table())
-        # The answer before the first message.
+        # The client expects consume-ok before the first delivery.
         self._answer(nowait, codec.method(60, 21, codec.short_string(tag)))
         start()
 
@@ -281,7 +283,7 @@ class ServerChannel:
                 codec.method(60, 80, number, b"\x00") if outcome.stored else codec.method(60, 120, number, b"\x00")
             )
 
-    # -- what goes to the client
+    # -- frames to the client
 
     def delivered(self, delivery: BrokerDelivery) -> None:
         """See :class:`bide.testing.rules.channel.Receiver`."""
@@ -297,7 +299,7 @@ class ServerChannel:
         self._channel.close()
         code = error.reply_code or reply_codes.NOT_IMPLEMENTED
         text = f"NOT_IMPLEMENTED - {error}" if isinstance(error, NotModelledError) else str(error)
-        reason = text.encode()[:_LONGEST_REASON].decode(errors="ignore")
+        reason = text.encode()[:_MAX_REASON].decode(errors="ignore")
         self._send(codec.method(20, 40, codec.short(code), codec.short_string(reason), _METHOD.pack(*method)))
 
     def _answer(self, nowait: bool, payload: bytes) -> None:
@@ -314,7 +316,7 @@ class ServerChannel:
                 (
                     codec.frame(codec.METHOD, self._number, payload),
                     codec.frame(codec.HEADER, self._number, header),
-                    *codec.body_frames(self._number, body, _ROOM),
+                    *codec.body_frames(self._number, body, _BODY_FRAME_SIZE),
                 )
             )
         )

@@ -1,4 +1,4 @@
-"""The broker's end of a connection: AMQP 0-9-1 in front of the rules in memory."""
+"""The broker's side of an AMQP connection, in front of the rules in memory."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _CAPABILITIES: Final = (
 
 
 class ServerConnection:
-    """One connection, seen from the broker.
+    """The broker's side of a connection.
 
     Args:
-        transport: to the client.
-        host: gives a virtual host by its name.
-        release: what the broker says it is.
-        lock: held while the broker does something.
+        transport: the transport to the client.
+        host: returns a virtual host by name.
+        release: the release that the broker reports.
+        lock: held while the broker handles frames.
 
     Attributes:
-        sent: counts what was sent in either direction.
+        sent: number of times that data was sent in either direction.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ServerConnection:
         self._host: VirtualHost | None = None
         self._buffer = bytearray()
         self._channels: dict[int, ServerChannel] = {}
-        self._greeted = False
+        self._header_received = False
         self.sent = 0
 
     def received(self, data: bytes) -> None:
@@ -80,25 +80,25 @@ class ServerConnection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Whether the connection is closed or closing."""
         return self._transport.is_closing()
 
     def cut(self) -> None:
-        """Close it without a word."""
+        """Close the connection without a close method, like a network failure."""
         self._transport.abort()
 
-    def in_hand(self) -> Iterator[tuple[int, int]]:
-        """What its clients have not settled: the channel and the delivery tag of each."""
+    def unsettled(self) -> Iterator[tuple[int, int]]:
+        """The unsettled deliveries of its clients, as pairs of channel and delivery tag."""
         for channel in self._channels.values():
-            for tag in channel.in_hand:
+            for tag in channel.unsettled:
                 yield id(channel), tag
 
     def _read(self) -> None:
-        if not self._greeted:
+        if not self._header_received:
             if len(self._buffer) < len(codec.PROTOCOL_HEADER):
                 return
             del self._buffer[: len(codec.PROTOCOL_HEADER)]
-            self._greeted = True
+            self._header_received = True
             self._start()
         place = 0
         while len(self._buffer) - place >= codec.FRAME_OVERHEAD:
@@ -150,7 +150,7 @@ class ServerConnection:
                 self._send(codec.method(10, 51))
                 self._transport.close()
             case _:
-                # What tune-ok and close-ok say needs no answer.
+                # start-ok, tune-ok and close-ok need no answer.
                 return
 
     def _open_channel(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A broker in memory, and clients of it."""
+"""The broker in memory, and connections of clients to it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ DEFAULT_RELEASE: Final = (4, 3, 0)
 RELEASES: Final = ((3, 10), (4, 0), (4, 3))
 """The releases whose rules are modelled."""
 
-DEFAULT_PATIENCE: Final = timedelta(seconds=1)
+DEFAULT_TIMEOUT: Final = timedelta(seconds=1)
 
 _QUIET_TURNS: Final = 25
-"""Turns of the event loop without a word: what a client does at once takes a few."""
+"""Turns of the event loop without sent data after which clients are idle; an immediate reaction takes a few."""
 
-_LOOK_AGAIN: Final = 0.001
-"""Seconds between two looks at what clients have in hand."""
+_POLL_INTERVAL: Final = 0.001
+"""Seconds between two checks for unsettled messages."""
 
 
 class MemoryBroker:
-    """A broker that exists in this process only. Make it with :func:`broker`.
+    """A broker in this process. Create it with :func:`broker`.
 
     Attributes:
-        clock: its time, which clients count their delays by.
-        release: the release of RabbitMQ whose rules it follows.
-        url: what :func:`bide.connect` takes instead of an address.
+        clock: the broker's clock, which clients use for delays.
+        release: the release of RabbitMQ whose rules the broker follows.
+        url: the URL to pass to :func:`bide.connect`.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class MemoryBroker:
         self.release = release if len(release) > 2 else (*release, 0)
         self._lock = threading.RLock()
         self.clock = VirtualClock(start, guard=self._lock)
-        self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, transport=_Memory(self))
+        self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, transport=_MemoryNetwork(self))
         self._hosts: dict[str, VirtualHost] = {}
         self._prefetch = whole_number("dead_letter_prefetch", dead_letter_prefetch, 1, 2**31)
         self._connections: list[ServerConnection] = []
-        self._given_up: set[tuple[int, int]] = set()
+        self._timed_out: set[tuple[int, int]] = set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,19 +82,19 @@ class MemoryBroker:
         self.drop_connections()
 
     def connect(self, *, vhost: str = "/", **options: Any) -> Connecting:
-        """A client of this broker; see :func:`bide.connect` for the other options.
+        """Connect a client to this broker; see :func:`bide.connect` for the options.
 
         Args:
-            vhost: the virtual host, which is made if there is none.
+            vhost: the virtual host, which is created if it does not exist.
         """
         return connect(replace(self.url, vhost=vhost), **options)
 
     def connect_sync(self, *, vhost: str = "/", **options: Any) -> SyncClient:
-        """A client whose calls block; see :func:`bide.connect_sync` for the other options."""
+        """Connect a blocking client; see :func:`bide.connect_sync` for the options."""
         return connect_sync(replace(self.url, vhost=vhost), **options)
 
     def host(self, name: str = "/") -> VirtualHost:
-        """A virtual host, with all that is in it; it is made if there is none."""
+        """A virtual host by name, which is created if it does not exist."""
         with self._lock:
             found = self._hosts.get(name)
             if found is None:
@@ -103,66 +103,66 @@ class MemoryBroker:
                 )
             return found
 
-    async def run(self, delay: DelayLike, *, patience: DelayLike = DEFAULT_PATIENCE) -> None:
-        """Let time pass, and clients act on what happens when it happens.
+    async def run(self, delay: DelayLike, *, timeout: DelayLike = DEFAULT_TIMEOUT) -> None:  # noqa: ASYNC109 (real time)
+        """Let time pass, and let clients react to each event at its time.
 
-        ``clock.advance`` moves the clock in one go: a consumer sees what came meanwhile only afterwards. Here the clock
-        stops whenever something happens, until everything is :meth:`settled`. So a message that an endpoint retries in
-        five seconds, and then in an hour, is handled at these times.
+        ``clock.advance`` moves the clock in one step, so consumers see messages that were due meanwhile only
+        afterwards. This method stops the clock at each event until everything is :meth:`settled`. So if an endpoint
+        retries a message in five seconds and then in an hour, both attempts happen at these times.
 
         Args:
-            delay: how much time.
-            patience: see :meth:`settled`.
+            delay: how much time passes.
+            timeout: see :meth:`settled`.
 
         Raises:
-            InvalidDelayError: a time is negative, or cannot be read.
+            InvalidDelayError: *delay* or *timeout* is negative or malformed.
         """
         end = self.clock.now() + parse_delay(delay)
-        await self.settled(patience=patience)
+        await self.settled(timeout=timeout)
         while (due := self.clock.next_due) is not None and due < end:
             self.clock.advance_to(max(due, self.clock.now()))
-            await self.settled(patience=patience)
+            await self.settled(timeout=timeout)
         self.clock.advance_to(end)
-        await self.settled(patience=patience)
+        await self.settled(timeout=timeout)
 
-    async def settled(self, *, patience: DelayLike = DEFAULT_PATIENCE) -> None:
-        """Wait, in real time, until the broker and its clients have nothing to say to each other at the moment.
+    async def settled(self, *, timeout: DelayLike = DEFAULT_TIMEOUT) -> None:  # noqa: ASYNC109 (real time)
+        """Wait, in real time, until the broker and its clients are idle and all deliveries are settled.
 
         Args:
-            patience: how long to wait for messages that clients have in hand, such as those that handlers work on in
-                threads. What is still in hand then is not waited for again.
+            timeout: how long to wait for unsettled messages, for example those whose handlers run in threads. Later
+                calls do not wait again for messages that are still unsettled then.
 
         Raises:
-            InvalidDelayError: the patience is negative, or cannot be read.
+            InvalidDelayError: *timeout* is negative or malformed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + parse_delay(patience).total_seconds()
+        deadline = loop.time() + parse_delay(timeout).total_seconds()
         while True:
             await self._quiet()
-            in_hand = self._in_hand()
-            self._given_up &= in_hand
-            if not in_hand - self._given_up:
+            unsettled = self._unsettled()
+            self._timed_out &= unsettled
+            if not unsettled - self._timed_out:
                 return
             if loop.time() >= deadline:
-                self._given_up |= in_hand
+                self._timed_out |= unsettled
                 return
-            # Somebody else's code has them: there is nothing to be told by.
-            await asyncio.sleep(_LOOK_AGAIN)
+            # User code works on these messages, and no event reports when it ends.
+            await asyncio.sleep(_POLL_INTERVAL)
 
     async def _quiet(self) -> None:
-        """Let the event loop turn until nothing was sent for a while."""
+        """Run the event loop until nothing has been sent for several turns."""
         turns = 0
         while turns < _QUIET_TURNS:
             before = sum(one.sent for one in self._connections)
             await asyncio.sleep(0)
             turns = turns + 1 if sum(one.sent for one in self._connections) == before else 0
 
-    def _in_hand(self) -> set[tuple[int, int]]:
+    def _unsettled(self) -> set[tuple[int, int]]:
         with self._lock:
-            return {key for one in self._connections for key in one.in_hand()}
+            return {key for one in self._connections for key in one.unsettled()}
 
     def drop_connections(self) -> None:
-        """Cut all connections, as a network that fails does. Clients that are still open connect again."""
+        """Close all connections, like a network failure. Open clients connect again."""
         connections, self._connections = self._connections, []
         for one in connections:
             one.cut()
@@ -182,8 +182,8 @@ def _is_modelled(release: object) -> bool:
     return isinstance(release, tuple) and release[:2] in RELEASES
 
 
-class _Memory:
-    """The way to one broker in memory; see :class:`bide.amqp.transport.Transport`."""
+class _MemoryNetwork:
+    """The transport to a broker in memory; see :class:`bide.amqp.transport.Transport`."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
@@ -214,15 +214,15 @@ def broker(
     start: DueTimeLike | None = None,
     dead_letter_prefetch: int = DEFAULT_PREFETCH,
 ) -> MemoryBroker:
-    """A broker in memory: ``async with bide.testing.broker() as b``, or ``with``.
+    """Create a broker in memory: ``async with bide.testing.broker() as b``, or ``with``.
 
     Args:
-        release: whose rules it follows: 3.10, 4.0 or 4.3.
-        start: what its clock shows at first; the beginning of 2030 if None.
-        dead_letter_prefetch: dead letters that a queue has under way at a time, where it dead-letters at least once.
+        release: the release of RabbitMQ whose rules the broker follows: 3.10, 4.0 or 4.3.
+        start: the initial time of its clock; the beginning of 2030 if None.
+        dead_letter_prefetch: number of unconfirmed messages of a queue that dead-letters at least once.
 
     Raises:
-        InvalidInputError: another release; no whole number of dead letters.
-        InvalidDueTimeError: the start has no time zone.
+        InvalidInputError: the release is not modelled, or *dead_letter_prefetch* is invalid.
+        InvalidDueTimeError: *start* has no time zone.
     """
     return MemoryBroker(release=release, start=start, dead_letter_prefetch=dead_letter_prefetch)

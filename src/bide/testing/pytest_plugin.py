@@ -1,7 +1,7 @@
-"""Fixtures for pytest, which finds them where bide is installed with the extra ``testing``.
+"""Fixtures for pytest, which loads them if bide is installed with the extra ``testing``.
 
-``bide_broker`` is a broker in memory of the test's own, ``bide_clock`` its clock. Override ``bide_release`` to follow
-the rules of another release.
+``bide_broker`` is a new broker in memory for each test, and ``bide_clock`` is its clock. Override ``bide_release`` to
+use the rules of another release.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bide_release() -> tuple[int, ...]:
 @pytest.fixture
 def bide_broker(bide_release: tuple[int, ...]) -> Iterator[MemoryBroker]:
     """A broker in memory: ``async with bide_broker.connect() as client``, or ``with bide_broker.connect_sync()``."""
-    # Only where it is used: every run of pytest imports this module.
+    # Imported only here, because every run of pytest imports this module.
     from bide.testing import broker
 
     with broker(release=bide_release) as made:

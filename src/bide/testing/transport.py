@@ -1,4 +1,4 @@
-"""A connection without a socket: what the client writes, the broker has."""
+"""A transport in memory between a client and the broker."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any, Protocol
 
 
 class Server(Protocol):
-    """The broker's end."""
+    """The broker's end of a connection."""
 
     def received(self, data: bytes) -> None:
-        """Bytes came from the client."""
+        """Handle data from the client."""
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
 
 
 class MemoryTransport(asyncio.Transport):
     """The client's end of a connection to a broker in the same process.
 
-    Nothing is handed over at once: what one side does while it is being called comes after it, as over a network.
+    Data is delivered in a later turn of the event loop, as over a network, and never inside the call that sends it.
 
     Args:
-        protocol: of the client.
+        loop: the event loop of the client.
+        protocol: the client's protocol.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
@@ -32,7 +33,7 @@ class MemoryTransport(asyncio.Transport):
         self._protocol = protocol
         self._server: Server | None = None
         self._incoming = bytearray()
-        self._is_planned = False
+        self._is_scheduled = False
         self._is_paused = False
         self._is_closing = False
 
@@ -49,50 +50,50 @@ class MemoryTransport(asyncio.Transport):
             self._server.received(bytes(data))
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to be sent: none ever do."""
+        """The number of unsent bytes, which is always 0."""
         return 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Take note of when the client wants to be held back, which is never needed."""
+        """Do nothing: writing never has to pause."""
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Whether the connection is closed or closing."""
         return self._is_closing
 
     def close(self) -> None:
-        """Close it once everything that was received is handed over."""
+        """Close the connection after the received data was delivered."""
         if not self._is_closing:
             self._is_closing = True
             self._call(self._close)
 
     def abort(self) -> None:
-        """Close it."""
+        """Close the connection, and drop received data."""
         self._incoming.clear()
         self.close()
 
     def pause_reading(self) -> None:
-        """Hand nothing over for the time being."""
+        """Stop delivering data to the protocol."""
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Hand over again."""
+        """Continue to deliver data to the protocol."""
         self._is_paused = False
-        self._plan()
+        self._schedule()
 
     # -- the broker's side
 
     def deliver(self, data: bytes) -> None:
         """Send to the client."""
         self._incoming += data
-        self._plan()
+        self._schedule()
 
-    def _plan(self) -> None:
-        if self._incoming and not self._is_planned and not self._is_paused:
-            self._is_planned = True
+    def _schedule(self) -> None:
+        if self._incoming and not self._is_scheduled and not self._is_paused:
+            self._is_scheduled = True
             self._call(self._hand_over)
 
     def _hand_over(self) -> None:
-        self._is_planned = False
+        self._is_scheduled = False
         if self._is_paused or self._server is None:
             return
         data = bytes(self._incoming)
@@ -108,6 +109,6 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.connection_lost(None)
 
     def _call(self, callback: Callable[[], None]) -> None:
-        # Another client, or the clock, may be used in another thread. A loop that is closed has no client any more.
+        # Other clients, or the clock, can be used in other threads. A closed event loop has no clients any more.
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)

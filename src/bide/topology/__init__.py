@@ -1,7 +1,7 @@
-"""Exchanges, queues and bindings as values: check, draw and route without a broker.
+"""Topologies: exchanges, queues and bindings as values, without a broker.
 
-The values themselves are here; :mod:`~bide.topology.validation` finds what RabbitMQ would refuse,
-:mod:`~bide.topology.routing` where a message goes, :mod:`~bide.topology.rendering` draws.
+This package has the values. :mod:`~bide.topology.validation` finds what RabbitMQ would refuse,
+:mod:`~bide.topology.routing` computes where a message goes, and :mod:`~bide.topology.rendering` draws.
 """
 
 from __future__ import annotations

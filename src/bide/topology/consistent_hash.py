@@ -1,8 +1,8 @@
-"""The buckets of a consistent hash exchange, exactly as RabbitMQ's plugin computes them.
+"""The buckets of a consistent-hash exchange, as RabbitMQ's plugin computes them.
 
-The plugin hashes the key with Erlang's ``phash2``, seeds Erlang's generator ``exs1024`` with the result, and jumps from
-bucket to bucket with the numbers that it gives (the jump consistent hash of Lamping and Veach). So both are done here
-as Erlang does them. Checked against Erlang itself and, by the tests, against brokers of 3.10 and 4.3.
+The plugin hashes the key with Erlang's ``phash2``, seeds Erlang's random generator ``exs1024`` with the hash, and jumps
+from bucket to bucket by the generator's numbers (the jump consistent hash of Lamping and Veach). This module reproduces
+both. It was compared with Erlang, and the tests compare it with brokers of 3.10 and 4.3.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MASK_21: Final = (1 << 21) - 1
 _HASH_RANGE: Final = 1 << 27
 _GOLDEN: Final = 0x9E3779B9
 _BINARY: Final = _GOLDEN * 13 & _MASK_32
-"""What Erlang starts the hash of a binary with."""
+"""The initial value of the hash of a binary."""
 
 _EMPTY: Final = 13_708_901
 _UNDEFINED: Final = 45_914_356
-"""``phash2`` of the empty binary and of the atom ``undefined``, which have rules of their own."""
+"""``phash2`` of the empty binary and of the atom ``undefined``, which are special cases."""
 
 
 def phash2(text: str | None) -> int:
-    """``erlang:phash2`` of a text as a binary; None is the atom ``undefined``, which stands for an absent header."""
+    """``erlang:phash2`` of a text as a binary; None is the atom ``undefined``, used for a missing header."""
     if text is None:
         return _UNDEFINED
     data = text.encode()
@@ -37,7 +37,7 @@ def phash2(text: str | None) -> int:
     for place in range(0, whole, 12):
         a, b, c = _mix(a + _word(data, place), b + _word(data, place + 4), c + _word(data, place + 8))
     rest = data[whole:]
-    # The lowest byte of the last word is the length's.
+    # The lowest byte of the last word is the length.
     c += len(data) + (int.from_bytes(rest[8:], "little") << 8)
     _, _, c = _mix(a + _word(rest, 0), b + _word(rest, 4), c)
     return c % _HASH_RANGE
@@ -57,7 +57,7 @@ def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
 
 
 def _uniform(seed: int) -> Iterator[float]:
-    """The numbers of Erlang's ``exs1024`` after ``rand:seed_s(exs1024, {Seed, Seed, Seed})``, from 0 to 1."""
+    """The random numbers of ``exs1024`` after ``rand:seed_s(exs1024, {Seed, Seed, Seed})``, from 0 to 1."""
     low = (seed & _MASK_21) + 1
     first, second, third = (low * factor & _MASK_21 for factor in (2_097_131, 2_097_133, 2_097_143))
     x = first << 43 | second << 22 | third << 1 | 1
@@ -80,11 +80,11 @@ def _uniform(seed: int) -> Iterator[float]:
 
 @lru_cache(maxsize=4096)
 def bucket(key: str | None, buckets: int) -> int:
-    """The bucket, from 0 to ``buckets`` - 1, that the exchange chooses for a key.
+    """The bucket that the exchange chooses for a key, from 0 to ``buckets`` - 1.
 
     Args:
-        key: the routing key, or the header that is hashed instead, None where the message lacks it.
-        buckets: how many there are: the sum of the weights of all bindings.
+        key: the routing key, or the hashed header; None if the message does not have that header.
+        buckets: number of buckets, the sum of the weights of all bindings.
     """
     if buckets == 1:
         return 0

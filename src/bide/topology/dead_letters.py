@@ -1,4 +1,4 @@
-"""Dead-letter paths that never end."""
+"""Detection of dead-letter cycles that retry forever without a count."""
 
 from __future__ import annotations
 
@@ -10,63 +10,64 @@ from bide.topology.routing import Model
 
 
 def endless_retries(topology: Topology) -> Iterator[str]:
-    """Retry queues whose TTL brings messages back before the worker that stands there has counted them.
+    """Find retry queues whose TTL returns messages before the worker of the retry queue has counted them.
 
-    A cycle of dead letters with a TTL in it is not a mistake by itself: a work queue that rejects into a wait queue,
-    whose TTL sends back to it, is a usual retry, in which the consumer of the work queue counts. So is one with several
-    wait queues, of which the first takes what is rejected. These are left alone. With the shape of an event bus it is
-    one:
+    A dead-letter cycle with a TTL is not a mistake by itself. In the usual retry, a work queue rejects into a wait
+    queue, whose TTL returns the message, and the consumer of the work queue counts. Several wait queues are usual too.
+    Such cycles are accepted. It is a mistake in the shape of an event bus:
 
-    * a *delay queue* has a TTL, dead-letters to an exchange with a routing key of its own, and is bound to that very
-      exchange: programs choose to send messages there;
-    * a *work queue* gets what it releases, and dead-letters into a *retry queue*, by another exchange;
-    * the retry queue dead-letters back by the exchange and key of the delay queue.
+    * a *delay queue* has a TTL, dead-letters to an exchange with a routing key, and is bound to that same exchange, so
+      that programs can choose to send messages to it;
+    * a *work queue* gets the messages that the delay queue releases, and dead-letters into a *retry queue* through
+      another exchange;
+    * the retry queue dead-letters to the same exchange and with the same key as the delay queue.
 
-    There the waiting is the delay queue's, so the retry queue is where a worker decides: once more, or never again. If
-    it has a TTL as well, the broker sends on what the worker has not yet taken, and all of it while the worker is away:
-    what always fails is tried for ever, and no attempt is counted.
+    Here messages wait in the delay queue, and a worker of the retry queue decides whether to retry. If the retry queue
+    has a TTL too, the broker returns messages that the worker has not processed yet, and all of them if the worker is
+    down: a message that always fails is retried forever, and its attempts are not counted.
 
     Yields:
-        one sentence for each such retry queue and work queue.
+        one sentence for each pair of such a retry queue and a work queue.
     """
     expiring = [one for one in topology.queues if "x-message-ttl" in one.arguments]
     bound = {(one.source, one.destination) for one in topology.bindings if one.destination_type == "queue"}
     pairs = [
-        (retry, delay, way)
+        (retry, delay, target)
         for delay in expiring
-        if (way := _way(delay)) is not None and (way[0], delay.name) in bound
+        if (target := _dead_letter_target(delay)) is not None and (target[0], delay.name) in bound
         for retry in expiring
-        if retry is not delay and _way(retry) == way
+        if retry is not delay and _dead_letter_target(retry) == target
     ]
     if not pairs:
         return
     try:
         model = Model(topology)
     except BideError:
-        # What is wrong with its bindings is said elsewhere.
+        # validate() reports problems of bindings elsewhere.
         return
     reported: set[tuple[str, str]] = set()
-    for retry, delay, way in pairs:
+    for retry, delay, target in pairs:
         for work in topology.queues:
-            out = _way(work)
-            if out is None or out[0] == way[0] or (retry.name, work.name) in reported:
+            out = _dead_letter_target(work)
+            if out is None or out[0] == target[0] or (retry.name, work.name) in reported:
                 continue
-            if work.name in _queues(model, way) and retry.name in _queues(model, out):
+            if work.name in _queues(model, target) and retry.name in _queues(model, out):
                 reported.add((retry.name, work.name))
                 yield (
-                    f"queue {retry.name!r}: its x-message-ttl sends what {work.name!r} rejected back for ever, and "
-                    f"no worker counts: take the TTL away, and let its consumer send messages over {delay.name!r}"
+                    f"queue {retry.name!r}: its x-message-ttl makes the broker retry messages of {work.name!r} "
+                    f"forever, uncounted: remove the TTL, and let the consumer of {retry.name!r} send messages to "
+                    f"{delay.name!r}"
                 )
 
 
-def _way(queue: Queue) -> tuple[str, str] | None:
-    """The exchange and the key that a queue dead-letters with, where it sets both."""
+def _dead_letter_target(queue: Queue) -> tuple[str, str] | None:
+    """The exchange and the routing key that a queue dead-letters with, or None if it does not set both."""
     exchange, key = (queue.arguments.get(f"x-dead-letter-{one}") for one in ("exchange", "routing-key"))
     return (exchange, key) if isinstance(exchange, str) and isinstance(key, str) else None
 
 
-def _queues(model: Model, way: tuple[str, str]) -> frozenset[str]:
+def _queues(model: Model, target: tuple[str, str]) -> frozenset[str]:
     try:
-        return model.route(*way).queues
+        return model.route(*target).queues
     except BideError:
         return frozenset()

@@ -1,8 +1,7 @@
-"""The rules by which the types of exchange match a message against their bindings.
+"""Matching rules of exchange types.
 
-Pure, and each exchange's bindings are indexed once, so that tens of thousands of messages can be run through
-thousands of bindings. Which exchange comes next, and what happens to a message that nothing matches, is
-:mod:`bide.topology.routing`.
+The bindings of each exchange are indexed once, so that many messages can be matched against thousands of bindings.
+:mod:`bide.topology.routing` decides which exchange is next, and what happens to a message without a match.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _Comparable = tuple[type, object]
 
 
 class RoutedMessage:
-    """What routing looks at.
+    """The parts of a message that routing depends on.
 
     Attributes:
-        keys: the routing key, then the keys of CC and BCC; each once. All count alike at every exchange.
-        headers: without BCC, which receivers do not see.
+        keys: the routing key, then the keys of CC and BCC, without duplicates. All exchanges treat them alike.
+        headers: the headers without BCC, which receivers do not see.
     """
 
     __slots__ = ("_values", "_words", "headers", "keys")
@@ -41,7 +40,7 @@ class RoutedMessage:
 
     @classmethod
     def published(cls, routing_key: str, headers: Mapping[str, Any] | None) -> RoutedMessage:
-        """A message as its publisher hands it to the broker.
+        """The message that the broker gets from a publisher.
 
         Raises:
             InvalidInputError: the CC or BCC header is not a list.
@@ -52,19 +51,19 @@ class RoutedMessage:
         return cls(tuple(keys), given)
 
     def with_key(self, key: str) -> RoutedMessage:
-        """The message with one key instead of all those it has."""
+        """The message with one key that replaces all others."""
         return RoutedMessage((key,), self.headers)
 
     @property
     def words(self) -> list[list[str]]:
-        """The words of each key, as a topic exchange counts them."""
+        """The words of each key, as a topic exchange splits them."""
         if self._words is None:
             self._words = [_split(key) for key in self.keys]
         return self._words
 
     @property
     def values(self) -> dict[str, _Comparable]:
-        """The headers, as a headers exchange compares them."""
+        """The headers in the form that a headers exchange compares."""
         if self._values is None:
             self._values = {name: _comparable(value) for name, value in self.headers.items()}
         return self._values
@@ -74,9 +73,9 @@ def _extra_keys(headers: Mapping[str, Any], name: str) -> list[str]:
     keys = headers.get(name, ())
     if not isinstance(keys, (list, tuple)):
         raise InvalidInputError(
-            f"header {name} is {keys!r}, but the broker takes only a list of routing keys there: give a list of texts"
+            f"header {name} is {keys!r}, but the broker accepts only a list of routing keys: give a list of texts"
         )
-    # The broker, too, passes over entries that are not text.
+    # The broker ignores entries that are not text, too.
     return [key for key in keys if isinstance(key, str)]
 
 
@@ -84,10 +83,10 @@ class BindingTable(Protocol):
     """The bindings of one exchange, indexed for its type."""
 
     def matches(self, message: RoutedMessage) -> Collection[Destination]:
-        """The destinations of all bindings that match, each once.
+        """The destinations of all matching bindings, without duplicates.
 
         Raises:
-            UnsupportedTargetError: this type of exchange is not modelled.
+            UnsupportedTargetError: this exchange type is not modelled.
         """
 
 
@@ -134,7 +133,7 @@ class _FanoutTable:
 
 
 class _TopicNode:
-    """The state after some words of a binding key."""
+    """A state of the automaton, after some words of a binding key."""
 
     __slots__ = ("after", "destinations", "repeats")
 
@@ -145,10 +144,10 @@ class _TopicNode:
 
 
 class _TopicTable:
-    """All binding keys as one automaton, through which a routing key is run word by word.
+    """All binding keys as one automaton, which reads a routing key word by word.
 
-    ``*`` stands for one word, which may be empty; ``#`` for any number of words, also none. The empty key has no words
-    at all, so that ``#`` matches it and ``*`` does not; ``a..b`` has three, the middle one empty.
+    ``*`` matches one word, which can be empty; ``#`` matches any number of words, including none. The empty key has no
+    words, so ``#`` matches it and ``*`` does not. The key ``a..b`` has three words, of which the second is empty.
     """
 
     def __init__(self, bindings: Iterable[Binding]) -> None:
@@ -181,11 +180,11 @@ class _TopicTable:
 
 
 def _enter(node: _TopicNode | None, states: set[_TopicNode], found: set[Destination]) -> None:
-    """Add a state, and those that a ``#`` reaches from it without a word."""
+    """Add a state, and those that a ``#`` reaches from it without reading a word."""
     if node is None or node in states:
         return
     if node.repeats and not node.after:
-        found |= node.destinations  # whatever follows, a final "#" takes it
+        found |= node.destinations  # a final "#" matches all remaining words
         return
     states.add(node)
     _enter(node.after.get("#"), states, found)
@@ -196,7 +195,7 @@ def _split(key: str) -> list[str]:
 
 
 class _HeadersTable:
-    """Rule of RabbitMQ: ``x-match`` is ``all`` unless given; headers ``x-...`` count only for ``...-with-x``."""
+    """RabbitMQ's rule: ``x-match`` is ``all`` by default; headers named ``x-...`` count only with ``...-with-x``."""
 
     def __init__(self, bindings: Iterable[Binding]) -> None:
         self._rules: list[tuple[Destination, bool, list[tuple[str, _Comparable]]]] = []
@@ -220,9 +219,9 @@ class _HeadersTable:
 
 
 def _comparable(value: object) -> _Comparable:
-    """A header value with its kind in AMQP, since Python takes 1, 1.0 and True for equal and RabbitMQ does not.
+    """A header value with its AMQP type, because 1, 1.0 and True are equal in Python but not in RabbitMQ.
 
-    (Below 4.0 RabbitMQ takes 1 and 1.0 for equal.) No value at all, in a binding, asks only for the header to exist.
+    (Below 4.0, 1 and 1.0 are equal in RabbitMQ too.) A binding argument without a value only requires the header.
     """
     if isinstance(value, bytes):
         return str, value.decode("utf-8", "surrogateescape")
@@ -236,10 +235,10 @@ _ANY_VALUE: Final = _comparable(None)
 
 
 class _HashTable:
-    """Rule of RabbitMQ's consistent hash plugin: a binding's key is its weight, the number of buckets that it gets.
+    """The rule of RabbitMQ's consistent-hash plugin: the key of a binding is its weight, a number of buckets.
 
-    Of several bindings to one destination the first counts. One destination gets the message: only the first key is
-    hashed, or the header that the exchange names.
+    If a destination has several bindings, the first one counts. Each message goes to one destination, chosen by its
+    first key or by the header that the exchange names.
     """
 
     def __init__(self, exchange: Exchange, bindings: Iterable[Binding]) -> None:
@@ -259,8 +258,8 @@ class _HashTable:
             value = message.headers.get(self._header)
             if value is not None and not isinstance(value, str):
                 raise UnsupportedTargetError(
-                    f"exchange {self._name!r} hashes the header {self._header!r}, which is {value!r}, and only text is "
-                    "modelled: send it as text"
+                    f"exchange {self._name!r} hashes the header {self._header!r}, which is {value!r}, but the model "
+                    "supports only text: send the header as text"
                 )
             key = value
         return (self._buckets[bucket(key, len(self._buckets))],)
@@ -272,6 +271,6 @@ class _UnknownTable:
 
     def matches(self, message: RoutedMessage) -> Collection[Destination]:
         raise UnsupportedTargetError(
-            f"exchange {self._exchange.name!r} is of type {self._exchange.type!r}, whose routing is not modelled: "
-            "use a direct, topic, fanout, headers or consistent hash exchange in the model"
+            f"exchange {self._exchange.name!r} has the type {self._exchange.type!r}, which the model does not support: "
+            "use a direct, topic, fanout, headers or consistent-hash exchange"
         )

@@ -1,6 +1,6 @@
-"""Explanation of a message's route: each exchange, and why other bindings do not match.
+"""Explanation of a message's route: its exchanges, and why each binding matches or not.
 
-Whether a binding matches is decided by the very rules that the model routes by; here it only says why.
+The rules of :mod:`bide.topology.exchange_types` decide whether a binding matches; this module only gives the reason.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ CHOOSERS: Final[Mapping[str, str]] = {
     "x-random": "at random, whatever",
     "x-local-random": "at random among those on the publisher's node, whatever",
 }
-"""Exchange types that send a message to one of their bindings, which only the broker knows."""
+"""Exchange types that send a message to one of their bindings, which only the broker can choose."""
 
 _INNER: Final = {"x-recent-history": "fanout"}
 _MODELLED: Final = frozenset({"direct", "topic", "fanout", "headers"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyView:
-    """One place that an exchange may send the message to.
+class RouteDecision:
+    """Whether and why an exchange routes the message to one destination.
 
     Attributes:
         kind: ``"queue"`` or ``"exchange"``.
-        goes: whether the message goes there; None if that cannot be known from outside.
+        name: the name of the destination.
+        goes: whether the message goes there; None if only the broker knows.
         reason: why, or why not.
     """
 
@@ -45,27 +46,30 @@ class TopologyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """One exchange that the message comes to.
+    """An exchange on the route of a message.
 
     Attributes:
-        certain: whether it comes there for sure.
+        exchange: its name.
+        type: its type.
+        certain: whether the message certainly reaches the exchange.
+        looks: the decisions about its destinations.
     """
 
     exchange: str
     type: str
     certain: bool
-    looks: tuple[TopologyView, ...]
+    looks: tuple[RouteDecision, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Itinerary:
-    """The way of one message.
+    """The route of a message.
 
     Attributes:
-        stops: the exchanges, in the order in which the message comes to them.
-        queues: those that get it for sure.
-        possible: those that may get it, by the choice of an exchange.
-        later: where it goes after that, for queues that pass it on: one sentence each.
+        stops: the exchanges, in the order in which the message reaches them.
+        queues: the queues that certainly get the message.
+        possible: the queues that get the message if an exchange chooses so.
+        later: what happens after delays, one sentence for each copy.
     """
 
     stops: tuple[Stop, ...]
@@ -74,7 +78,7 @@ class Itinerary:
     later: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As values that JSON has."""
+        """The itinerary as JSON."""
         return {
             "queues": list(self.queues),
             "possible": list(self.possible),
@@ -97,18 +101,18 @@ class Itinerary:
 def plan(
     topology: Topology, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None
 ) -> Itinerary:
-    """Where a message would go that is published to ``exchange``.
+    """Explain where a message that is published to an exchange would go.
 
     Raises:
-        TargetNotFoundError: there is no such exchange.
+        TargetNotFoundError: the exchange does not exist.
         AccessRefusedError: the exchange is internal.
         InvalidInputError: the CC or BCC header is not a list.
-        InvalidTopologyError: a binding's source, or the exchange it leads to, is missing.
+        InvalidTopologyError: an exchange of a binding is missing.
     """
     Model(topology).check_open(exchange)
     message = RoutedMessage.published(routing_key, headers)
     planned = _Planner(topology, message).plan(exchange)
-    return replace(planned, later=tuple(_later(topology, exchange, routing_key, headers, planned)))
+    return replace(planned, later=tuple(_after_delays(topology, exchange, routing_key, headers, planned)))
 
 
 @dataclass(slots=True)
@@ -135,12 +139,12 @@ class _Planner:
         )
 
     def _walk(self, start: str, exchanges: Mapping[str, Exchange], *, maybe: bool, seen: frozenset[str]) -> set[str]:
-        """Go on from an exchange; return the queues that the message comes to."""
+        """Follow the message from an exchange; return the queues that it reaches."""
         queues: set[str] = set()
         known = {start, *seen}
-        ahead = [start]
-        while ahead:
-            name = ahead.pop(0)
+        pending = [start]
+        while pending:
+            name = pending.pop(0)
             if name != DEFAULT_EXCHANGE and name not in exchanges:
                 self.stops.append(Stop(exchange=name, type="(missing)", certain=not maybe, looks=()))
                 continue
@@ -153,7 +157,7 @@ class _Planner:
                     queues.add(look.name)
                 elif look.name not in known:
                     known.add(look.name)
-                    ahead.append(look.name)
+                    pending.append(look.name)
         return queues
 
     def _stop(self, name: str, exchanges: Mapping[str, Exchange], *, certain: bool) -> Stop:
@@ -165,25 +169,25 @@ class _Planner:
         looks = tuple(_looks(exchange, bindings, self.message))
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
-            asked = all(one.goes is False for one in looks)
-            why = "asked, because no binding matches" if asked else "not asked, because a binding matches"
-            if asked and alternate == DEFAULT_EXCHANGE:
-                asked, why = False, "the default exchange, which takes nothing as an alternate"
-            look = TopologyView(kind="exchange", name=str(alternate), goes=asked, reason=f"alternate exchange: {why}")
+            used = all(one.goes is False for one in looks)
+            why = "used, because no binding matches" if used else "not used, because a binding matches"
+            if used and alternate == DEFAULT_EXCHANGE:
+                used, why = False, "the default exchange, which routes nothing as an alternate"
+            look = RouteDecision(kind="exchange", name=str(alternate), goes=used, reason=f"alternate exchange: {why}")
             looks = (*looks, look)
         return Stop(exchange=name, type=exchange.type, certain=certain, looks=looks)
 
 
-def _default_looks(topology: Topology, keys: Sequence[str]) -> Iterator[TopologyView]:
+def _default_looks(topology: Topology, keys: Sequence[str]) -> Iterator[RouteDecision]:
     names = {one.name for one in topology.queues}
     names |= {one.destination for one in topology.bindings if one.destination_type == "queue"}
     for key in keys:
         there = key in names
         reason = f"the key {key!r} is its name" if there else f"no queue has the name {key!r}, which is the key"
-        yield TopologyView(kind="queue", name=key, goes=there, reason=reason)
+        yield RouteDecision(kind="queue", name=key, goes=there, reason=reason)
 
 
-def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessage) -> Iterator[TopologyView]:
+def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessage) -> Iterator[RouteDecision]:
     kind = exchange.type
     delayed = ""
     if kind == "x-delayed-message":
@@ -193,7 +197,7 @@ def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessa
     if kind not in _MODELLED:
         alone = len(bindings) == 1
         for binding in bindings:
-            yield TopologyView(
+            yield RouteDecision(
                 kind=binding.destination_type,
                 name=binding.destination,
                 goes=True if alone and kind in CHOOSERS else None,
@@ -204,15 +208,15 @@ def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessa
     for binding in bindings:
         goes = bool(binding_table(twin, [binding]).matches(message))
         reason = delayed + _REASONS[kind](binding, message, goes)
-        yield TopologyView(kind=binding.destination_type, name=binding.destination, goes=goes, reason=reason)
+        yield RouteDecision(kind=binding.destination_type, name=binding.destination, goes=goes, reason=reason)
 
 
 def _choice(exchange: Exchange, kind: str, *, alone: bool) -> str:
     chooser = CHOOSERS.get(kind)
     if chooser is None:
-        return f"how an exchange of type {kind!r} chooses is not known here"
+        return f"the choice of an exchange of type {kind!r} is unknown"
     if alone:
-        return "the only one that there is"
+        return "it is the only destination"
     arguments = exchange.arguments
     what = "the routing key"
     if "hash-header" in arguments:
@@ -238,7 +242,7 @@ def _by_copy(by_routing_key: bool) -> str:
 
 
 def _fanout(binding: Binding, message: RoutedMessage, goes: bool) -> str:
-    return "a fanout exchange asks for nothing"
+    return "a fanout exchange matches every message"
 
 
 def _topic(binding: Binding, message: RoutedMessage, goes: bool) -> str:
@@ -258,13 +262,13 @@ def _topic_difference(pattern: list[str], words: list[str]) -> str:
             return f"lacks the word {missing[0]!r}"
         needed = sum(word != "#" for word in pattern)
         if len(words) < needed:
-            return f"has {_count(len(words))}, and {needed} at least are wanted"
-        return "has its words in other places"
+            return f"has {_count(len(words))}, but the pattern needs at least {needed}"
+        return "has its words at other positions"
     if len(words) != len(pattern):
-        return f"has {_count(len(words))}, and {len(pattern)} are wanted"
+        return f"has {_count(len(words))}, but the pattern has {len(pattern)}"
     for number, (wanted, word) in enumerate(zip(pattern, words, strict=True), start=1):
         if wanted not in ("*", word):
-            return f"has {word!r} as word {number}, and {wanted!r} is wanted"
+            return f"has {word!r} as word {number}, but the pattern has {wanted!r}"
     return "differs"
 
 
@@ -280,13 +284,14 @@ def _headers(binding: Binding, message: RoutedMessage, goes: bool) -> str:
         if name != "x-match" and (match.endswith("-with-x") or not name.startswith("x-"))
     ]
     shown = ", ".join(f"{name}={value!r}" for name, value in wanted)
-    one_is_enough = match.startswith("any")
+    any_matches = match.startswith("any")
     if not wanted:
-        return "it asks for no header" + (", and x-match any finds none" if one_is_enough else "")
+        return "it requires no header" + (", so x-match any never matches" if any_matches else "")
+    requirement = f"it requires {'one' if any_matches else 'all'} of {shown}"
     if goes:
-        return f"it asks for {'one' if one_is_enough else 'all'} of {shown}"
+        return requirement
     differences = [text for name, value in wanted if (text := _header_difference(name, value, message.headers))]
-    return f"it asks for {'one' if one_is_enough else 'all'} of {shown}, but {' and '.join(differences)}"
+    return f"{requirement}, but {' and '.join(differences)}"
 
 
 def _header_difference(name: str, wanted: object, headers: Mapping[str, Any]) -> str:
@@ -301,13 +306,13 @@ def _header_difference(name: str, wanted: object, headers: Mapping[str, Any]) ->
 def _type_name(value: object) -> str:
     match value:
         case bool():
-            return "a truth value"
+            return "a boolean"
         case int():
             return "a whole number"
         case float():
             return "a number with decimals"
         case str():
-            return "a text"
+            return "text"
         case _:
             return f"of type {type(value).__name__}"
 
@@ -315,14 +320,14 @@ def _type_name(value: object) -> str:
 _REASONS: Final = {"direct": _direct, "fanout": _fanout, "topic": _topic, "headers": _headers}
 
 
-def _later(
+def _after_delays(
     topology: Topology,
     exchange: str,
     routing_key: str,
     headers: Mapping[str, Any] | None,
     planned: Itinerary,
 ) -> Iterator[str]:
-    """What queues do with it that pass messages on after a time."""
+    """Describe what happens to the message after queues have delayed it."""
     held = {
         one.name
         for one in topology.queues
@@ -343,15 +348,15 @@ def _later(
             case "arrived":
                 yield f"{waited}: in the queue {one.queue!r}, with the key {one.routing_key!r}"
             case "stuck":
-                yield f"{waited}: {_nobody(topology, one)}, and the queue {one.queue!r} keeps it"
+                yield f"{waited}: {_why_unroutable(topology, one)}, and the queue {one.queue!r} keeps it"
             case _:
-                yield f"{waited}: {_nobody(topology, one)}, and it is lost"
+                yield f"{waited}: {_why_unroutable(topology, one)}, and it is lost"
 
 
-def _nobody(topology: Topology, arrival: Arrival) -> str:
-    """Why a message that has waited goes nowhere."""
+def _why_unroutable(topology: Topology, arrival: Arrival) -> str:
+    """Why a delayed message reaches no queue."""
     if arrival.exchange == DEFAULT_EXCHANGE:
-        return f"it is for the queue {arrival.routing_key!r}, which is not here"
+        return f"its queue {arrival.routing_key!r} is not in the topology"
     if arrival.exchange not in {one.name for one in (*PREDECLARED, *topology.exchanges)}:
-        return f"it is for the exchange {arrival.exchange!r}, which is not here"
-    return f"the exchange {arrival.exchange!r} has no match for it"
+        return f"its exchange {arrival.exchange!r} is not in the topology"
+    return f"no binding of its exchange {arrival.exchange!r} matches"

@@ -1,7 +1,7 @@
-"""A topology: exchanges, queues and bindings as plain, immutable data.
+"""Topologies as plain, immutable data: exchanges, queues and bindings.
 
-Nothing here talks to a broker. What a topology may contain is checked by :mod:`bide.topology.validation`, drawn by
-:mod:`bide.topology.rendering`, and put on a broker by :mod:`bide.admin.apply`.
+:mod:`bide.topology.validation` checks topologies, :mod:`bide.topology.rendering` draws them, and
+:mod:`bide.admin.apply` declares them on a broker.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Final, Literal
 from bide.errors import InvalidTopologyError
 
 Argument = str | int | bool | float
-"""A value of an exchange's, queue's or binding's argument."""
+"""The value of an argument of an exchange, queue or binding."""
 
 DestinationType = Literal["queue", "exchange"]
 
 DEFAULT_EXCHANGE: Final = ""
-"""The exchange that every queue is bound to under its own name."""
+"""The exchange to which every queue is bound by its own name."""
 
 PREDECLARED_EXCHANGES: Final = frozenset(
     {"", "amq.direct", "amq.fanout", "amq.topic", "amq.headers", "amq.match", "amq.rabbitmq.trace"}
 )
-"""Exchanges that every virtual host has from the start."""
+"""Exchanges that exist in every virtual host from the start."""
 
 
 class Arguments(Mapping[str, Argument]):
@@ -65,7 +65,10 @@ class Exchange:
 
     Attributes:
         name: at most 255 bytes of UTF-8.
-        type: ``direct``, ``topic``, ``fanout``, ``headers``, or a plugin's, such as ``x-consistent-hash``.
+        type: ``direct``, ``topic``, ``fanout``, ``headers``, or a type of a plugin, such as ``x-consistent-hash``.
+        durable: whether it survives a restart of the broker.
+        auto_delete: whether the broker deletes it with its last binding.
+        internal: whether clients cannot publish to it.
         arguments: for example ``alternate-exchange``.
     """
 
@@ -85,7 +88,11 @@ class Queue:
     """A queue. Its type is the argument ``x-queue-type`` (``quorum``, ``classic``, ``stream``).
 
     Attributes:
-        name: at most 255 bytes of UTF-8; empty lets the broker choose one.
+        name: at most 255 bytes of UTF-8; if it is empty, the broker chooses a name.
+        durable: whether it survives a restart of the broker.
+        exclusive: whether only one connection can use it, and it is deleted with that connection.
+        auto_delete: whether the broker deletes it with its last consumer.
+        arguments: for example ``x-queue-type``.
     """
 
     name: str
@@ -104,7 +111,7 @@ class Queue:
 
     @property
     def type(self) -> str:
-        """``quorum``, ``classic`` or ``stream``; ``classic`` where the arguments do not say."""
+        """``quorum``, ``classic`` or ``stream``; ``classic`` if the arguments do not say."""
         return str(self.arguments.get("x-queue-type", "classic"))
 
 
@@ -124,10 +131,10 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Exchanges, queues and bindings, each at most once, in the order given.
+    """Exchanges, queues and bindings without duplicates, in the order given.
 
     Raises:
-        InvalidTopologyError: two exchanges, or two queues, of one name differ.
+        InvalidTopologyError: two exchanges or two queues have the same name and different properties.
     """
 
     exchanges: tuple[Exchange, ...] = ()
@@ -158,15 +165,15 @@ class Topology:
         return len(self.exchanges) + len(self.queues) + len(self.bindings)
 
     def exchange(self, name: str) -> Exchange | None:
-        """The exchange of that name, or None."""
+        """The exchange with this name, or None."""
         return next((one for one in self.exchanges if one.name == name), None)
 
     def queue(self, name: str) -> Queue | None:
-        """The queue of that name, or None."""
+        """The queue with this name, or None."""
         return next((one for one in self.queues if one.name == name), None)
 
     def diff(self, other: Topology) -> TopologyDiff:
-        """What has to be added, removed or made anew to get from this topology to ``other``."""
+        """What has to be added, removed or redeclared to get from this topology to ``other``."""
         return TopologyDiff(
             added=Topology(
                 (one for one in other.exchanges if self.exchange(one.name) is None),
@@ -187,10 +194,11 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """An exchange or queue that exists on both sides but differs.
+    """An exchange or queue that both topologies have, with different properties.
 
     Attributes:
         kind: ``"exchange"`` or ``"queue"``.
+        name: its name.
         differences: property or argument name -> (value before, value after); None where it is absent.
     """
 
@@ -201,7 +209,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyDiff:
-    """The difference between two topologies; false when there is none."""
+    """The difference between two topologies; false if there is none."""
 
     added: Topology
     removed: Topology

@@ -1,8 +1,7 @@
-"""Which arguments each type of queue takes, with which values.
+"""Arguments of queues: which types of queue accept them, and which values.
 
-Rules of RabbitMQ 3.10 to 4.3. The broker refuses an argument that belongs to another type of queue, but takes no
-notice at all of one that it does not know; so what it does not know is let pass here too, save where a later release
-knows it.
+These are the rules of RabbitMQ 3.10 to 4.3. The broker refuses an argument that belongs to another type of queue, but
+ignores arguments that it does not know. So unknown arguments are accepted here too, unless a later release knows them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 QUEUE_TYPES: Final = ("classic", "quorum", "stream")
 
 MAX_TTL_MS: Final = 315_360_000_000
-"""The longest TTL and expiry that the broker takes: 10 years of 365 days."""
+"""The longest TTL and expiry that the broker accepts: 10 years of 365 days."""
 
 Release = tuple[int, ...]
 """A release of RabbitMQ: ``(3, 10)``, ``(4, 3, 5)``."""
@@ -28,25 +27,25 @@ _Check = Callable[["Argument"], "str | None"]
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An argument: what its value must be, and the queue types that take it, each with the first release to do so."""
+    """A check of an argument's value, and the queue types that accept the argument, with their first releases."""
 
     check: _Check
     types: Mapping[str, Release]
 
 
 def argument_problems(arguments: Mapping[str, Argument], queue_type: str, release: Release | None) -> list[str]:
-    """What is wrong with a queue's arguments; each problem starts with the argument's name.
+    """Find problems of a queue's arguments; each problem starts with the argument's name.
 
     Args:
-        arguments: the queue's.
+        arguments: the arguments of the queue.
         queue_type: ``classic``, ``quorum`` or ``stream``.
-        release: the broker's; None where it is unknown, to let pass what some release from 3.10 on takes.
+        release: the broker's release; if it is None, arguments that any release from 3.10 on accepts are valid.
     """
     return [*argument_refusals(arguments, queue_type, release), *_combinations(arguments, queue_type, release)]
 
 
 def argument_refusals(arguments: Mapping[str, Argument], queue_type: str, release: Release | None) -> list[str]:
-    """The arguments of :func:`argument_problems` that the broker refuses by themselves; the rest it takes."""
+    """The problems of :func:`argument_problems` for which the broker refuses the queue."""
     found = []
     for name, value in arguments.items():
         rule = RULES.get(name)
@@ -70,7 +69,7 @@ def argument_refusals(arguments: Mapping[str, Argument], queue_type: str, releas
 
 
 def _combinations(arguments: Mapping[str, Argument], queue_type: str, release: Release | None) -> list[str]:
-    """Arguments that are right by themselves, and wrong together or on this release."""
+    """Find arguments that are valid alone, but wrong in combination or on this release."""
     found = []
     dead_letter_exchange = arguments.get("x-dead-letter-exchange")
     if "x-dead-letter-routing-key" in arguments and dead_letter_exchange is None:
@@ -92,24 +91,22 @@ def _combinations(arguments: Mapping[str, Argument], queue_type: str, release: R
             )
     if queue_type == "quorum" and arguments.get("x-overflow") == "reject-publish-dlx":
         found.append(
-            "x-overflow is 'reject-publish-dlx', which quorum queues take for 'drop-head': set it to 'reject-publish' "
-            "or 'drop-head'"
+            "x-overflow is 'reject-publish-dlx', which quorum queues treat like 'drop-head': set it to "
+            "'reject-publish' or 'drop-head'"
         )
     if arguments.get("x-delayed-retry-type", "disabled") != "disabled" and "x-delayed-retry-min" not in arguments:
         found.append(
-            f"x-delayed-retry-type is {arguments['x-delayed-retry-type']!r} without x-delayed-retry-min, which leaves "
-            "it switched off: add the minimum in milliseconds"
+            f"x-delayed-retry-type is {arguments['x-delayed-retry-type']!r} without x-delayed-retry-min, which "
+            "disables it: add the minimum in milliseconds"
         )
     shortest, longest = arguments.get("x-delayed-retry-min"), arguments.get("x-delayed-retry-max")
     if isinstance(shortest, int) and isinstance(longest, int) and longest < shortest:
-        found.append(
-            f"x-delayed-retry-max is {longest}, less than x-delayed-retry-min, which is {shortest}: exchange them"
-        )
+        found.append(f"x-delayed-retry-max is {longest}, less than x-delayed-retry-min, which is {shortest}: swap them")
     if release is not None:
         limit = arguments.get("x-delivery-limit")
         if release < (4, 0) and isinstance(limit, int) and limit < 0:
             found.append(
-                f"x-delivery-limit is {limit}, which means no limit from RabbitMQ 4.0 on only, and the broker is "
+                f"x-delivery-limit is {limit}, which means no limit only from RabbitMQ 4.0 on, and the broker is "
                 f"{_dotted(release)}: remove it"
             )
         if release >= (4, 3) and "x-queue-master-locator" in arguments:
@@ -118,7 +115,7 @@ def _combinations(arguments: Mapping[str, Argument], queue_type: str, release: R
                 "x-queue-leader-locator"
             )
         if release >= (4, 3) and arguments.get("x-queue-version") == 1:
-            found.append("x-queue-version is 1, and from RabbitMQ 4.3 on only 2 is left: remove it")
+            found.append("x-queue-version is 1, which RabbitMQ 4.3 and later do not support: remove it")
     return found
 
 
@@ -172,16 +169,16 @@ def _age(value: Argument) -> str | None:
     return "a positive number with one of the units Y, M, D, h, m, s, such as '7D'"
 
 
-def _taken_by(*types: str, since: Release = (3, 10)) -> dict[str, Release]:
+def _accepted_by(*types: str, since: Release = (3, 10)) -> dict[str, Release]:
     return dict.fromkeys(types, since)
 
 
-_ALL: Final = _taken_by(*QUEUE_TYPES)
-_CLASSIC: Final = _taken_by("classic")
-_QUORUM: Final = _taken_by("quorum")
-_QUEUES: Final = _taken_by("classic", "quorum")
-_STREAM: Final = _taken_by("stream")
-_QUORUM_4_3: Final = _taken_by("quorum", since=(4, 3))
+_ALL: Final = _accepted_by(*QUEUE_TYPES)
+_CLASSIC: Final = _accepted_by("classic")
+_QUORUM: Final = _accepted_by("quorum")
+_QUEUES: Final = _accepted_by("classic", "quorum")
+_STREAM: Final = _accepted_by("stream")
+_QUORUM_4_3: Final = _accepted_by("quorum", since=(4, 3))
 _MILLISECONDS: Final = _integer(0, unit=" (milliseconds)")
 _POSITIVE_MILLISECONDS: Final = _integer(1, unit=" (milliseconds)")
 
@@ -216,7 +213,7 @@ RULES: Final[Mapping[str, _Rule]] = {
     "x-member-placement-tag": _Rule(_some_text, _QUORUM_4_3),
     "x-max-age": _Rule(_age, _STREAM),
     "x-stream-max-segment-size-bytes": _Rule(_integer(0, 3_000_000_000, unit=" (bytes)"), _STREAM),
-    "x-stream-filter-size-bytes": _Rule(_integer(16, 255, unit=" (bytes)"), _taken_by("stream", since=(3, 13))),
+    "x-stream-filter-size-bytes": _Rule(_integer(16, 255, unit=" (bytes)"), _accepted_by("stream", since=(3, 13))),
     "x-initial-cluster-size": _Rule(_integer(1), _STREAM),
 }
-"""Every argument that some release knows, by name."""
+"""All arguments that any release knows, by name."""

@@ -1,8 +1,8 @@
-"""Topologies as Mermaid, Graphviz and RabbitMQ definitions, and definitions as topologies.
+"""Conversion of topologies to Mermaid, Graphviz and RabbitMQ definitions, and back.
 
-In the pictures exchanges are rounded and queues are cylinders; bindings are solid lines with their key, dead-lettering
-is dashed, and alternate exchanges are dotted. Queues that stand side by side, such as the 59 of one level of a delay
-infrastructure, are drawn as one when there are many of them.
+Exchanges are drawn as rounded boxes and queues as cylinders. Bindings are solid lines with their key, dead-lettering is
+dashed, and alternate exchanges are dotted. A large number of similar queues, such as the 59 of one level of a delay
+infrastructure, is drawn as one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from bide.topology import Argument, DestinationType
 
 COLLAPSE_FROM: Final = 4
-"""From this number on, similar queues side by side are drawn as one."""
+"""From this number on, similar queues are drawn as one."""
 
 _MAX_KEYS_SHOWN: Final = 3
 
 EdgeKind = Literal["binding", "dead letter", "alternate"]
-"""What a line stands for."""
+"""The meaning of a line."""
 
 NodeKind = Literal["exchange", "queue"]
-"""What a box stands for."""
+"""The meaning of a box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,10 @@ class Node:
     """A box: an exchange, a queue, or several queues.
 
     Attributes:
-        lines: what is written in it, the name first.
-        known: whether the topology holds it, or only refers to it.
+        id: its identifier in the drawing.
+        kind: exchange or queue.
+        lines: the lines of text in it, the name first.
+        known: whether the topology contains it, or only refers to it.
     """
 
     id: str
@@ -54,7 +56,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A line from one box to another, and what is written on it."""
+    """A line from one box to another, with its label."""
 
     source: str
     target: str
@@ -64,19 +66,19 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A topology as boxes and lines, before any drawing language."""
+    """A topology as boxes and lines, independent of a drawing language."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
 
 
 def mermaid(topology: Topology, *, collapse: bool = True) -> str:
-    """The topology as a Mermaid flow chart.
+    """Draw a topology as a Mermaid flow chart.
 
     Args:
-        topology: what to draw.
-        collapse: draw :data:`COLLAPSE_FROM` or more queues that stand side by side as one. Mermaid refuses to draw
-            more than 500 lines unless it is configured to.
+        topology: the topology.
+        collapse: draw :data:`COLLAPSE_FROM` or more similar queues as one. By default, Mermaid refuses to draw more
+            than 500 lines.
     """
     drawn = picture(topology, collapse=collapse)
     lines = ["flowchart LR"]
@@ -89,7 +91,7 @@ def mermaid(topology: Topology, *, collapse: bool = True) -> str:
     for number, edge in enumerate(drawn.edges):
         label = f'|"{_mermaid_text(edge.label)}"|' if edge.label else ""
         lines.append(f"    {edge.source} {arrows[edge.kind]}{label} {edge.target}")
-        # Mermaid has one broken line only: the lengths of its strokes tell dashes from dots.
+        # Mermaid has only one kind of broken line; the lengths of its strokes distinguish dashes from dots.
         if edge.kind == "dead letter":
             styles.append(f"    linkStyle {number} stroke-dasharray:6 4")
         elif edge.kind == "alternate":
@@ -101,11 +103,11 @@ def mermaid(topology: Topology, *, collapse: bool = True) -> str:
 
 
 def graphviz(topology: Topology, *, collapse: bool = True) -> str:
-    """The topology as a directed graph in Graphviz' DOT language.
+    """Draw a topology as a directed graph in Graphviz's DOT language.
 
     Args:
-        topology: what to draw.
-        collapse: draw :data:`COLLAPSE_FROM` or more queues that stand side by side as one.
+        topology: the topology.
+        collapse: draw :data:`COLLAPSE_FROM` or more similar queues as one.
     """
     drawn = picture(topology, collapse=collapse)
     lines = ["digraph topology {", "    rankdir=LR", "    node [fontname=sans]", "    edge [fontname=sans]"]
@@ -122,21 +124,21 @@ def graphviz(topology: Topology, *, collapse: bool = True) -> str:
 
 
 def definitions(topology: Topology, vhost: str | None = None) -> dict[str, Any]:
-    """The topology as RabbitMQ definitions, ready for ``json.dumps``.
+    """Convert a topology to RabbitMQ definitions, ready for ``json.dumps``.
 
-    Exchanges that every broker has are left out, as the broker's own export does.
+    Predeclared exchanges are left out, as in the broker's own export.
 
     Args:
-        topology: what to write down.
-        vhost: name it in every entry, for a file that ``rabbitmqctl import_definitions`` and ``/api/definitions`` read;
-            None leaves it out, for ``/api/definitions/<vhost>``.
+        topology: the topology.
+        vhost: the virtual host to write into every entry, for ``rabbitmqctl import_definitions`` and
+            ``/api/definitions``; None leaves it out, for ``/api/definitions/<vhost>``.
 
     Raises:
-        InvalidTopologyError: a queue is exclusive or has no name of its own, which definitions cannot express.
+        InvalidTopologyError: a queue is exclusive or has no name, which definitions cannot express.
     """
     problems = [
-        f"queue {one.name!r} is {'exclusive' if one.exclusive else 'named by the broker'}, and definitions hold only "
-        "queues that outlive their connection and have a name: leave it out"
+        f"queue {one.name!r} is {'exclusive' if one.exclusive else 'named by the broker'}, and definitions can contain "
+        "only named queues that outlive their connection: leave it out"
         for one in topology.queues
         if one.exclusive or not one.name
     ]
@@ -184,15 +186,15 @@ def definitions(topology: Topology, vhost: str | None = None) -> dict[str, Any]:
 
 
 def from_definitions(document: Mapping[str, Any], vhost: str | None = None) -> Topology:
-    """The topology in RabbitMQ definitions, as the broker exports them (4.3 leaves internal exchanges out).
+    """Read a topology from RabbitMQ definitions, as the broker exports them (4.3 leaves internal exchanges out).
 
     Args:
         document: the parsed JSON.
-        vhost: take the entries of this virtual host, and those that name none; None takes all.
+        vhost: read the entries of this virtual host, and those without one; None reads all.
 
     Raises:
-        InvalidTopologyError: an entry lacks what it must have, or is of the wrong kind, or two entries contradict each
-            other, as they do when the document holds several virtual hosts and none is chosen.
+        InvalidTopologyError: an entry is incomplete or has a wrong type, or two entries contradict each other, for
+            example because the document has several virtual hosts and none is chosen.
     """
     problems: list[str] = []
 
@@ -200,14 +202,14 @@ def from_definitions(document: Mapping[str, Any], vhost: str | None = None) -> T
         found = []
         entries = document.get(kind, ())
         if not isinstance(entries, list | tuple):
-            problems.append(f"{kind} is {type(entries).__name__}, not a list: export the definitions anew")
+            problems.append(f"{kind} is {type(entries).__name__}, not a list: export the definitions again")
             return []
         for number, entry in enumerate(entries):
             try:
                 if vhost is None or entry.get("vhost", vhost) == vhost:
                     found.append(build(entry))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                problems.append(f"{kind}[{number}] is not a definition of RabbitMQ ({error!r}): export the file anew")
+                problems.append(f"{kind}[{number}] is not a definition of RabbitMQ ({error!r}): export the file again")
         return found
 
     exchanges = read("exchanges", _exchange)
@@ -273,7 +275,7 @@ def _destination_type(value: object) -> DestinationType:
 
 
 def picture(topology: Topology, *, collapse: bool = True) -> Picture:
-    """The boxes and lines of a topology."""
+    """Convert a topology to boxes and lines."""
     return _Painter(topology, collapse=collapse).picture()
 
 
@@ -289,7 +291,7 @@ class _Painter:
         for exchange in self._topology.exchanges:
             name = exchange.name or "(default)"
             self._add("exchange", [exchange.name], (name, exchange.type))
-        for group in _side_by_side(self._topology) if self._collapse else [[one] for one in self._topology.queues]:
+        for group in _similar_queues(self._topology) if self._collapse else [[one] for one in self._topology.queues]:
             self._add("queue", [one.name for one in group], _queue_lines(group))
         for exchange in self._topology.exchanges:
             alternate = exchange.arguments.get("alternate-exchange")
@@ -324,8 +326,8 @@ class _Painter:
         self._labels.setdefault((self._nodes[source].id, self._nodes[target].id, kind), {})[label] = None
 
 
-def _side_by_side(topology: Topology) -> list[list[Queue]]:
-    """The queues in groups: those that get and give messages alike, and differ by name and TTL, if they are many."""
+def _similar_queues(topology: Topology) -> list[list[Queue]]:
+    """Group queues that have the same sources and arguments apart from TTL, if there are many of them."""
     sources: defaultdict[str, set[str]] = defaultdict(set)
     for binding in topology.bindings:
         if binding.destination_type == "queue":
@@ -335,7 +337,7 @@ def _side_by_side(topology: Topology) -> list[list[Queue]]:
         rest = tuple((name, value) for name, value in queue.arguments.items() if name != "x-message-ttl")
         dead_letters = "x-dead-letter-exchange" in queue.arguments
         fed = frozenset(sources[queue.name])
-        # Queues that keep their messages have consumers: each is drawn by itself.
+        # Queues that do not dead-letter have consumers, and are drawn separately.
         alike[(rest, fed) if dead_letters and fed else queue].append(queue)
     return [
         part
@@ -371,10 +373,10 @@ def _shortened(labels: list[str]) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    """Text in a quoted Mermaid label: all signs that mean something to Mermaid or HTML as character codes.
+    """Escape text for a quoted Mermaid label: characters with a meaning in Mermaid or HTML become character codes.
 
-    Those are ``#`` itself, quotes, brackets and other Markdown; a colon before a letter, which may name an icon, or
-    after a word that Mermaid takes for a style; and what looks like the start of a list.
+    These are ``#``, quotes, brackets and other Markdown; a colon before a letter, which could name an icon, or after a
+    word that Mermaid treats as a style; and the start of a list.
     """
     colons = ":" if re.search("style|classDef", text) else r":(?!\d)"
     special = rf"[^\w .,:+\-()/=~]|{colons}|~(?=~)|(?<=~)~|^(?:[-+]|\d+\.)(?=\s)"
@@ -382,5 +384,5 @@ def _mermaid_text(text: str) -> str:
 
 
 def _dot_text(text: str) -> str:
-    """Text in a quoted string of DOT, in which HTML character references count too."""
+    """Escape text for a quoted string of DOT, which interprets HTML character references too."""
     return html.escape(visible(text), quote=False).replace("\\", "\\\\").replace('"', '\\"')

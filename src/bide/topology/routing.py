@@ -1,12 +1,12 @@
-"""A pure model of RabbitMQ's routing: where a message goes, and when, without a broker.
+"""A model of RabbitMQ's routing: where a message goes, and when, without a broker.
 
-The rules are those of RabbitMQ (its exchange, dead-letter and message-container modules), which hold alike on 3.10 to
-4.3. What the model leaves out: limits of queues (length, priority), policies, per-message expiration, consumers, and
-the headers that the broker adds itself (``x-death`` and its kin). Two rules that are easily forgotten:
+The rules are those of RabbitMQ's exchange, dead-letter and message-container modules, the same from 3.10 to 4.3. The
+model leaves out limits of queues (length, priority), policies, per-message expiration, consumers, and headers that the
+broker adds (``x-death`` and similar). Two rules are easily forgotten:
 
-* CC and BCC keys count at every exchange, exactly like the routing key, and survive dead-lettering unless the queue
+* CC and BCC keys count at every exchange, exactly like the routing key. They survive dead-lettering unless the queue
   has a dead-letter routing key.
-* An alternate exchange is asked only by an exchange in which no binding matched at all.
+* An exchange uses its alternate exchange only if none of its bindings matches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PREDECLARED: Final = (
     Exchange("amq.match", "headers"),
     Exchange("amq.rabbitmq.trace", "topic", internal=True),
 )
-"""Exchanges of every virtual host, beside the default exchange."""
+"""Exchanges of every virtual host, in addition to the default exchange."""
 
 Fate = Literal["arrived", "unroutable", "stuck", "lost"]
 """The fate of a copy of a message; see :attr:`Arrival.fate`."""
@@ -38,11 +38,11 @@ Fate = Literal["arrived", "unroutable", "stuck", "lost"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """Where one exchange sends a message.
+    """The queues that a message reaches from one exchange.
 
     Attributes:
-        queues: the queues that get it, each once.
-        unmatched: the exchanges on its way in which no binding matched and that have no alternate exchange to turn to.
+        queues: the queues that get the message.
+        unmatched: the exchanges on the route without a matching binding and without an alternate exchange.
     """
 
     queues: frozenset[str]
@@ -51,18 +51,18 @@ class Routed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """The end of the way of one copy of a message.
+    """The end of the route of one copy of a message.
 
     Attributes:
-        queue: the queue it is in; for a copy that was lost, the queue it was in last; empty if it never was in one.
-        at: time since it was published.
-        routing_key: its routing key there.
-        headers: its headers there, as the receiver sees them: without BCC.
+        queue: the last queue that the copy was in; empty if it reached none.
+        at: time since the message was published.
+        routing_key: the copy's routing key there.
+        headers: the copy's headers there, as the receiver sees them: without BCC.
         hops: the queues that it waited in before, in order.
         exchange: the exchange that routed it last.
-        fate: ``arrived``; ``unroutable`` when published (returned if mandatory); ``stuck``: no queue takes it after
-            the wait, and the last queue keeps it, because its dead-letter strategy is at-least-once; ``lost``: the
-            same with at-most-once.
+        fate: ``arrived``; ``unroutable`` when it was published (returned if mandatory); ``stuck`` if nothing matches
+            after a delay and the last queue keeps it (dead-letter strategy at-least-once); ``lost`` if nothing matches
+            after a delay and the last queue drops it (at-most-once).
     """
 
     queue: str
@@ -77,11 +77,11 @@ class Arrival:
 class Model:
     """The routing of one topology, indexed once.
 
-    A queue that is bound but not listed counts as existing, with no arguments: a delay infrastructure's own topology
-    names its targets in bindings only.
+    A queue that is bound but not in the topology is treated as existing, without arguments: the topology of a delay
+    infrastructure mentions its targets only in bindings.
 
     Raises:
-        InvalidTopologyError: a binding's source, or the exchange it leads to, is missing.
+        InvalidTopologyError: an exchange of a binding is missing.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -92,12 +92,12 @@ class Model:
             if binding.source not in exchanges:
                 problems.append(
                     f"{describe(binding)}: exchange {binding.source!r} is not in the topology: "
-                    "add it, or drop the binding"
+                    "add it, or remove the binding"
                 )
             elif binding.destination_type == "exchange" and binding.destination not in exchanges:
                 problems.append(
                     f"{describe(binding)}: exchange {binding.destination!r} is not in the topology, so its type is "
-                    "unknown: add it, or drop the binding"
+                    "unknown: add it, or remove the binding"
                 )
             else:
                 bindings[binding.source].append(binding)
@@ -112,36 +112,36 @@ class Model:
         self._holds = {one.name: hold for one in topology.queues if (hold := _hold(one)) is not None}
 
     def route(self, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> Routed:
-        """Where a message goes that is published to ``exchange``.
+        """Compute which queues a message published to an exchange reaches.
 
         Raises:
-            TargetNotFoundError: there is no such exchange.
+            TargetNotFoundError: the exchange does not exist.
             AccessRefusedError: the exchange is internal.
             InvalidInputError: the CC or BCC header is not a list.
-            UnsupportedTargetError: the message meets an exchange of a type that is not modelled.
+            UnsupportedTargetError: the message reaches an exchange whose type is not modelled.
         """
         self.check_open(exchange)
         return self._route(exchange, RoutedMessage.published(routing_key, headers))
 
     def travel(self, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> list[Arrival]:
-        """Follow a message to its end, through queues that hold it back, on a virtual clock that starts at zero.
+        """Follow a message to its end, through queues that delay it, on a virtual clock that starts at zero.
 
-        A queue with both a TTL and a dead-letter exchange holds the message for the TTL and sends it on; any other
-        queue is the end of the way.
+        A queue with both a TTL and a dead-letter exchange delays the message by the TTL and sends it on. Any other
+        queue is an end of the route.
 
         Returns:
             one record for each copy, the earliest first; never empty.
 
         Raises:
-            InvalidTopologyError: a dead-letter cycle brings the message back into a queue (the broker drops it there).
+            InvalidTopologyError: a dead-letter cycle returns the message to a queue (the broker drops it there).
             TargetNotFoundError, AccessRefusedError, InvalidInputError, UnsupportedTargetError: as for :meth:`route`.
         """
         self.check_open(exchange)
         arrivals: list[Arrival] = []
         origin = _Leg(exchange, RoutedMessage.published(routing_key, headers), timedelta(0), (), "unroutable")
-        under_way = [origin]
-        while under_way:
-            leg = under_way.pop()
+        pending = [origin]
+        while pending:
+            leg = pending.pop()
             queues = self._route(leg.exchange, leg.message).queues
             if not queues:
                 arrivals.append(leg.end(leg.hops[-1] if leg.hops else "", fate=leg.fate_if_unroutable))
@@ -152,17 +152,17 @@ class Model:
                 elif queue in leg.hops:
                     cycle = " -> ".join(repr(name) for name in (*leg.hops[leg.hops.index(queue) :], queue))
                     raise InvalidTopologyError(
-                        [f"dead-letter cycle {cycle}: the broker drops a message that comes back: break the cycle"]
+                        [f"dead-letter cycle {cycle}: the broker drops a message that returns: break the cycle"]
                     )
                 else:
-                    under_way.append(leg.after(queue, hold))
+                    pending.append(leg.after(queue, hold))
         return sorted(arrivals, key=lambda one: (one.at, one.queue, one.hops, one.exchange))
 
     def check_open(self, exchange: str) -> None:
-        """Check that messages can be published to this exchange.
+        """Check that clients can publish to an exchange.
 
         Raises:
-            TargetNotFoundError: there is no such exchange.
+            TargetNotFoundError: the exchange does not exist.
             AccessRefusedError: the exchange is internal.
         """
         if exchange == DEFAULT_EXCHANGE:
@@ -180,14 +180,14 @@ class Model:
         queues: set[str] = set()
         unmatched: list[str] = []
         seen = {exchange}
-        ahead = [exchange]
-        while ahead:
-            name = ahead.pop()
+        pending = [exchange]
+        while pending:
+            name = pending.pop()
             here = self._exchanges.get(name)
             destinations: Collection[Destination] = () if here is None else here.table.matches(message)
             if not destinations:
                 alternate = None if here is None else here.alternate
-                # The default exchange as alternate takes nothing: its bindings are implicit, and looked up by name.
+                # As an alternate, the default exchange routes nothing, because its bindings are implicit.
                 if alternate in self._exchanges:
                     destinations = (("exchange", alternate),)
                 else:
@@ -197,24 +197,24 @@ class Model:
                     queues.add(destination)
                 elif destination not in seen:
                     seen.add(destination)
-                    ahead.append(destination)
+                    pending.append(destination)
         return Routed(queues=frozenset(queues), unmatched=tuple(sorted(unmatched)))
 
 
 def route(topology: Topology, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None) -> Routed:
-    """:meth:`Model.route` for a single message; build a :class:`Model` to send many."""
+    """:meth:`Model.route` for a single message; build a :class:`Model` for several."""
     return Model(topology).route(exchange, routing_key, headers)
 
 
 def travel(
     topology: Topology, exchange: str, routing_key: str = "", headers: Mapping[str, Any] | None = None
 ) -> list[Arrival]:
-    """:meth:`Model.travel` for a single message; build a :class:`Model` to send many."""
+    """:meth:`Model.travel` for a single message; build a :class:`Model` for several."""
     return Model(topology).travel(exchange, routing_key, headers)
 
 
 def describe(binding: Binding) -> str:
-    """A binding in words, for messages."""
+    """Describe a binding for an error message."""
     return (
         f"the binding from exchange {binding.source!r} to {binding.destination_type} {binding.destination!r} "
         f"with key {binding.routing_key!r}"
@@ -223,7 +223,7 @@ def describe(binding: Binding) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """An exchange with its bindings indexed."""
+    """An exchange with its indexed bindings."""
 
     internal: bool
     alternate: Argument | None
@@ -232,7 +232,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """What a queue does with a message that it holds back."""
+    """How a queue delays a message, and where the message goes then."""
 
     ttl: timedelta
     exchange: str
@@ -246,7 +246,7 @@ def _hold(queue: Queue) -> _Hold | None:
     if ttl is None or exchange is None:
         return None
     key = queue.arguments.get("x-dead-letter-routing-key")
-    # Quorum queues fall back to at-most-once where they may drop messages from their head.
+    # Quorum queues dead-letter at most once if their overflow behaviour is not reject-publish.
     kept = (
         queue.type == "quorum"
         and queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
@@ -259,7 +259,7 @@ def _hold(queue: Queue) -> _Hold | None:
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """A copy of a message on its way into an exchange."""
+    """A copy of a message on its way to an exchange."""
 
     exchange: str
     message: RoutedMessage

@@ -1,6 +1,6 @@
-"""Problems of a topology that a broker would refuse, or accept without a warning.
+"""Validation of topologies: what a broker would refuse, or accept with an unwanted effect.
 
-Each problem is one sentence that names the thing, the value, the limit and the way out.
+Each problem is one sentence that names the object, the value, the limit and what to do.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from bide.topology.queue_arguments import Release
 
 MAX_NAME_BYTES: Final = 255
-"""Longest name, type or key: a short string of AMQP 0-9-1."""
+"""The longest name, type or key: a short string of AMQP 0-9-1."""
 
 EXCHANGE_TYPES: Final = frozenset({"direct", "topic", "fanout", "headers"})
-"""Types that every broker has."""
+"""Exchange types that every broker has."""
 
 PLUGIN_EXCHANGE_TYPES: Final = frozenset(
     {
@@ -36,10 +36,10 @@ PLUGIN_EXCHANGE_TYPES: Final = frozenset(
         "x-recent-history",
     }
 )
-"""Types of the well-known plugins, some of which have moved into the broker itself."""
+"""Exchange types of well-known plugins, some of which are part of newer brokers."""
 
 MATCH_MODES: Final = ("all", "any", "all-with-x", "any-with-x")
-"""Values of a headers binding's ``x-match``."""
+"""Values of ``x-match`` in a binding of a headers exchange."""
 
 _OWN_ARGUMENTS: Final = {
     "hash-header": "x-consistent-hash",
@@ -64,13 +64,13 @@ def validate(topology: Topology, *, external: Collection[str] = (), release: Rel
 
 
 def problems(topology: Topology, *, external: Collection[str] = (), release: Release | None = None) -> list[str]:
-    """Everything that is wrong with a topology, one sentence each; empty if nothing is.
+    """Find all problems of a topology, one sentence each.
 
     Args:
-        topology: what to check.
+        topology: the topology to check.
         external: names of exchanges and queues that exist without being part of the topology.
-        release: the broker's, such as ``(4, 3, 5)``; None where it is unknown, to let pass arguments that some release
-            from 3.10 on takes.
+        release: the broker's release, such as ``(4, 3, 5)``; if it is None, arguments that any release from 3.10 on
+            accepts are valid.
     """
     return list(_Checker(topology, external, release).problems())
 
@@ -103,7 +103,7 @@ class _Checker:
         if known is None:
             yield from _name_problems(exchange.name)
         elif known != exchange:
-            yield f"the broker has it from the start, as {known.type} and durable: remove it, or declare it like that"
+            yield f"the broker declares it as {known.type} and durable: remove it, or declare it with these properties"
         if exchange.type not in EXCHANGE_TYPES | PLUGIN_EXCHANGE_TYPES:
             known_types = ", ".join((*sorted(EXCHANGE_TYPES), *sorted(PLUGIN_EXCHANGE_TYPES)))
             yield f"the type {exchange.type!r} is unknown: use one of {known_types}"
@@ -120,9 +120,9 @@ class _Checker:
         if not isinstance(name, str):
             yield f"alternate-exchange is {name!r}, but must be a text: name an exchange"
         elif name == DEFAULT_EXCHANGE:
-            yield "alternate-exchange is '', but the default exchange takes nothing as an alternate: name another"
+            yield "alternate-exchange is '', but the default exchange routes nothing as an alternate: name another"
         elif name == exchange.name:
-            yield "alternate-exchange is the exchange itself, which takes nothing a second time: name another"
+            yield "alternate-exchange is the exchange itself, which does not route a message twice: name another"
         elif not self._has_exchange(name):
             yield f"alternate-exchange {name!r} does not exist: add it to the topology, or name it as external"
 
@@ -150,7 +150,7 @@ class _Checker:
     def _queue_name(self, queue: Queue) -> Iterator[str]:
         if not queue.name:
             if queue.type != "classic":
-                yield f"the broker names classic queues only, and this is a {queue.type} queue: give it a name"
+                yield f"the broker names only classic queues, and this is a {queue.type} queue: give it a name"
             return
         yield from _name_problems(queue.name)
 
@@ -163,7 +163,7 @@ class _Checker:
         key = queue.arguments.get("x-dead-letter-routing-key")
         if name == DEFAULT_EXCHANGE and isinstance(key, str) and not self._has_queue(key):
             yield (
-                f"it dead-letters by the default exchange to queue {key!r}, which does not exist: add it to the "
+                f"it dead-letters through the default exchange to queue {key!r}, which does not exist: add it to the "
                 "topology, or name it as external"
             )
 
@@ -174,7 +174,7 @@ class _Checker:
         if DEFAULT_EXCHANGE in (binding.source, binding.destination) and binding.destination_type == "exchange":
             yield "the default exchange cannot be bound: use another exchange"
         elif binding.source == DEFAULT_EXCHANGE:
-            yield "the default exchange cannot be bound, it has every queue already: use another, or remove the binding"
+            yield "the default exchange has every queue bound already: use another exchange, or remove the binding"
         elif not self._has_exchange(binding.source):
             yield f"exchange {binding.source!r} does not exist: add it to the topology, or name it as external"
         if binding.destination_type == "queue":
@@ -208,9 +208,9 @@ class _Checker:
         if exchange_type == "x-local-random":
             queue = self._queues.get(binding.destination)
             if key:
-                yield "an x-local-random exchange takes empty keys only: remove the key"
+                yield "an x-local-random exchange accepts only empty keys: remove the key"
             if binding.destination_type == "exchange" or (queue is not None and queue.type != "classic"):
-                yield "an x-local-random exchange takes classic queues only: bind a classic queue"
+                yield "an x-local-random exchange accepts only classic queues: bind a classic queue"
 
 
 def _name_problems(name: str) -> Iterator[str]:
@@ -218,30 +218,30 @@ def _name_problems(name: str) -> Iterator[str]:
     if name.startswith("amq."):
         yield "names that start with 'amq.' are reserved for the broker: choose another"
     if "\r" in name or "\n" in name:
-        yield "the name has a line break, which the broker removes without a word: choose another"
+        yield "the name has a line break, which the broker silently removes: choose another"
 
 
 def _text_problems(kind: str, text: str) -> Iterator[str]:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        yield f"the {kind} holds characters that UTF-8 cannot carry: remove them"
+        yield f"the {kind} has characters that UTF-8 cannot encode: remove them"
         return
     if size > MAX_NAME_BYTES:
         yield f"the {kind} takes {size} bytes, the limit is {MAX_NAME_BYTES}: use a shorter one"
 
 
 def _argument_value_problems(arguments: Mapping[str, Argument]) -> Iterator[str]:
-    """What cannot be put into an AMQP table at all."""
+    """Find values that an AMQP table cannot contain."""
     for name, value in arguments.items():
         yield from _text_problems(f"name of argument {name!r}", name)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            yield f"{name} is {value}, but AMQP carries whole numbers of 64 bits only: use a smaller one"
+            yield f"{name} is {value}, but AMQP integers have 64 bits: use a smaller one"
         if isinstance(value, str):
             try:
                 value.encode()
             except UnicodeEncodeError:
-                yield f"{name} is {value!r}, which holds characters that UTF-8 cannot carry: remove them"
+                yield f"{name} is {value!r}, which has characters that UTF-8 cannot encode: remove them"
 
 
 def _exchange_argument_problems(exchange: Exchange) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _exchange_argument_problems(exchange: Exchange) -> Iterator[str]:
     if exchange.type == "x-delayed-message":
         inner = arguments.get("x-delayed-type")
         if inner not in (EXCHANGE_TYPES | PLUGIN_EXCHANGE_TYPES) - {"x-delayed-message"}:
-            yield f"x-delayed-type is {inner!r}, but must be another type of exchange, such as 'direct': correct it"
+            yield f"x-delayed-type is {inner!r}, but must be another exchange type, such as 'direct': correct it"
     length = arguments.get("x-recent-history-length", 1)
     if exchange.type == "x-recent-history" and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
         yield f"x-recent-history-length is {length!r}, but must be a whole number of 1 or more: correct it"

@@ -31,7 +31,7 @@ async def test_consumers_of_one_queue_share_its_messages(client: bide.Client) ->
         assert {first.body, second.body} == {b"1", b"2"}
 
 
-async def test_a_late_queue_gets_nothing_from_before(client: bide.Client, connection: Connection) -> None:
+async def test_a_queue_bound_later_gets_no_earlier_messages(client: bide.Client, connection: Connection) -> None:
     await client.declare(fanout_broadcast("bookings", queues=["early"]))
     await client.publish("first", exchange="bookings")
     await client.declare(fanout_broadcast("bookings", queues=["early", "late"]))
@@ -46,7 +46,7 @@ async def test_an_exchange_without_queues_drops_what_is_not_mandatory(client: bi
     await client.publish("2", exchange="bookings", mandatory=False)
 
 
-async def test_layers(client: bide.Client, connection: Connection) -> None:
+async def test_layered_exchanges_route_by_key_then_by_headers(client: bide.Client, connection: Connection) -> None:
     await client.declare(find_pattern("2").sample_topology())
     pet = {"entity.type": "pet", "change.type": "new"}
     await client.publish("booking", exchange="travel", routing_key="booking.new")
@@ -67,7 +67,7 @@ async def test_a_queue_behind_two_layers_gets_one_copy(client: bide.Client, conn
     assert await bodies(connection, "q") == {"q": ["once"]}
 
 
-async def test_a_fanout_entry(client: bide.Client, connection: Connection) -> None:
+async def test_a_fanout_entry_reaches_every_layer(client: bide.Client, connection: Connection) -> None:
     await client.declare(
         layered_exchanges("entry", layers={"a": "", "b": ""}, queues={"p": "a", "q": "b"}, entry="fanout")
     )
@@ -75,7 +75,7 @@ async def test_a_fanout_entry(client: bide.Client, connection: Connection) -> No
     assert await bodies(connection, "p", "q") == {"p": ["all"], "q": ["all"]}
 
 
-async def test_mail(client: bide.Client, connection: Connection) -> None:
+async def test_mail_is_routed_by_its_headers(client: bide.Client, connection: Connection) -> None:
     await client.declare(find_pattern("3").sample_topology())
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Subject"] = "Reports@ABC.example", "fleet@air.example", "component status"
@@ -100,7 +100,7 @@ async def test_headers_are_compared_with_their_types(client: bide.Client, connec
     assert await bodies(connection, "two", "rest") == {"two": ["2"], "rest": ["'2'", "True", "absent"]}
 
 
-async def test_the_order_of_headers_and_more_of_them_do_not_matter(client: bide.Client, connection: Connection) -> None:
+async def test_order_and_extra_headers_do_not_matter(client: bide.Client, connection: Connection) -> None:
     await client.declare(email_routing("mailbox", rules={"q": {"a": 1, "b": "x"}}, others="rest"))
     await client.publish("yes", exchange="mailbox", headers={"z": 0, "b": "x", "a": 1})
     await client.publish("no", exchange="mailbox", headers={"a": 1})

@@ -22,7 +22,7 @@ ELSEWHERE = {
 }
 
 
-async def test_what_is_applied_is_found_and_removed(client: bide.Client, vhost: Vhost) -> None:
+async def test_an_applied_pattern_is_found_and_removed(client: bide.Client, vhost: Vhost) -> None:
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         for pattern in PATTERNS:
             if pattern.name in ELSEWHERE:
@@ -42,7 +42,7 @@ async def test_what_is_applied_is_found_and_removed(client: bide.Client, vhost: 
             assert not left.bindings, pattern.name
 
 
-async def test_policies_count_where_they_are_asked_for(client: bide.Client, vhost: Vhost) -> None:
+async def test_policies_are_included_on_request(client: bide.Client, vhost: Vhost) -> None:
     await client.declare(bide.Topology(queues=[bide.Queue("q", arguments={"x-max-length": 10})]))
     vhost.broker.management.call(
         "PUT",
@@ -60,9 +60,7 @@ async def test_policies_count_where_they_are_asked_for(client: bide.Client, vhos
         assert dict(queue.arguments) == {"x-max-length": 10}
 
 
-async def test_the_policy_of_a_quorum_queue_is_not_taken_to_give_way_to_its_overflow(
-    client: bide.Client, vhost: Vhost
-) -> None:
+async def test_the_overflow_policy_of_a_quorum_queue_overrides_its_argument(client: bide.Client, vhost: Vhost) -> None:
     overflow: dict[str, str | int] = {"x-overflow": "reject-publish", "x-max-length": 10}
     await client.declare(
         bide.Topology(queues=[bide.Queue.quorum("quorum", overflow), bide.Queue("classic", arguments=overflow)])
@@ -84,7 +82,7 @@ async def test_the_policy_of_a_quorum_queue_is_not_taken_to_give_way_to_its_over
         await eventually(counted)
 
 
-async def test_several_declare_the_same_at_once(vhost: Vhost) -> None:
+async def test_concurrent_declarations_of_one_topology_succeed(vhost: Vhost) -> None:
     topology = next(one for one in PATTERNS if one.number == 8).sample_topology()
     connections = [await Connection.open(BrokerUrl.parse(vhost.url)) for _ in range(3)]
     applied = await asyncio.gather(*(apply(one, topology) for one in connections))

@@ -15,7 +15,7 @@ from tests.broker.patterns.taking import bodies
 from tests.support import Vhost
 
 
-async def test_private_exchanges_choose(client: bide.Client, connection: Connection) -> None:
+async def test_private_exchanges_filter_for_their_queue(client: bide.Client, connection: Connection) -> None:
     await client.declare(find_pattern("4").sample_topology())
     await client.publish("new", exchange="booking.new", routing_key="mytravel.com")
     await client.publish("important", exchange="booking.new", routing_key="web", headers={"client.id": 1001})
@@ -27,20 +27,20 @@ async def test_private_exchanges_choose(client: bide.Client, connection: Connect
     }
 
 
-async def test_neither_side_needs_the_other(client: bide.Client, connection: Connection) -> None:
+async def test_publisher_and_consumer_can_declare_in_any_order(client: bide.Client, connection: Connection) -> None:
     for app in ("one", "two"):
         await client.declare(private_consumer_exchanges(messages=["m"], consumers={app: ["m"]}))
     await client.publish("hello", exchange="m")
     assert await bodies(connection, "one", "two") == {"one": ["hello"], "two": ["hello"]}
 
 
-async def test_who_declares_a_message_otherwise_is_refused(client: bide.Client) -> None:
+async def test_a_different_declaration_of_a_message_exchange_is_refused(client: bide.Client) -> None:
     await client.declare(Topology([Exchange("m", "topic")]))
     with pytest.raises(DeclarationMismatchError, match="the exchange 'm' exists with type"):
         await client.declare(private_consumer_exchanges(messages=["m"], consumers={"one": ["m"]}))
 
 
-async def test_a_wire_tap_listens_and_leaves_no_trace(
+async def test_a_wire_tap_copies_messages_and_leaves_nothing_behind(
     client: bide.Client, connection: Connection, vhost: Vhost
 ) -> None:
     await client.declare(find_pattern("4").sample_topology())
@@ -58,19 +58,19 @@ async def test_a_wire_tap_listens_and_leaves_no_trace(
     assert queues == {"app1", "app2", "app3"}
 
 
-async def test_a_tap_of_nothing_is_refused(client: bide.Client) -> None:
+async def test_a_tap_on_a_missing_exchange_is_refused(client: bide.Client) -> None:
     with pytest.raises(TargetNotFoundError, match="no exchange 'nowhere'"):
         async with tap(client, "nowhere"):
             pytest.fail("there is nothing to listen to")
 
 
-async def test_point_to_point(client: bide.Client, connection: Connection) -> None:
+async def test_a_point_to_point_message_reaches_only_its_queue(client: bide.Client, connection: Connection) -> None:
     await client.declare(point_to_point(queues=["charge-card", "send-ticket"]))
     await client.publish("command", to="charge-card")
     assert await bodies(connection, "charge-card", "send-ticket") == {"charge-card": ["command"], "send-ticket": []}
 
 
-async def test_a_misspelt_queue_takes_nothing(client: bide.Client) -> None:
+async def test_a_message_to_a_misspelt_queue_is_unroutable(client: bide.Client) -> None:
     await client.declare(point_to_point(queues=["charge-card"]))
     with pytest.raises(UnroutableError):
         await client.publish("command", to="charge-cart")
@@ -78,7 +78,7 @@ async def test_a_misspelt_queue_takes_nothing(client: bide.Client) -> None:
     await client.publish("command", to="charge-cart", mandatory=False)
 
 
-async def test_hierarchy(client: bide.Client, connection: Connection) -> None:
+async def test_a_hierarchy_routes_to_every_level_above(client: bide.Client, connection: Connection) -> None:
     await client.declare(find_pattern("8").sample_topology())
     await client.publish("alert", exchange="finance.fraud.alert")
     await client.publish("invoice", exchange="finance.invoicing.invoice-requested")
@@ -88,14 +88,14 @@ async def test_hierarchy(client: bide.Client, connection: Connection) -> None:
     }
 
 
-async def test_a_message_that_comes_later_reaches_those_above(client: bide.Client, connection: Connection) -> None:
+async def test_a_message_type_added_later_reaches_the_levels_above(client: bide.Client, connection: Connection) -> None:
     await client.declare(find_pattern("8").sample_topology())
     await client.declare(message_line("finance.fraud.pattern-found"))
     await client.publish("pattern", exchange="finance.fraud.pattern-found")
     assert await bodies(connection, "ledger", "investigators") == {"ledger": ["pattern"], "investigators": ["pattern"]}
 
 
-async def test_a_queue_on_two_steps_gets_one_copy_and_children_get_nothing(
+async def test_a_queue_on_two_levels_gets_one_copy_and_children_get_none(
     client: bide.Client, connection: Connection
 ) -> None:
     await client.declare(hierarchical_routing(messages=["a.b.c"], queues={"both": ["a", "a.b"], "child": ["a.b.c"]}))

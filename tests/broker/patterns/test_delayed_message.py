@@ -18,7 +18,7 @@ from tests.broker.receiving import receive
 from tests.patience import ON_TIME
 
 
-async def test_a_broker_without_the_plugin_is_told_what_replaces_it(client: bide.Client) -> None:
+async def test_without_the_plugin_the_error_names_its_replacement(client: bide.Client) -> None:
     with pytest.raises(UnsupportedBrokerError) as caught:
         await client.declare(find_pattern("15").sample_topology())
     assert "no exchange type 'x-delayed-message'" in str(caught.value)
@@ -27,7 +27,7 @@ async def test_a_broker_without_the_plugin_is_told_what_replaces_it(client: bide
 
 
 @pytest.mark.parametrize("value", [250, "250", 250.0, 249.6])
-async def test_a_delay_in_every_form(client: bide.Client, value: Any) -> None:
+async def test_x_delay_can_be_a_number_or_numeric_text(client: bide.Client, value: Any) -> None:
     await client.declare(Topology([Exchange("x", "direct")], [Queue("q")], [Binding("x", "q", "k")]))
     started = time.monotonic()
     await DelayedMessagePublisher(client).publish(
@@ -51,7 +51,7 @@ async def test_a_delay_in_every_form(client: bide.Client, value: Any) -> None:
         ("headers", "", {"kind": "order", "x-match": "all"}),
     ],
 )
-async def test_every_type_of_exchange_fans_out(
+async def test_every_type_of_exchange_routes_delayed_messages(
     client: bide.Client, kind: str, key: str, arguments: dict[str, Argument]
 ) -> None:
     queues = ["a", "b"]
@@ -65,7 +65,7 @@ async def test_every_type_of_exchange_fans_out(
         assert (message.body, message.routing_key) == (b"m", "order.created")
 
 
-async def test_what_was_delayed_before_is_not_delayed_again(client: bide.Client, connection: Connection) -> None:
+async def test_a_message_delayed_before_is_not_delayed_again(client: bide.Client, connection: Connection) -> None:
     await client.declare(Topology([Exchange("x", "fanout")], [Queue("q")], [Binding("x", "q")]))
     publisher = DelayedMessagePublisher(client)
     for value in (-500, 0, None):
@@ -76,14 +76,14 @@ async def test_what_was_delayed_before_is_not_delayed_again(client: bide.Client,
     assert await bodies(connection, "q") == {"q": ["-500", "0", "None"]}
 
 
-async def test_the_default_exchange(client: bide.Client) -> None:
+async def test_the_default_exchange_delivers_to_the_queue(client: bide.Client) -> None:
     await client.declare(Topology(queues=[Queue("q")]))
     await DelayedMessagePublisher(client).publish("m", exchange="", routing_key="q", headers={"x-delay": 50})
     (message,) = await receive(client, "q", 1)
     assert message.body == b"m"
 
 
-async def test_what_cannot_be_sent(client: bide.Client) -> None:
+async def test_invalid_delays_and_missing_exchanges_are_refused(client: bide.Client) -> None:
     publisher = DelayedMessagePublisher(client)
     with pytest.raises(InvalidDelayError, match="'soon'"):
         await publisher.publish("m", exchange="x", headers={"x-delay": "soon"})

@@ -18,7 +18,7 @@ THREE_LEVELS = bide.NServiceBus(routing="direct", levels=3)
 """The cascade of the pattern's own picture, with seconds for minutes: any delay up to 7."""
 
 
-async def test_a_cascade_brings_a_message_back(vhost_url: str) -> None:
+async def test_a_cascade_delivers_after_the_delay_and_restores_the_message(vhost_url: str) -> None:
     async with bide.connect(vhost_url, infrastructure=THREE_LEVELS, declare=False) as client:
         await client.declare(delayed_retry_cascade(queues=["app1", "app2"], levels=3))
         started = time.monotonic()
@@ -56,7 +56,7 @@ async def test_an_endpoint_retries_through_the_cascade_out_of_order(vhost_url: s
     assert order == ["follows", "fails once"]
 
 
-async def test_publishers_send_into_the_levels_themselves(vhost: Vhost) -> None:
+async def test_a_client_delays_with_only_the_declared_queues(vhost: Vhost) -> None:
     clock = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
     async with bide.connect(vhost.url, infrastructure=clock) as client:
         pattern = delayed_delivery_cascade(queues=["orders"], max_delay="20s", resolution="50ms")
@@ -71,7 +71,7 @@ async def test_publishers_send_into_the_levels_themselves(vhost: Vhost) -> None:
     assert timedelta(0) <= message.lateness < ON_TIME
 
 
-async def test_the_publishers_own_exchange(client: bide.Client) -> None:
+async def test_a_private_publisher_exchange_delays_only_its_own_messages(client: bide.Client) -> None:
     main = Topology([Exchange("bookings", "topic")], [Queue("new")], [Binding("bookings", "new", "booking.new")])
     await client.declare(main)
     await client.declare(private_publisher_delay("publisher3", to="bookings", delay="500ms"), external={"bookings"})
@@ -84,7 +84,7 @@ async def test_the_publishers_own_exchange(client: bide.Client) -> None:
     assert later.routing_key == "booking.new"
 
 
-async def test_one_queue_has_one_delay(client: bide.Client) -> None:
+async def test_a_shorter_expiration_waits_behind_a_longer_delay(client: bide.Client) -> None:
     await client.declare(fanout_broadcast("main", queues=["q"]))
     await client.declare(private_publisher_delay("own", to="main", delay="800ms"), external={"main"})
     started = time.monotonic()

@@ -34,7 +34,9 @@ def names(vhost: Vhost) -> set[str]:
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-async def test_back_after_the_delay_and_nothing_left(client: bide.Client, vhost: Vhost, queue_type: str) -> None:
+async def test_a_retry_arrives_after_its_delay_and_leaves_no_queue(
+    client: bide.Client, vhost: Vhost, queue_type: str
+) -> None:
     await client.declare(Topology(queues=[Queue.quorum("orders")]))
     delays = EphemeralDelays(client, queue_type=queue_type)
     await client.publish("order", to="orders", headers={"mine": 1}, message_id="one")
@@ -53,7 +55,7 @@ async def test_back_after_the_delay_and_nothing_left(client: bide.Client, vhost:
     assert names(vhost) == {"orders"}
 
 
-async def test_a_classic_queue_goes_by_itself_and_its_exchange_with_it(
+async def test_a_classic_queue_and_its_exchange_expire(
     client: bide.Client, connection: Connection, vhost: Vhost
 ) -> None:
     await client.declare(Topology(queues=[Queue.quorum("orders")]))
@@ -67,7 +69,7 @@ async def test_a_classic_queue_goes_by_itself_and_its_exchange_with_it(
     await eventually(gone)
 
 
-async def test_to_a_private_exchange_with_its_own_key(client: bide.Client, connection: Connection) -> None:
+async def test_a_message_to_an_exchange_keeps_its_routing_key(client: bide.Client, connection: Connection) -> None:
     await client.declare(private_consumer_exchanges(messages=["m"], consumers={"q": ["m"]}, keys={"q": ["eu.#"]}))
     await EphemeralDelays(client).send("order", delay="100ms", exchange="q.private", routing_key="eu.new")
     (message,) = await receive(client, "q", 1)
@@ -88,7 +90,7 @@ async def fill(client: bide.Client) -> None:
 
 
 @pytest.mark.slow
-async def test_a_quorum_queue_keeps_what_its_target_refuses_and_would_not_with_an_expiry(
+async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
     client: bide.Client, vhost: Vhost, quick_redelivery: None
 ) -> None:
     await fill(client)
@@ -121,7 +123,7 @@ async def test_a_quorum_queue_keeps_what_its_target_refuses_and_would_not_with_a
     assert b"refused" not in arrived
 
 
-async def test_what_cannot_be_sent_leaves_nothing_behind(client: bide.Client, vhost: Vhost) -> None:
+async def test_an_invalid_message_leaves_no_queue_behind(client: bide.Client, vhost: Vhost) -> None:
     delays = EphemeralDelays(client)
     with pytest.raises(InvalidInputError, match="either to="):
         await delays.send("x", delay="1s")
@@ -142,10 +144,10 @@ async def test_a_queue_that_cannot_be_removed_is_named(vhost: Vhost, caplog: pyt
         with pytest.raises(InvalidInputError, match="no stamp"):
             await EphemeralDelays(client).send("x", delay="1h", to="orders")
     (left,) = names(vhost) - {"orders"}
-    assert any(one.getMessage().startswith(f"the queue {left} is left behind: ") for one in caplog.records)
+    assert any(one.getMessage().startswith(f"the queue {left} could not be deleted: ") for one in caplog.records)
 
 
-async def test_what_did_not_come_this_way_is_left_alone(client: bide.Client, connection: Connection) -> None:
+async def test_clear_ignores_a_message_that_was_not_delayed(client: bide.Client, connection: Connection) -> None:
     await client.declare(Topology(queues=[Queue.quorum("orders")]))
     await client.publish("plain", to="orders")
     async with client.consume("orders") as messages:

@@ -20,12 +20,12 @@ EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 _PRINTS = re.compile(r"^Prints.*::\n\n((?: {4}.*\n)+)", re.MULTILINE)
 
 
-def test_each_of_the_eighteen_has_one() -> None:
+def test_each_numbered_pattern_has_an_example() -> None:
     assert [one.example for one in PATTERNS if one.number is not None] == EXAMPLES
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-async def test_it_prints_what_it_says(name: str, vhost: Vhost) -> None:
+async def test_each_example_prints_its_documented_output(name: str, vhost: Vhost) -> None:
     promised = _PRINTS.search((FOLDER / name).read_text())
     assert promised is not None
     process = await asyncio.create_subprocess_exec(

@@ -42,7 +42,7 @@ async def shares(client: bide.Client, partitions: int, number: int) -> dict[str,
     return held
 
 
-async def test_what_belongs_together_stays_together_and_in_order(client: bide.Client) -> None:
+async def test_messages_of_one_key_stay_in_one_partition_in_order(client: bide.Client) -> None:
     await client.declare(ordered_partitions("x", queue="q", partitions=PARTITIONS))
     for step in range(5):
         for booking in range(USERS):
@@ -72,7 +72,7 @@ async def test_a_few_different_values_make_uneven_shares(client: bide.Client) ->
     assert sum("none" in messages for messages in held.values()) == 1
 
 
-async def test_one_consumer_at_a_time_has_a_partition_and_another_takes_over(client: bide.Client) -> None:
+async def test_a_partition_has_one_consumer_and_another_takes_over(client: bide.Client) -> None:
     await client.declare(ordered_partitions("x", queue="q", partitions=2))
     handled: list[tuple[str, str]] = []
     first_failed = asyncio.Event()
@@ -114,7 +114,7 @@ async def test_one_consumer_at_a_time_has_a_partition_and_another_takes_over(cli
     ]
 
 
-async def test_a_new_partition_takes_some_users_away_from_their_consumers(client: bide.Client) -> None:
+async def test_a_new_partition_moves_only_the_keys_that_it_takes(client: bide.Client) -> None:
     async def homes(partitions: int) -> dict[str, str]:
         await client.declare(data_locality("x", queue="q", partitions=partitions, header="user-id"))
         for user in range(USERS):
@@ -131,7 +131,7 @@ async def test_a_new_partition_takes_some_users_away_from_their_consumers(client
     assert {after[user] for user in moved} == {f"q.{PARTITIONS + 1}"}
 
 
-async def test_a_broker_without_the_plugin(rabbitmq: Rabbitmq) -> None:
+async def test_without_the_plugin_the_error_names_the_command_to_enable_it(rabbitmq: Rabbitmq) -> None:
     with rabbitmq.start(ephemeral=True, plugins=(MANAGEMENT_PLUGIN,)) as broker:
         async with bide.connect(broker.url) as client:
             with pytest.raises(
@@ -143,16 +143,16 @@ async def test_a_broker_without_the_plugin(rabbitmq: Rabbitmq) -> None:
             await client.publish("still here", to="q")
 
 
-async def test_an_exchange_of_another_type_is_in_the_way(client: bide.Client) -> None:
+async def test_an_exchange_of_another_type_is_a_mismatch(client: bide.Client) -> None:
     await client.declare(bide.Topology([bide.Exchange("x", "fanout")]))
     with pytest.raises(DeclarationMismatchError, match="the exchange 'x' exists with type = fanout") as caught:
         await client.declare(ordered_partitions("x", queue="q", partitions=2))
     assert caught.value.applied == "nothing"
 
 
-async def test_a_type_that_nobody_has_heard_of(client: bide.Client, release: tuple[int, ...]) -> None:
+async def test_an_unknown_exchange_type_names_plugin_or_release(client: bide.Client, release: tuple[int, ...]) -> None:
     with pytest.raises(
-        UnsupportedBrokerError, match=r"'x-random', which the exchange 'x' is of: run 'rabbitmq-plugins"
+        UnsupportedBrokerError, match=r"'x-random', the type of the exchange 'x': run 'rabbitmq-plugins"
     ):
         await client.declare(bide.Topology([bide.Exchange("x", "x-random")]))
     if release < (4, 0):

@@ -32,7 +32,7 @@ async def is_there(connection: Connection, thing: Exchange | Queue) -> bool:
     return True
 
 
-async def test_carbon_copies(client: bide.Client, connection: Connection) -> None:
+async def test_carbon_copies_reach_cc_and_bcc_queues_once(client: bide.Client, connection: Connection) -> None:
     await client.declare(primitives.carbon_copies("desk", queues=["a", "b", "c", "d"]))
     headers = {"CC": ["b", "c"], "BCC": ["c", "d"]}
     await client.publish("letter", exchange="desk", routing_key="a", headers=headers)
@@ -43,7 +43,7 @@ async def test_carbon_copies(client: bide.Client, connection: Connection) -> Non
         assert copy.routing_key == "a"
 
 
-async def test_an_unused_queue_expires_with_what_is_in_it(client: bide.Client, connection: Connection) -> None:
+async def test_an_unused_queue_expires_with_its_messages(client: bide.Client, connection: Connection) -> None:
     await client.declare(primitives.ephemeral("visit", queue="visitor", expires="500ms"))
     await client.publish("lost", exchange="visit")
 
@@ -65,7 +65,9 @@ async def test_a_queue_with_a_consumer_does_not_expire(client: bide.Client, conn
     assert await is_there(connection, Exchange("visit"))
 
 
-async def test_a_queue_goes_with_its_last_consumer(client: bide.Client, connection: Connection) -> None:
+async def test_an_auto_delete_queue_is_deleted_with_its_last_consumer(
+    client: bide.Client, connection: Connection
+) -> None:
     await client.declare(primitives.auto_delete_queue("screen"))
     await client.publish("one", to="screen")
     assert await is_there(connection, Queue("screen"))  # nobody has consumed from it yet
@@ -78,7 +80,7 @@ async def test_a_queue_goes_with_its_last_consumer(client: bide.Client, connecti
     await eventually(gone)
 
 
-async def test_an_exclusive_queue_is_for_one_connection(vhost_url: str, connection: Connection) -> None:
+async def test_an_exclusive_queue_belongs_to_one_connection(vhost_url: str, connection: Connection) -> None:
     owner = await Connection.open(BrokerUrl.parse(vhost_url))
     (queue,) = primitives.exclusive_queue("mine").queues
     channel = await owner.channel()
@@ -94,7 +96,9 @@ async def test_an_exclusive_queue_is_for_one_connection(vhost_url: str, connecti
 
 
 @BOTH_TYPES
-async def test_a_full_queue_lets_the_oldest_go(client: bide.Client, connection: Connection, queue_type: str) -> None:
+async def test_a_full_queue_drops_the_oldest_message(
+    client: bide.Client, connection: Connection, queue_type: str
+) -> None:
     await client.declare(primitives.bounded_queue("q", dead_letter_queue="old", max_length=3, queue_type=queue_type))
     for number in range(5):
         await client.publish(str(number), to="q")
@@ -105,7 +109,9 @@ async def test_a_full_queue_lets_the_oldest_go(client: bide.Client, connection: 
 
 
 @BOTH_TYPES
-async def test_a_queue_is_full_by_bytes_too(client: bide.Client, connection: Connection, queue_type: str) -> None:
+async def test_a_limit_in_bytes_drops_the_oldest_message(
+    client: bide.Client, connection: Connection, queue_type: str
+) -> None:
     await client.declare(primitives.bounded_queue("q", dead_letter_queue="old", max_bytes=5_000, queue_type=queue_type))
     for number in range(4):
         await client.publish(str(number) * 2_000, to="q")
@@ -115,7 +121,7 @@ async def test_a_queue_is_full_by_bytes_too(client: bide.Client, connection: Con
 
 
 @BOTH_TYPES
-async def test_dead_letters_come_to_one_place(client: bide.Client, queue_type: str) -> None:
+async def test_dead_letters_of_several_queues_are_collected_in_one(client: bide.Client, queue_type: str) -> None:
     await client.declare(
         primitives.central_dead_letters(
             "dead", queues=["orders", "bills"], dead_letter_queue="morgue", queue_type=queue_type
@@ -131,7 +137,7 @@ async def test_dead_letters_come_to_one_place(client: bide.Client, queue_type: s
 
 
 @BOTH_TYPES
-async def test_the_ttl_of_a_queue(client: bide.Client, queue_type: str) -> None:
+async def test_messages_of_a_queue_with_a_ttl_expire_in_order(client: bide.Client, queue_type: str) -> None:
     await client.declare(primitives.waiting_queue("later", to="now", ttl="400ms", queue_type=queue_type))
     started = time.monotonic()
     for number in range(3):
@@ -141,7 +147,7 @@ async def test_the_ttl_of_a_queue(client: bide.Client, queue_type: str) -> None:
 
 
 @BOTH_TYPES
-async def test_only_what_is_next_in_line_expires(client: bide.Client, queue_type: str) -> None:
+async def test_only_the_message_at_the_head_expires(client: bide.Client, queue_type: str) -> None:
     await client.declare(primitives.waiting_queue("later", to="now", queue_type=queue_type))
     started = time.monotonic()
     await client.publish("long", to="later", expiration="1s")
@@ -153,7 +159,7 @@ async def test_only_what_is_next_in_line_expires(client: bide.Client, queue_type
 
 
 @BOTH_TYPES
-async def test_the_shorter_ttl_counts(client: bide.Client, queue_type: str) -> None:
+async def test_the_shorter_of_two_ttls_applies(client: bide.Client, queue_type: str) -> None:
     await client.declare(primitives.waiting_queue("later", to="now", ttl="60s", queue_type=queue_type))
     await client.publish("short", to="later", expiration="100ms")
     (message,) = await receive(client, "now", 1)
@@ -161,14 +167,14 @@ async def test_the_shorter_ttl_counts(client: bide.Client, queue_type: str) -> N
     assert message.expiration is None
 
 
-async def test_an_alternate_exchange(client: bide.Client, connection: Connection) -> None:
+async def test_an_alternate_exchange_takes_unmatched_messages(client: bide.Client, connection: Connection) -> None:
     await client.declare(primitives.catch_all("desk", queues=["front"], unmatched="lost-property"))
     await client.publish("a", exchange="desk", routing_key="front")
     await client.publish("b", exchange="desk", routing_key="frnt")
     assert await bodies(connection, "front", "lost-property") == {"front": ["a"], "lost-property": ["b"]}
 
 
-async def test_virtual_hosts_are_worlds_apart(client: bide.Client, connection: Connection, vhost: Vhost) -> None:
+async def test_virtual_hosts_are_separate(client: bide.Client, connection: Connection, vhost: Vhost) -> None:
     await client.declare(primitives.carbon_copies("desk", queues=["front"]))
     other = f"{vhost.name}-other"
     async with bide.connect(vhost.broker.add_vhost(other)) as elsewhere:

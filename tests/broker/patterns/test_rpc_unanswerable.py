@@ -69,7 +69,7 @@ async def declared(client: bide.Client) -> None:
     )
 
 
-async def test_a_reply_to_nowhere(vhost: Vhost, vhost_connection: Connection) -> None:
+async def test_a_request_with_an_empty_reply_to_is_rejected(vhost: Vhost, vhost_connection: Connection) -> None:
     handled = Handled()
     async with bide.connect(vhost.url) as client:
         await declared(client)
@@ -89,7 +89,7 @@ async def test_a_reply_to_nowhere(vhost: Vhost, vhost_connection: Connection) ->
     assert sorted(handled) == [b"fails", b"the last", b"works"]
 
 
-async def test_a_server_that_may_not_write(
+async def test_a_server_without_write_permission_logs_and_continues(
     vhost: Vhost, vhost_connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     handled = Handled()
@@ -118,7 +118,7 @@ async def test_a_server_that_may_not_write(
     assert "give this user the permission" in said[0]
 
 
-async def test_a_reply_that_is_not_taken_now(vhost: Vhost, vhost_connection: Connection) -> None:
+async def test_a_refused_reply_is_retried_until_it_is_taken(vhost: Vhost, vhost_connection: Connection) -> None:
     handled = Handled()
     replies = bide.Queue("replies", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     async with bide.connect(vhost.url) as client:
@@ -139,7 +139,7 @@ async def test_a_reply_that_is_not_taken_now(vhost: Vhost, vhost_connection: Con
             await eventually(replied)
 
 
-async def test_a_connection_that_is_gone_when_a_request_is_to_go_back(
+async def test_a_connection_lost_before_a_requeue_redelivers_the_request(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "bide.messaging.rpc_server")
@@ -154,7 +154,7 @@ async def test_a_connection_that_is_gone_when_a_request_is_to_go_back(
             proxy.cut()
 
             async def told() -> bool:
-                return any("comes again" in one.message for one in caplog.records)
+                return any("will be redelivered" in one.message for one in caplog.records)
 
             await eventually(told)
     assert len(handled) > 1

@@ -27,7 +27,7 @@ async def priorities(connection: Connection, queue: str = "q") -> list[int]:
     return [int(one.body.split()[0]) for one in await take_all(connection, queue)]
 
 
-async def test_what_is_urgent_overtakes(client: bide.Client, connection: Connection) -> None:
+async def test_urgent_messages_overtake_others(client: bide.Client, connection: Connection) -> None:
     await client.declare(priority_queue("q"))
     await publish(client, 0, 0, 9, 5, 9, 200)
     assert await bodies(connection, "q") == {
@@ -37,7 +37,7 @@ async def test_what_is_urgent_overtakes(client: bide.Client, connection: Connect
 
 
 @BOTH_TYPES
-async def test_what_is_not_urgent_starves_and_its_ttl_does_not_free_it(
+async def test_low_priority_messages_starve_beyond_their_ttl(
     client: bide.Client, connection: Connection, release: tuple[int, ...], queue_type: str
 ) -> None:
     (queue,) = priority_queue("q", queue_type=queue_type).queues
@@ -65,7 +65,7 @@ async def test_what_is_not_urgent_starves_and_its_ttl_does_not_free_it(
 
 
 @BOTH_TYPES
-async def test_a_full_queue_pushes_urgent_messages_out(
+async def test_a_full_priority_queue_drops_urgent_messages_first(
     client: bide.Client, connection: Connection, release: tuple[int, ...], queue_type: str
 ) -> None:
     await client.declare(priority_queue("q", max_length=2, queue_type=queue_type))
@@ -80,7 +80,7 @@ async def test_a_full_queue_pushes_urgent_messages_out(
         assert await priorities(connection) == [1, 1]
 
 
-async def test_a_full_queue_may_refuse_instead(client: bide.Client, connection: Connection) -> None:
+async def test_a_full_priority_queue_can_refuse_messages(client: bide.Client, connection: Connection) -> None:
     await client.declare(priority_queue("q", max_length=2, overflow="reject-publish"))
     await publish(client, 9, 9)
     with pytest.raises(PublishRefusedError):
@@ -88,7 +88,9 @@ async def test_a_full_queue_may_refuse_instead(client: bide.Client, connection: 
     assert await priorities(connection) == [9, 9]
 
 
-async def test_quorum_queues(client: bide.Client, connection: Connection, release: tuple[int, ...]) -> None:
+async def test_quorum_queues_order_messages_by_priority_from_4_0_on(
+    client: bide.Client, connection: Connection, release: tuple[int, ...]
+) -> None:
     await client.declare(priority_queue("q", queue_type="quorum"))
     await publish(client, 0, 4, 5, 9, 31, 0, 5)
     got = await priorities(connection)
@@ -101,7 +103,7 @@ async def test_quorum_queues(client: bide.Client, connection: Connection, releas
         assert got == [31, 9, 5, 5, 4, 0, 0]
 
 
-async def test_classes_have_queues_of_their_own(client: bide.Client, connection: Connection) -> None:
+async def test_each_class_of_service_has_its_queue(client: bide.Client, connection: Connection) -> None:
     await client.declare(find_pattern("10").sample_topology())
     for number in range(50):
         await client.publish(f"low {number}", exchange="orders", routing_key="eu.new.low")
@@ -112,7 +114,7 @@ async def test_classes_have_queues_of_their_own(client: bide.Client, connection:
     assert held["orders.low"] == [*(f"low {number}" for number in range(50)), "unknown"]
 
 
-async def test_a_full_class_does_not_touch_another(client: bide.Client, connection: Connection) -> None:
+async def test_a_full_class_does_not_affect_another(client: bide.Client, connection: Connection) -> None:
     topology = classes_of_service("x", queue="q", levels=["high", "low"], queue_type="classic")
     full = [Queue(one.name, arguments={"x-max-length": 1}) for one in topology.queues]
     await client.declare(Topology(topology.exchanges, full, topology.bindings))

@@ -1,1 +1,1 @@
-"""``bide pipeline``: its commands, a module each, and what they print."""
+"""Commands of ``bide pipeline``, with a module each, and their output."""

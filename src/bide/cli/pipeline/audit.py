@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from bide.pipelines.audit.run import Round
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
-_GO_ON: Final = "with --allow-gaps, or audit into another folder (--into)"
-_AS_BEFORE: Final = "by --layout, --prefix and --events as before"
+_CONTINUE: Final = "with --allow-gaps, or audit into another folder (--into)"
+_AS_BEFORE: Final = "with the same --layout, --prefix and --events as before"
 
 
 @click.command()
-@click.option("--into", "place", required=True, metavar="DIR", help="The folder of the tables.")
-@click.option("--once", is_flag=True, help="One round: read what is there now, and end.")
+@click.option("--into", "place", required=True, metavar="DIR", help="Folder of the tables.")
+@click.option("--once", is_flag=True, help="Run one round and exit. [default: until Ctrl-C]")
 @click.option("--every", metavar="DELAY", default="1m", show_default=True,
-              help="Begin a round this long after the one before began.")  # fmt: skip
+              help="Time from the start of a round to that of the next.")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, type=click.Choice(_LAYOUTS),
               help="Taps to read. Repeatable. [default: all that exist]")  # fmt: skip
-@click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]")
+@click.option("--prefix", metavar="NAME", help="Prefix of all names. [default: bide; none with celery]")
 @click.option("--events", multiple=True, metavar="STREAM",
               help="Events stream to read. Repeatable. [default: bide.events]")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
               help="Stream port. [default: BIDE_STREAM_PORT, 5552, TLS: 5551]")  # fmt: skip
 @click.option("--batch-rows", type=click.IntRange(1), default=1_000_000, show_default=True, metavar="N",
-              help="Messages that are read and written together, at most.")  # fmt: skip
+              help="Largest number of messages per batch.")  # fmt: skip
 @click.option(
     "--allow-gaps",
     is_flag=True,
-    help="Continue after messages dropped unread, or a lost stream.",
+    help="Continue although messages or a stream were lost.",
 )
 @spark_options
-@json_option("what was done, in a line for each round")
+@json_option("the result, one line for each round")
 @broker_options
 @pass_settings
 def audit(
@@ -68,12 +68,12 @@ def audit(
     is_here: bool,
     reads_here: bool,
 ) -> None:
-    """Put what taps and endpoints tell into Parquet tables, until Ctrl-C or SIGTERM, or --once.
+    """Read taps and events of endpoints into Parquet tables, until Ctrl-C or SIGTERM, or once with --once.
 
-    DIR gets tables of facts: scheduled, delivered, processed, failed, and undecodable (the bytes of what is not a
-    message of AMQP 1.0); and what follows from them: messages (one row each), pending, lateness, failures. Whatever
-    ended it, the same command goes on where it was, and counts nothing twice. Taps are turned on by 'bide tap on';
-    endpoints write events by bide.EventStream().
+    DIR gets tables of facts: scheduled, delivered, processed, failed, and undecodable (raw bytes of messages that are
+    not AMQP 1.0); and tables computed from them: messages (one row each), pending, lateness and failures. After an
+    interruption or a crash, the same command continues, and counts nothing twice. Turn on taps with 'bide tap on', and
+    give endpoints a bide.EventStream() to write events.
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder
@@ -96,7 +96,7 @@ def audit(
         )
 
     folder.begin()
-    # What is wrong with the options or the broker is said before Spark starts.
+    # Errors in the options or of the broker are reported before Spark starts.
     find()
     with (
         folder.lock(),
@@ -106,45 +106,45 @@ def audit(
         while not received:
             began = time.monotonic()
             try:
-                # Each time: taps are turned on, and endpoints are started, while it runs.
-                with progress("auditing", done=folder.noted), spark_errors():
+                # Before each round, because taps and endpoints may be added while the command runs.
+                with progress("auditing", done=folder.noted_rows), spark_errors():
                     done = run(spark, find(), folder)
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
                 click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
             except (OffsetsLostError, InvalidOptionError) as error:
-                raise own_words(error) from error
+                raise with_command_options(error) from error
             else:
-                _tell(done, folder.place, once=once, as_json=as_json)
+                _print(done, folder.place, once=once, as_json=as_json)
             if once:
                 return
-            # A signal is received while it sleeps, and does not end the sleep.
-            while not received and (left := began + pause - time.monotonic()) > 0:
-                time.sleep(min(left, 0.5))
+            # Short sleeps, because a signal does not end a sleep.
+            while not received and (remaining := began + pause - time.monotonic()) > 0:
+                time.sleep(min(remaining, 0.5))
     raise SystemExit(128 + received[0])
 
 
-def own_words(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
-    """The error with the options of this command in the place of those of the data source."""
+def with_command_options(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
+    """Replace the options of the data source in the advice of an error by those of this command."""
     from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
     from bide.streams.log import WAY_OUT_OF_GAP
 
     text, take_back = str(error), f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (
-        (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, go on without them {_GO_ON}"),
+        (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, continue without them {_CONTINUE}"),
         (
             WAY_OUT_OF_LEFT_OUT,
-            f"name them {_AS_BEFORE} and {take_back}; go on without them {_GO_ON}",
+            f"name them {_AS_BEFORE} and {take_back}; continue without them {_CONTINUE}",
         ),
-        (WAY_OUT_OF_NEW, f"Go on {_GO_ON}"),
-        (WAY_OUT_OF_GAP, f"Go on with what is left {_GO_ON}"),
+        (WAY_OUT_OF_NEW, f"Continue {_CONTINUE}"),
+        (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_CONTINUE}"),
     ):
         text = text.replace(theirs, own)
     return type(error)(text)
 
 
-def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
+def _print(done: Round, place: str, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
         result = {**asdict(done), **seconds, "into": place}
@@ -155,10 +155,11 @@ def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
         return
     counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
     overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""
-    odd = f", {done.undecodable:,} undecodable" if done.undecodable else ""
+    undecodable = f", {done.undecodable:,} undecodable" if done.undecodable else ""
+    days = f"{done.days} {'day' if done.days == 1 else 'days'} computed"
     click.echo(
-        f"{counts}{odd} in {done.read_seconds:.1f} s; {done.days} {'day' if done.days == 1 else 'days'} worked out in "
-        f"{done.seconds - done.read_seconds:.1f} s; {done.pending:,} pending{overdue}"
+        f"{counts}{undecodable} in {done.read_seconds:.1f} s; {days} in {done.seconds - done.read_seconds:.1f} s; "
+        f"{done.pending:,} pending{overdue}"
     )
     if once:
         click.echo(f"tables: {place}")
@@ -166,9 +167,9 @@ def _tell(done: Round, place: str, *, once: bool, as_json: bool) -> None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP, as they are received: the round that is under way ends in good order.
+    """Collect SIGINT, SIGTERM and SIGHUP, so that the current round can finish.
 
-    A second one ends the program at once, which harms nothing either.
+    A second signal ends the program immediately, which loses nothing either.
     """
     received: list[int] = []
 

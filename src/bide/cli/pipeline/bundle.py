@@ -1,4 +1,4 @@
-"""``bide pipeline bundle``: bide as one file."""
+"""``bide pipeline bundle``: write bide as one zip file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from bide.errors import InvalidInputError
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("bide.zip"))
 @json_option("the path and the size")
 def bundle(*, file: Path, as_json: bool) -> None:
-    """Write bide into FILE, for a Spark whose executors do not have it: bide.zip, unless named.
+    """Write bide as a zip file, for Spark executors without an installation of bide. FILE is bide.zip by default.
 
-    Hand it over by 'spark-submit --py-files', by addPyFile or, on Spark Connect, by addArtifacts(pyfile=True). It has
-    bide, pamqp, and httpx2 with what that builds on; PyArrow and PySpark have to be there. The commands of 'bide
-    pipeline' do all this by themselves.
+    Pass the file with 'spark-submit --py-files', with addPyFile or, on Spark Connect, with addArtifacts(pyfile=True).
+    It contains bide, pamqp, and httpx2 with its dependencies; PyArrow and PySpark have to be installed. The commands
+    of 'bide pipeline' send such a file themselves.
     """
     from bide.spark.bundle import write_bundle
 
     try:
         written = write_bundle(file)
     except OSError as error:
-        raise InvalidInputError(f"{file} cannot be written: {error.strerror}") from error
+        raise InvalidInputError(f"{file} cannot be written: {error.strerror}; name another file") from error
     size = written.stat().st_size
     if as_json:
         print_json({"path": str(written), "bytes": size})

@@ -1,4 +1,4 @@
-"""``bide pipeline``: work on many messages at once, on Spark."""
+"""``bide pipeline`` and ``bide pipeline schedule``, with the options of Spark."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _OUTCOMES = ("sent", "rejected", "dropped")
-"""What can become of a row, as the ledger counts it."""
+"""The outcomes of a row that the ledger counts."""
 
 
 @click.group()
 def pipeline() -> None:
-    """Work on many messages at once, on Spark: on this machine, or on a cluster by --master.
+    """Run jobs on many messages with Spark, on this machine or, with --master, on a cluster.
 
-    They need bide[spark], and a Java 17 or later.
+    The commands need bide[spark] and Java 17 or later.
     """
 
 
 def spark_options(command: _Decorated) -> _Decorated:
-    """Add the options of Spark, and hand over what they say as three arguments.
+    """Add the options of Spark to a command, which gets three arguments for them.
 
-    ``open_session`` makes a context manager of a session; ``is_here`` and ``reads_here`` say whether it runs on this
-    machine alone, and whether a path is one of this machine.
+    ``open_session`` is a function that returns a context manager of a session. ``is_here`` says whether the session
+    runs on this machine alone, and ``reads_here`` whether it looks up paths on this machine.
     """
 
     @wraps(command)
@@ -76,9 +76,15 @@ def spark_options(command: _Decorated) -> _Decorated:
 
     wrapped: Any = wrapper
     for option in (
-        click.option("--time-zone", metavar="ZONE", default="UTC", show_default=True, help="Of times that name none."),
-        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
-        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or all cores here]"),
+        click.option(
+            "--time-zone",
+            metavar="ZONE",
+            default="UTC",
+            show_default=True,
+            help="Time zone of timestamps without an offset.",
+        ),
+        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Setting of Spark. Repeatable."),
+        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or local[*]]"),
     ):
         wrapped = option(wrapped)
     return wrapped  # type: ignore[no-any-return]
@@ -87,31 +93,32 @@ def spark_options(command: _Decorated) -> _Decorated:
 @pipeline.command()
 @click.argument("source")
 @click.option("--format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: by its suffix]")
-@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
-@click.option("--to", metavar="QUEUE", help="The queue that the messages go to.")
-@click.option("--exchange", metavar="NAME", help="Instead of a queue: the exchange that they go to.")
-@click.option("--routing-key", metavar="KEY", help="Their routing key, for --exchange.")
-@click.option("--at-column", metavar="COLUMN", help="When a message is due: a time, or text of one.")
+@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE",
+              help="Option of Spark's reader for SOURCE. Repeatable.")  # fmt: skip
+@click.option("--to", metavar="QUEUE", help="Queue to send the messages to.")
+@click.option("--exchange", metavar="NAME", help="Exchange to send the messages to, instead of --to.")
+@click.option("--routing-key", metavar="KEY", help="Routing key of the messages, with --exchange.")
+@click.option("--at-column", metavar="COLUMN", help="Column of due times: timestamps, dates or text.")
 @click.option("--delay-column", metavar="COLUMN",
-              help="Delay: an interval, milliseconds, or text such as 5m.")  # fmt: skip
+              help="Column of delays: intervals, milliseconds, or 5m.")  # fmt: skip
 @click.option("--body-columns", metavar="A,B,C", help="Columns of the JSON body. [default: all but times, headers]")
-@click.option("--body-column", metavar="COLUMN", help="Take the body from this column, as it is.")
-@click.option("--header-columns", metavar="A,B,C", help="Send these as headers.")
-@click.option("--id-column", metavar="COLUMN", help="Message ids. [default: made of what is in the row]")
-@click.option("--type", "kind", metavar="NAME", help="Their message type, which endpoints choose a handler by.")
-@click.option("--name", default="", metavar="TEXT", help="Tell apart schedules with equal rows that are both meant.")
-@click.option("--ledger", metavar="DIR", help="Where it is written down what was sent; see below.")
+@click.option("--body-column", metavar="COLUMN", help="Column that is the body itself: text or binary.")
+@click.option("--header-columns", metavar="A,B,C", help="Columns to send as headers of the same names.")
+@click.option("--id-column", metavar="COLUMN", help="Column of message ids. [default: digest of the row]")
+@click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
+@click.option("--name", default="", metavar="TEXT", help="Name of the schedule; another name changes message ids.")
+@click.option("--ledger", metavar="DIR", help="Folder that records what was sent; see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
               help="Rows per part of the ledger; more if over 10,000 parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Folder for rows that cannot be sent, as Parquet files.")
 @click.option("--past", type=click.Choice(("send", "drop", "reject")),
-              help="Rows due over 5 min before the first run. [default: stop]")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only count, check, and show when messages would be due.")
+              help="What to do with rows due over 5 min ago. [default: stop]")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Send nothing: check rows and print due times.")
 @click.option("--declare/--no-declare", default=True, show_default=True,
               help="Declare the delay infrastructure if it is missing.")  # fmt: skip
 @layout_options()
 @spark_options
-@json_option("what was found and done")
+@json_option("the counts and the result")
 @broker_options
 @pass_settings
 def schedule(
@@ -130,35 +137,35 @@ def schedule(
     reads_here: bool,
     **rest: Any,
 ) -> None:
-    """Schedule a message for every row of SOURCE: files of Parquet, CSV or JSON, or a table.
+    """Schedule a message for each row of SOURCE: Parquet, CSV, JSON or ORC files, or a table.
 
-    All rows are checked before the first is sent, and how many there are and when they are due is printed; --dry-run
-    does no more, and asks no broker. Rows that were due more than 5 minutes ago stop it, unless --past is given: their
-    times may be seconds that were read as milliseconds.
+    All rows are checked before the first one is sent, and their number and due times are printed. --dry-run stops
+    there, and does not connect to a broker. Rows that were due more than 5 minutes ago are an error, unless --past is
+    given, because their times may be seconds that were read as milliseconds.
 
-    What was sent is written down in the ledger, part by part: the same command again, after whatever ended it, sends
-    the parts that are not in there. A part that was being sent is sent again as a whole, with the same message ids.
-    Without --ledger it lies in ~/.local/state/bide/schedule, under a name made of the broker, SOURCE and these options.
+    The ledger records what was sent, part by part. After an interruption or a crash, the same command sends the parts
+    that are not in the ledger. A part that was being sent is sent again as a whole, with the same message ids. Without
+    --ledger, the folder is in ~/.local/state/bide/schedule, with a name made of the broker, SOURCE and these options.
     """
     from bide.pipelines.schedule.run import survey
     from bide.pipelines.session import read, spark_errors
 
     plan = _plan(settings, **rest)
-    plan.check_letters()
+    plan.check_messages()
     options = pairs_of("--read-option", read_options)
     refuse_missing(source, format, reads_here=reads_here)
     if ledger is None and not is_here and not dry_run:
-        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     to_write: Ledger | None = None
     if not dry_run:
-        # Spark, and a large table, take their time.
+        # Before Spark starts and reads a large table, which takes long.
         to_write = _ledger(ledger or _own_ledger(source, format, plan), plan, is_here=is_here)
         plan.check()
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
         rows = read(spark, source, format=format, options=options)
         now = datetime.now(UTC)
         begun = (None if to_write is None else to_write.begun()) or now
-        with progress("looking through the rows"):
+        with progress("checking the rows"):
             found = survey(rows, plan, now=now, begun=begun)
         if to_write is None:
             _show(rows, plan, found, as_json=as_json)
@@ -189,17 +196,17 @@ def _plan(
     from bide.spark.sink_settings import SinkSettings
 
     if (to is None) == (exchange is None):
-        raise click.UsageError("name where the messages go: --to QUEUE, or --exchange NAME with --routing-key")
+        raise click.UsageError("give the target of the messages: --to QUEUE, or --exchange NAME with --routing-key")
     if routing_key is not None and exchange is None:
-        raise click.UsageError("--routing-key goes with --exchange; messages to a queue need none")
+        raise click.UsageError("--routing-key needs --exchange; leave it out with --to")
     if (at_column is None) == (delay_column is None):
-        raise click.UsageError("say when messages are due: by --at-column, or by --delay-column, and not by both")
+        raise click.UsageError("give when messages are due: either --at-column or --delay-column")
     if body_columns is not None and body_column is not None:
-        raise click.UsageError("give --body-columns for a JSON body, or --body-column for one as it is, not both")
+        raise click.UsageError("give either --body-columns for a JSON body, or --body-column for the body itself")
     if past == "reject" and rejects is None:
-        raise click.UsageError("--past reject goes with --rejects DIR, where these rows are put")
+        raise click.UsageError("--past reject needs --rejects DIR, the folder for these rows")
     if past is not None and at_column is None:
-        raise click.UsageError("--past goes with --at-column: with --delay-column no row is due before it is sent")
+        raise click.UsageError("--past needs --at-column: with --delay-column no row is overdue")
     constants = {"to": to, "exchange": exchange, "routing_key": routing_key, "type": kind}
     if body_column is None:
         constants["content_type"] = "application/json"
@@ -224,13 +231,13 @@ def _plan(
 
 
 def _show(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) -> None:
-    """What a run would do."""
+    """Print what a run would do."""
     from bide.pipelines.schedule.rows import messages
     from bide.pipelines.schedule.run import due_times, refuse_overdue
 
     every = span_for(found.first, found.last)
     with progress("counting due times"):
-        # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
+        # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
         found_times = due_times(messages(rows, plan), every).selectExpr("unix_seconds(due) as due", "count")
         times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in found_times.collect()]
     if as_json:
@@ -239,7 +246,7 @@ def _show(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) 
     else:
         click.echo(visible(survey_text(found, plan, times, every), keep="\n"))
     if found.bad and plan.settings.rejects is None:
-        raise _bad(found, plan)
+        raise _invalid_rows(found, plan)
     refuse_overdue(found, plan)
 
 
@@ -259,13 +266,13 @@ def _send(
     for line in summary_lines(found, plan):
         click.echo(line, err=as_json)
     if found.bad and plan.settings.rejects is None:
-        raise _bad(found, plan)
+        raise _invalid_rows(found, plan)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
     with _sending(ledger, found.rows), spark_errors(sending=True):
         sent = send(rows, plan, ledger, head, begun=begun).collect()
     seconds = time.monotonic() - started
-    # All that is in the ledger now and was not sent by this run, also by workers that outlived an earlier one.
+    # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
     all_parts = ledger.parts()
     now = {
         **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
@@ -282,38 +289,38 @@ def _send(
     rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
     click.echo(f"scheduled {now['sent']:,} messages{rate}")
     if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
-        click.echo(f"{before:,} rows were done before, by an earlier run")
+        click.echo(f"{before:,} rows were finished by an earlier run")
     if dropped := now["dropped"] + now["dropped_before"]:
         click.echo(f"{dropped:,} rows were dropped, because they were overdue")
     if rejected := now["rejected"] + now["rejected_before"]:
-        click.echo(f"{rejected:,} rows were not taken: they are in {plan.settings.rejects}")
+        click.echo(f"{rejected:,} rows were rejected: they are in {plan.settings.rejects}")
     click.echo(f"ledger: {ledger.folder}")
 
 
 @contextmanager
 def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
-    """Show on a terminal how much is in the ledger."""
+    """Show on a terminal how many rows are in the ledger."""
     with progress("scheduling", total=rows, done=lambda: sum(one.rows for one in ledger.parts())):
         yield
 
 
-def _bad(found: Survey, plan: SchedulePlan) -> InvalidRowError:
+def _invalid_rows(found: Survey, plan: SchedulePlan) -> InvalidRowError:
     time = "due time" if plan.at_column is not None else "delay"
     reasons = (
-        (found.without_time, f"no {time}, or one that cannot be read"),
+        (found.without_time, f"a missing or invalid {time}"),
         (found.without_body, "no body"),
         (found.too_late, f"a {time} beyond the longest delay"),
         (found.bad_headers, "a header that is not UTF-8"),
     )
-    said = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
+    counts = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
     return InvalidRowError(
-        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({said}), and nothing was: fix them, or name a folder "
-        "for them by --rejects"
+        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({counts}), and nothing was sent: fix these rows, or "
+        "name a folder for them with --rejects"
     )
 
 
 def _ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
-    """The ledger, if it is one for this."""
+    """Open the ledger, and check that it belongs to this plan."""
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.run import begun
 
@@ -328,7 +335,7 @@ def _ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
 def _own_ledger(source: str, format: str | None, plan: SchedulePlan) -> str:
     from bide.pipelines.ledger import digest_of
 
-    # A table is the catalogue's, wherever this is run.
+    # A table of the catalog is the same in each working directory.
     is_named = is_uri(source) or (format or guess_format(source)) == "table"
     place = source if is_named else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
     key = digest_of({"source": place, "broker": plan.broker, "plan": plan.ledger_digest()})[:16]
@@ -341,17 +348,17 @@ def _names(option: str, text: str | None) -> tuple[str, ...]:
         return ()
     names = tuple(one.strip() for one in text.split(",") if one.strip())
     if not names:
-        raise click.UsageError(f"{option} {text!r} names no column")
+        raise click.UsageError(f"{option} {text!r} does not name a column: give names separated by commas")
     if len(set(names)) < len(names):
         raise click.UsageError(f"{option} {text!r} names a column twice")
     return names
 
 
 def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
-    """Values of an option of the form ``KEY=VALUE``.
+    """Parse the values of an option of the form ``KEY=VALUE``.
 
     Raises:
-        UsageError: one is not.
+        UsageError: a value does not have this form.
     """
     found = {}
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""``bide pipeline plan``: what a workload will do to a broker."""
+"""``bide pipeline plan``: estimate the load of a workload on a broker."""
 
 from __future__ import annotations
 
@@ -34,37 +34,38 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.command()
 @click.argument("source", required=False)
 @click.option("--format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: by its suffix]")
-@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE", help="For Spark's reader of it.")
-@click.option("--at-column", metavar="COLUMN", default="at", show_default=True, help="When a message is sent.")
-@click.option("--delay-column", metavar="COLUMN", help="Its delay: an interval, or milliseconds.")
-@click.option("--due-column", metavar="COLUMN", help="When it is due, instead of a delay.")
-@click.option("--size-column", metavar="COLUMN", help="Bytes of its body. [default: --size for all]")
-@click.option("--count-column", metavar="COLUMN", help="Messages that a row stands for. [default: one]")
+@click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE",
+              help="Option of Spark's reader for SOURCE. Repeatable.")  # fmt: skip
+@click.option("--at-column", metavar="COLUMN", default="at", show_default=True, help="Column of times of sending.")
+@click.option("--delay-column", metavar="COLUMN", help="Column of delays: intervals, or milliseconds.")
+@click.option("--due-column", metavar="COLUMN", help="Column of due times, instead of --delay-column.")
+@click.option("--size-column", metavar="COLUMN", help="Column of body sizes in bytes. [default: --size]")
+@click.option("--count-column", metavar="COLUMN", help="Column of the number of messages per row. [default: 1]")
 @click.option("--grain", metavar="DELAY", default="10ms", show_default=True,
-              help="Round sending times down to this; coarser is quicker.")  # fmt: skip
-@click.option("--rate", metavar="RATE", help="Instead of SOURCE: 5000/s or 1e9/d; with --delay.")
+              help="Round times of sending down; coarser is faster.")  # fmt: skip
+@click.option("--rate", metavar="RATE", help="Messages per time, as 5000/s or 1e9/d. Needs --delay.")
 @click.option("--delay", "delays", multiple=True, metavar="DELAY[=WEIGHT]",
-              help="For --rate: a delay, 5m or 1h..2h. Repeatable.")  # fmt: skip
+              help="Delay with --rate, as 5m or 1h..2h. Repeatable.")  # fmt: skip
 @click.option("--flows", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Instead of SOURCE: a file of rates, as TOML or JSON.")  # fmt: skip
-@click.option("--for", "length", metavar="DELAY", default="1d", show_default=True, help="How long a rate goes on.")
-@click.option("--size", type=click.IntRange(0), default=200, show_default=True, metavar="BYTES", help="Of a body.")
+              help="TOML or JSON file of rates, instead of SOURCE.")  # fmt: skip
+@click.option("--for", "length", metavar="DELAY", default="1d", show_default=True, help="Length of a flow.")
+@click.option("--size", type=click.IntRange(0), default=200, show_default=True, metavar="BYTES",
+              help="Size of a body in bytes.")  # fmt: skip
 @click.option("--layout", "layouts", type=click.Choice(["clock", "nservicebus"]), multiple=True,
-              help="Plan for this one only. [default: both]")  # fmt: skip
+              help="Layout to plan for. Repeatable. [default: both]")  # fmt: skip
 @click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Queues per digit (clock).")
-@click.option("--every", metavar="DELAY", default="1h", show_default=True, help="Give figures for spans as long.")
-@click.option("--tick", metavar="DELAY", default="1s", show_default=True, help="Peaks are means of this time.")
-@click.option(
-    "--broker", type=click.Choice(_BROKERS), default="4.3", show_default=True, help="Measured on which release."
-)
+@click.option("--every", metavar="DELAY", default="1h", show_default=True, help="Length of each reporting interval.")
+@click.option("--tick", metavar="DELAY", default="1s", show_default=True, help="Time over which peaks are averaged.")
+@click.option("--broker", type=click.Choice(_BROKERS), default="4.3", show_default=True,
+              help="Release of RabbitMQ that was measured.")  # fmt: skip
 @click.option("--prefetch", type=click.Choice(_PREFETCHES), default="32", show_default=True,
-              help="Its dead_letter_worker_consumer_prefetch.")  # fmt: skip
-@click.option(
-    "--hops", type=click.FloatRange(0, min_open=True), help="Hops per second of your broker, as you measured."
-)
-@click.option("--release", type=click.FloatRange(0, min_open=True), help="Messages per second that leave one queue.")
-@click.option("--disk", metavar="SIZE", help="Disk that there is for messages: 200G. Likewise --memory.")
-@click.option("--memory", metavar="SIZE", help="Memory that there is for messages: 8G.")
+              help="dead_letter_worker_consumer_prefetch of the broker.")  # fmt: skip
+@click.option("--hops", type=click.FloatRange(0, min_open=True),
+              help="Capacity of the broker in hops/s. [default: measured]")  # fmt: skip
+@click.option("--release", type=click.FloatRange(0, min_open=True),
+              help="Capacity of a queue in releases/s. [default: measured]")  # fmt: skip
+@click.option("--disk", metavar="SIZE", help="Disk for messages, as 200G. [default: no limit]")
+@click.option("--memory", metavar="SIZE", help="Memory for messages, as 8G. [default: no limit]")
 @click.option("--out", metavar="DIR", help="Folder for the figures by layout, as Parquet files.")
 @json_option("all figures")
 @spark_options
@@ -93,20 +94,20 @@ def plan(
 ) -> None:
     """Estimate a workload's load on a broker: messages held, bytes, hops and releases, level by level.
 
-    The workload is SOURCE, a table with a row for each message (or --count-column of them), or is given by --rate and
-    --delay, or by --flows. Nothing is sent, and no broker is asked: its capacity is what was measured on one machine
-    with four cores, or what you give.
+    The workload is SOURCE, a table with a row for each message (or for as many as --count-column says), or is given by
+    --rate and --delay, or by --flows. Nothing is sent, and no broker is needed: the capacity was measured on a machine
+    with four cores, unless you give your own figures.
     """
     from bide.pipelines.plan.capacity import Capacity
     from bide.pipelines.plan.occupancy import Timeline, check_spans
     from bide.pipelines.plan.report import clear, report
     from bide.pipelines.session import spark_errors
 
-    # What is wrong with the options is said before Spark starts.
+    # Errors in the options are reported before Spark starts.
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
-    ladders = {layout: _ladder(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
-    workload_of = _prepared(tuple(ladders.values()), tick=spans["tick"], reads_here=reads_here, **rest)
+    plan_levels = {layout: _levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
+    workload_of = _prepare(tuple(plan_levels.values()), tick=spans["tick"], reads_here=reads_here, **rest)
     known = {
         layout: Capacity.measured(
             layout,
@@ -117,16 +118,16 @@ def plan(
             disk=size_of("--disk", disk),
             memory=size_of("--memory", memory),
         )
-        for layout in ladders
+        for layout in plan_levels
     }
-    places = {layout: None if out is None else f"{out}/{layout}" for layout in ladders}
+    places = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, places.values()):
         refuse_unwritable("--out", place, is_here=reads_here)
     started = time.monotonic()
     with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark, spark_errors():
-        with progress("looking through the messages"):
+        with progress("reading the workload"):
             workload = workload_of(spark)
-        timelines = {layout: Timeline(workload, ladder, **spans) for layout, ladder in ladders.items()}
+        timelines = {layout: Timeline(workload, levels, **spans) for layout, levels in plan_levels.items()}
         for layout, timeline in timelines.items():
             if (folder := places[layout]) is not None:
                 clear(timeline, folder)
@@ -155,13 +156,13 @@ def _flows(
     length: str,
     size: int,
 ) -> list[Flow] | None:
-    """The flows that are given instead of a table."""
+    """The flows of the options; None if the workload is a table."""
     from bide.pipelines.plan.flows import flows_of
 
     if sum(one is not None for one in (source, rate, flows)) != 1:
-        raise click.UsageError("name the workload: a table, or --rate with --delay, or --flows")
+        raise click.UsageError("give the workload: SOURCE, or --rate with --delay, or --flows")
     if (rate is None) != (not delays):
-        raise click.UsageError("--rate and --delay go together")
+        raise click.UsageError("--rate and --delay go together: give both or neither")
     if source is not None:
         return None
     given = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _weighted(delays)}]
@@ -169,8 +170,8 @@ def _flows(
     return flows_of(given, start=midnight, length=duration_of("--for", length), size=size)
 
 
-def _prepared(
-    ladders: tuple[PlanLevels, ...],
+def _prepare(
+    layouts: tuple[PlanLevels, ...],
     *,
     tick: timedelta,
     reads_here: bool,
@@ -186,7 +187,7 @@ def _prepared(
     size: int,
     **rest: Any,
 ) -> Callable[[SparkSession], Workload]:
-    """What makes the workload, as soon as there is a Spark."""
+    """Check the options of the workload; returns a function that creates it in a Spark session."""
     from bide.pipelines.plan.occupancy import check_delays
     from bide.pipelines.plan.workload import Columns, check_grain, of_flows, of_table
     from bide.pipelines.session import read
@@ -196,12 +197,12 @@ def _prepared(
     options = pairs_of("--read-option", read_options)
     given = _flows(source=source, size=size, **rest)
     if given is not None:
-        for ladder in ladders:
-            check_delays(max(one.longest for one in given), ladder)
+        for layout in layouts:
+            check_delays(max(one.longest for one in given), layout)
         return lambda spark: of_flows(spark, given, tick=tick)
     assert source is not None
     if (delay_column is None) == (due_column is None):
-        raise click.UsageError("say how long messages wait: by --delay-column, or by --due-column, and not by both")
+        raise click.UsageError("give how long messages wait: either --delay-column or --due-column")
     refuse_missing(source, format, reads_here=reads_here)
     columns = Columns(
         at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
@@ -210,7 +211,7 @@ def _prepared(
 
 
 def _read_flows(path: Path) -> Any:
-    """The flows of a file: a list in JSON, or tables called ``flow`` in TOML."""
+    """Read the flows of a file: a list in JSON, or tables named ``flow`` in TOML."""
     import json
     import tomllib
 
@@ -221,10 +222,10 @@ def _read_flows(path: Path) -> Any:
         else:
             found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError) as error:
-        raise InvalidInputError(f"the flows in {path} cannot be read: {error}") from error
+        raise InvalidInputError(f"the flows in {path} cannot be read: {error}; give a TOML or JSON file") from error
     flows = found.get("flow") if isinstance(found, dict) else found
     if not isinstance(flows, list) or not flows:
-        raise InvalidInputError(f"{path} holds no flows: give tables [[flow]], or a list in JSON")
+        raise InvalidInputError(f"{path} has no flows: give tables [[flow]] in TOML, or a list in JSON")
     return flows
 
 
@@ -235,11 +236,13 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
         try:
             found[text] = found.get(text, 0.0) + (float(weight) if equals else 1.0)
         except ValueError as error:
-            raise click.UsageError(f"--delay {one!r} has a weight that is not a number") from error
+            raise click.UsageError(
+                f"--delay {one!r} has a weight that is not a number: give one such as 5m=2"
+            ) from error
     return found
 
 
-def _ladder(layout: str, lanes: int) -> PlanLevels:
+def _levels(layout: str, lanes: int) -> PlanLevels:
     from bide.delay.by_name import make_infrastructure
     from bide.pipelines.plan.levels import PlanLevels
 
@@ -248,10 +251,10 @@ def _ladder(layout: str, lanes: int) -> PlanLevels:
 
 
 def size_of(option: str, text: str | None) -> int | None:
-    """Bytes, of ``200G``, ``1.5T`` or a number of them.
+    """Parse a size such as ``200G``, ``1.5T``, or a number of bytes.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the size is invalid.
     """
     if text is None:
         return None
@@ -262,5 +265,5 @@ def size_of(option: str, text: str | None) -> int | None:
     except (KeyError, ValueError) as error:
         raise click.UsageError(f"{option} {text!r} is not a size: give one such as 200G") from error
     if not 0 < found < 1e21:
-        raise click.UsageError(f"{option} {text!r} is not a possible size")
+        raise click.UsageError(f"{option} {text!r} is out of range: give a size from 1 byte to 1e21 bytes")
     return int(found)

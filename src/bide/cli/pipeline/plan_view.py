@@ -1,4 +1,4 @@
-"""What ``bide pipeline plan`` shows."""
+"""Output of ``bide pipeline plan``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def plan_text(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> str:
-    """A plan in lines, one layout after the other."""
+    """The text of a plan, one layout after the other."""
     lines = [f"{workload.messages:,.0f} messages, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"]
     if workload.undelayed:
-        lines.append(f"{workload.undelayed:,.0f} of them are not delayed: they go straight to their targets")
+        lines.append(f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets")
     for report in reports:
         lines += ["", *_layout(report)]
     if any(report.spans for report in reports):
@@ -30,7 +30,7 @@ def plan_text(workload: Workload, reports: Sequence[PlanReport], every: timedelt
 
 
 def in_bytes(count: float) -> str:
-    """Bytes as people write them: ``1.2 GB``."""
+    """Format a number of bytes, such as ``1.2 GB``."""
     unit = 0
     while count >= 1000 and unit < len(_UNITS) - 1:
         count /= 1000
@@ -67,7 +67,7 @@ def _judgement(one: Judgement) -> str:
 
 
 def _spans(reports: Sequence[PlanReport], every: timedelta) -> Iterator[str]:
-    """All levels together, side by side."""
+    """A table of the spans: all levels of each layout together, with the layouts side by side."""
     heads = "".join(f"  {report.layout + ': held':>18} {'hops/s':>9}" for report in reports)
     yield f"{'from (UTC)':<16}{heads}"
     times = sorted({span.at for report in reports for span in report.spans})

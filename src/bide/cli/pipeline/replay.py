@@ -1,4 +1,4 @@
-"""``bide pipeline replay``: failed messages back to where they failed."""
+"""``bide pipeline replay``: send failed messages back to the queues on which they failed."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--queue", metavar="NAME", help="Error queue or dead-letter queue to replay.")
-@click.option("--audit", "audited", metavar="DIR", help="Instead: the audit that knows them; taps have the messages.")
-@click.option("--where", metavar="SQL", help="Only those that this holds for; see below. [default: all]")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of those.")
+@click.option("--audit", "audited", metavar="DIR", help="Folder of an audit to replay from, instead of --queue.")
+@click.option("--where", metavar="SQL", help="SQL condition on messages; see below. [default: all]")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Largest number of messages. [default: all]")
 @click.option("--over", metavar="DELAY",
-              help="Spread them over this time, such as 2h. [default: at once]")  # fmt: skip
-@click.option("--to", metavar="QUEUE", help="To this queue rather than where they failed.")
+              help="Time to spread messages over, as 2h. [default: none]")  # fmt: skip
+@click.option("--to", metavar="QUEUE", help="Queue for all messages. [default: where each failed]")
 @click.option("--allow", multiple=True, metavar="PATTERN",
               help="Send nothing unless all queues match. [default: any]")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Send nothing: count, and show when they would be due.")
-@click.option("--no-audit", is_flag=True, help="Leave no record in the stream bide.audit (--queue).")
-@click.option("--parked", is_flag=True, help="Those of an error queue, too, where they stay (--audit).")
-@click.option("--skip-missing", is_flag=True, help="Leave out those whose bodies no tap has any more (--audit).")
-@click.option("--ledger", metavar="DIR", help="Where it is written down what was sent (--audit); see below.")
+@click.option("--dry-run", is_flag=True, help="Send nothing: print counts and due times.")
+@click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit (--queue).")
+@click.option("--parked", is_flag=True, help="Also send copies of parked messages (--audit).")
+@click.option("--skip-missing", is_flag=True, help="Leave out messages without a body in a tap (--audit).")
+@click.option("--ledger", metavar="DIR", help="Folder that records what was sent (--audit); see below.")
 @click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
               help="Messages per part of the ledger (--audit).")  # fmt: skip
 @spark_options
-@json_option("what was found and done")
+@json_option("the counts and the result")
 @management_options
 @pass_settings
 def replay(
@@ -63,49 +63,49 @@ def replay(
     reads_here: bool,
     **rest: Any,
 ) -> int:
-    """Send failed messages back to the queues that they failed on, with their ids, headers and history.
+    """Send failed messages back to the queues on which they failed, with their ids, headers and history.
 
-    --where is a condition in SQL: "exception like 'Timeout%' and endpoint = 'orders'". Its columns are message_id,
-    type, queue (that it failed on), endpoint, reason, failed_at, attempts, exception, text, group, sent, due, place
-    (in the error queue, or in time, from 0 on); of --queue also body (as text), size, headers, exchange, routing_key,
-    correlation_id, id.
+    --where is a condition in SQL, such as "exception like 'Timeout%' and endpoint = 'orders'". The columns are
+    message_id, type, queue (on which it failed), endpoint, reason, failed_at, attempts, exception, text, group, sent,
+    due and place (its number from 0 in the error queue, or by time of failure); with --queue also body (as text), size,
+    headers, exchange, routing_key, correlation_id and id.
 
-    With --queue, a message leaves the error queue when the broker has confirmed its copy. Whatever ended a run, the
-    same command sends the rest; a few hundred messages at most are sent twice, with the same ids. Exit code 1 if a
-    message could not be sent: it stays in the error queue.
+    With --queue, a message leaves the error queue after the broker has confirmed its copy. After an interruption or a
+    crash, the same command sends the rest; at most a few hundred messages are sent twice, with the same ids. The exit
+    code is 1 if a message could not be sent; it remains in the error queue.
 
-    With --over, messages leave one after the other. Ctrl-C stops that, and prints the command that goes on.
+    With --over, Ctrl-C stops the replay, and prints the command that continues it.
 
-    With --audit, copies are sent of messages that endpoints discarded or let expire, out of the streams of the taps.
-    What was chosen and sent is written down in the ledger: the same command finishes what was begun, and sends nothing
-    twice but the parts that were under way when it was killed. Without --ledger it lies in ~/.local/state/bide/replay.
+    With --audit, bide sends copies from the streams of taps, of messages that endpoints discarded or that expired. The
+    ledger records what was chosen and sent: the same command finishes an interrupted replay, and repeats only the parts
+    that were being sent. Without --ledger, the folder is in ~/.local/state/bide/replay.
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.delay.protocol import check_name
     from bide.pipelines.session import spark_errors
 
     if (queue is None) == (audited is None):
-        raise click.UsageError("say which messages: --queue NAME for those of an error queue, or --audit DIR")
+        raise click.UsageError("give the source of the messages: either --queue NAME or --audit DIR")
     _refuse_others(rest, queue is not None)
     period = timedelta(0) if over is None else duration_of("--over", over)
     if to is not None:
         check_name("queue", to)
     if queue is None and rest["ledger"] is None and not is_here and not dry_run:
-        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors reach")
+        raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     common = {"url": settings.url or DEFAULT_URL, "to": to}
     prepare = _of_queue if queue is not None else _of_audit
-    # What is wrong with the options, the broker or the ledger is said before Spark starts.
+    # Errors in the options, of the broker or the ledger are reported before Spark starts.
     job = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
     try:
         with (
             ended_by_signals(),
-            job.held,
+            job.lock,
             open_session(f"bide pipeline replay {queue or audited}", quiet=not settings.verbosity) as spark,
             spark_errors(),
         ):
             return job.work(spark)
     except (KeyboardInterrupt, SystemExit):
-        # Of parts that tasks were sending, some may have been written down until Spark was stopped.
+        # Only now, because tasks may have recorded more parts until Spark stopped.
         if not dry_run and (stopped := job.stopped()) is not None:
             stopped.show(settings.arguments, over=period, as_json=as_json)
         raise
@@ -113,15 +113,15 @@ def replay(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A replay that has been checked.
+    """A replay whose options are checked.
 
     Attributes:
-        held: what is held from before Spark is there until it is stopped.
-        work: does it, and returns the exit code.
-        stopped: what was done before an interruption; None if nothing was begun.
+        lock: a lock to hold from before Spark starts until it has stopped.
+        work: runs the replay, and returns the exit code.
+        stopped: returns the result after an interruption; None if nothing was started.
     """
 
-    held: AbstractContextManager[None]
+    lock: AbstractContextManager[None]
     work: Callable[[SparkSession], int]
     stopped: Callable[[], Stopped | None]
 
@@ -130,23 +130,24 @@ def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
     wrong = ("parked", "skip_missing", "ledger") if is_queue else ("no_audit",)
     for name in wrong:
         if given[name]:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with {'--audit' if is_queue else '--queue'} only")
+            option, other = f"--{name.replace('_', '-')}", "--audit" if is_queue else "--queue"
+            raise click.UsageError(f"{option} is for {other} only: leave it out")
 
 
 def _of_audit(
     settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
 ) -> _Job:
-    from bide.cli.pipeline.replay_audit import OfAudit
+    from bide.cli.pipeline.replay_audit import AuditReplay
     from bide.cli.pipeline.replay_audit import replay as replay_audit
     from bide.pipelines.audit.folder import Folder
 
     folder = Folder(place)
     folder.check()
     wanted = {name: value for name, value in given.items() if name != "no_audit"}
-    work = OfAudit(folder=folder, over=over, **wanted)
+    work = AuditReplay(folder=folder, over=over, **wanted)
     work.check()
     return _Job(
-        held=work.ledger_held(dry_run=dry_run),
+        lock=work.lock_ledger(dry_run=dry_run),
         work=lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json),
         stopped=work.stopped,
     )
@@ -164,11 +165,11 @@ def _of_queue(
         management_url=settings.management_url,
         record=not given["no_audit"],
     )
-    # A dry run shows which queues are missing.
+    # A dry run prints which queues are missing, instead of an error.
     source.check(sends=not dry_run)
     stopped: list[Stopped] = []
     return _Job(
-        held=nullcontext(),
+        lock=nullcontext(),
         work=lambda spark: _replay_queue(
             spark,
             source,
@@ -200,7 +201,7 @@ def _replay_queue(
     from bide.pipelines.replay.run import check_allowed, choose, failed, keep, spread
 
     chosen = choose(failed(spark, source), where=where, limit=limit)
-    with progress("looking through the queue"):
+    with progress("browsing the queue"):
         messages = keep(spread(chosen, over, begin=datetime.now(UTC)), where)
     if allow:
         check_allowed(messages, source.to, allow)

@@ -1,4 +1,4 @@
-"""``bide pipeline replay --audit``: the messages come out of the streams of the taps."""
+"""``bide pipeline replay --audit``: replay messages from the streams of taps."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.replay.from_audit import Choices, Found
 
-# A copy does not show what it has lost.
-_LISTS: Final = (
-    "bide: streams drop headers that hold lists or tables (since RabbitMQ 4.0 not those named x-...): messages that "
-    "had some go back without them"
+# Always printed, because a copy does not show whether it has lost headers.
+_LOST_HEADERS: Final = (
+    "bide: streams drop headers whose values are lists or tables (since RabbitMQ 4.0 except those named x-...): "
+    "messages are sent without these headers"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfAudit:
-    """A replay of failures that an audit knows, as the options describe it."""
+class AuditReplay:
+    """A replay of failures from an audit, with its options."""
 
     url: str = field(repr=False)
     folder: Folder
@@ -61,24 +61,24 @@ class OfAudit:
 
     @property
     def plan(self) -> str:
-        """Identifies replays that choose and send alike."""
+        """A digest of the options, to recognize the same replay."""
         from bide.pipelines.ledger import digest_of
 
         options = {name: getattr(self, name) for name in ("where", "limit", "over", "to", "parked")}
         return digest_of({"audit": self.folder.place, **options})
 
     def check(self) -> None:
-        """See whether the broker is there.
+        """Check the connection to the broker.
 
         Raises:
-            BrokerError: it is not, or does not let us in.
+            BrokerError: the broker cannot be reached, or refuses.
         """
         from bide.pipelines.replay.run import missing_queues
 
         missing_queues(self.url, [])
 
     def choices(self) -> Choices:
-        """Where it is written down what was chosen and sent."""
+        """The folder that records what was chosen and sent."""
         from bide.pipelines.ledger import digest_of
         from bide.pipelines.replay.from_audit import Choices
 
@@ -89,7 +89,7 @@ class OfAudit:
         return Choices(folder=str(Path(state) / "bide" / "replay" / f"{Path(self.folder.place).name}-{key}"))
 
     def stopped(self) -> Stopped | None:
-        """What was sent of the choice that is not finished, as an interruption left it; None if there is none."""
+        """The state of the unfinished choice after an interruption; None if there is none."""
         ledger = self.choices().unfinished(self.plan, self.broker)
         head = None if ledger is None else ledger.head()
         if ledger is None or head is None:
@@ -98,39 +98,39 @@ class OfAudit:
         return Stopped(source=f"the audit {self.folder.place}", sent=done, left=head.rows - done, is_ledger=True)
 
     @contextmanager
-    def ledger_held(self, *, dry_run: bool) -> Iterator[None]:
-        """Keep other runs from the ledger, and see before Spark is there whether it can be used.
+    def lock_ledger(self, *, dry_run: bool) -> Iterator[None]:
+        """Lock the ledger against other runs, and check it before Spark starts.
 
         Raises:
-            FolderInUseError: another run works with it.
-            InvalidInputError: it cannot be read or written, or has a choice of other options that is not finished.
+            FolderInUseError: another run is using the ledger.
+            InvalidInputError: the ledger cannot be read or written, or has an unfinished replay with other options.
         """
         choices = self.choices()
-        # A dry run writes nothing, not even that it has the lock.
+        # A dry run writes nothing, not even a lock file.
         with nullcontext() if dry_run else choices.lock():
             choices.unfinished(self.plan, self.broker)
             yield
 
 
-def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool) -> int:
-    """Finish the last choice, or make a new one and send it; 1 if a dry run finds that it could not be done.
+def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: bool) -> int:
+    """Finish the last choice, or make a new one and send it; returns 1 if a dry run finds a problem.
 
-    Hold :meth:`OfAudit.ledger_held` meanwhile.
+    Hold :meth:`AuditReplay.lock_ledger` during the call.
 
     Raises:
-        NotFoundError: bodies are not there, and this was not to be skipped.
-        TargetNotFoundError: queues are not there.
+        NotFoundError: bodies are missing, and ``skip_missing`` is false.
+        TargetNotFoundError: queues do not exist.
     """
-    from bide.pipelines.replay.from_audit import find, left_of
+    from bide.pipelines.replay.from_audit import find, remaining_of
     from bide.pipelines.replay.run import check_allowed, missing_queues, spread
 
     choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
     found: Found | None = None
     if ledger is not None:
-        messages = left_of(spark, ledger)
+        messages = remaining_of(spark, ledger)
     else:
-        with progress("looking through the audit"):
+        with progress("searching the audit"):
             found = find(
                 spark,
                 given.folder,
@@ -147,8 +147,8 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
     counts = {} if found is None else {name: getattr(found, name) for name in ("parked", "unseen", "dropped")}
     if found is not None and found.parked:
         click.echo(
-            f"bide: {found.parked:,} more lie in an error queue: 'bide pipeline replay --queue' takes them out of "
-            "it, --parked sends copies of them",
+            f"bide: {found.parked:,} more messages are in an error queue: replay them with 'bide pipeline replay "
+            "--queue', or send copies with --parked",
             err=True,
         )
     if dry_run:
@@ -158,26 +158,26 @@ def replay(spark: SparkSession, given: OfAudit, *, dry_run: bool, as_json: bool)
         seen = preview(messages, url=given.url, source=source, to=given.to, more=counts)
         show(seen, as_json=as_json)
         if seen.total:
-            click.echo(_LISTS, err=True)
-        return _tell_missing(found, skip=given.skip_missing) or (1 if seen.missing else 0)
+            click.echo(_LOST_HEADERS, err=True)
+        return _print_missing(found, skip=given.skip_missing) or (1 if seen.missing else 0)
     if found is not None and not given.skip_missing:
         found.refuse_missing()
     queues = [row["queue"] for row in messages.select("queue").distinct().collect()]
     if missing := missing_queues(given.url, queues if given.to is None else [given.to]):
         raise TargetNotFoundError(
             f"messages failed on queues that do not exist any more ({', '.join(missing)}), and nothing was sent: "
-            "declare them, send all to another queue by --to, or leave those out by --where"
+            "declare these queues, send all messages to another queue with --to, or leave some out with --where"
         )
     if queues:
-        click.echo(_LISTS, err=True)
+        click.echo(_LOST_HEADERS, err=True)
     if ledger is None and queues:
         ledger = choices.make(messages, given.over, plan=given.plan, broker=given.broker, part_rows=given.part_rows)
     _send(spark, given, ledger, counts, as_json=as_json)
     return 0
 
 
-def _tell_missing(found: Found | None, *, skip: bool) -> int:
-    """What a run would refuse."""
+def _print_missing(found: Found | None, *, skip: bool) -> int:
+    """Print the error that a run without ``--dry-run`` would raise; returns the exit code."""
     try:
         if found is not None and not skip:
             found.refuse_missing()
@@ -188,7 +188,7 @@ def _tell_missing(found: Found | None, *, skip: bool) -> int:
 
 
 def _send(
-    spark: SparkSession, given: OfAudit, ledger: Ledger | None, counts: Mapping[str, int], *, as_json: bool
+    spark: SparkSession, given: AuditReplay, ledger: Ledger | None, counts: Mapping[str, int], *, as_json: bool
 ) -> None:
     from bide.pipelines.replay.from_audit import run_of, send
     from bide.pipelines.replay.tap_reader import ReplayRun
@@ -200,9 +200,9 @@ def _send(
         head = ledger.head()
         assert head is not None
         before = _done(ledger)
-        way = ReplayRun(url=given.url, run=run_of(ledger))
+        replay_run = ReplayRun(url=given.url, run=run_of(ledger))
         with progress("replaying", total=head.rows, done=lambda: _done(ledger)), spark_errors(sending=True):
-            rows = send(spark, ledger, way, to=given.to, skip_missing=given.skip_missing).collect()
+            rows = send(spark, ledger, replay_run, to=given.to, skip_missing=given.skip_missing).collect()
         sent, rejected = sum(row["sent"] for row in rows), sum(row["rejected"] for row in rows)
     seconds = time.monotonic() - started
     place = None if ledger is None else ledger.folder
@@ -212,7 +212,7 @@ def _send(
         return
     click.echo(f"replayed {counted(sent)}{f' in {seconds:.1f} s' if sent else ''}")
     if before:
-        click.echo(f"{counted(before)} of them were sent before, by an earlier run")
+        click.echo(f"{counted(before)} were sent by an earlier run")
     if rejected:
         click.echo(f"{counted(rejected)} were dropped by the streams since they were chosen")
     if place is not None:

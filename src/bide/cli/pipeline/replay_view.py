@@ -1,4 +1,4 @@
-"""What ``bide pipeline replay`` shows before anything is sent, and when it is interrupted."""
+"""Output of ``bide pipeline replay``: of a dry run, and after an interruption."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a replay would do.
+    """The effect of a replay.
 
     Attributes:
-        source: what the messages are of.
-        queues: messages by the queue that they go to.
-        missing: those of the queues that do not exist.
-        unknown: messages without the queue that they failed on.
-        times: how many are due in each span of time, by its beginning.
-        every: how long a span is.
-        first: when the first is due, None where there is none.
-        last: when the last is due.
+        source: the source of the messages, in words.
+        queues: target queue -> number of messages.
+        missing: target queues that do not exist.
+        unknown: messages for which the queue on which they failed is unknown.
+        times: the start of each span of time, with the number of messages that are due in it.
+        every: the length of a span.
+        first: the first due time; None without messages.
+        last: the last due time; None without messages.
         more: other counts, for ``--json``.
     """
 
@@ -48,20 +48,21 @@ class Preview:
 
     @property
     def total(self) -> int:
-        """All messages."""
+        """The number of messages."""
         return self.unknown + sum(self.queues.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
-    """What a replay had done when it was interrupted.
+    """The state of an interrupted replay.
 
     Attributes:
-        source: what the messages are of.
+        source: the source of the messages, in words.
         sent: messages that were sent.
-        left: those that were not.
-        kept: those that could not be sent.
-        is_ledger: whether a ledger knows what is left, and when that is due. Else the next run chooses anew.
+        left: messages that are still to be sent.
+        kept: messages that could not be sent.
+        is_ledger: whether a ledger has the remaining messages with their due times. If not, the next run makes a new
+            choice.
     """
 
     source: str
@@ -71,10 +72,12 @@ class Stopped:
     is_ledger: bool = False
 
     def show(self, arguments: Sequence[str], *, over: timedelta, as_json: bool) -> None:
-        """Print it, and the command that goes on.
+        """Print the state, and the command that continues the replay.
 
         Args:
-            arguments: of the program.
+            arguments: the arguments of the interrupted command.
+            over: the value of ``--over``.
+            as_json: print JSON.
         """
         total = self.sent + self.kept + self.left
         changed = {}
@@ -95,13 +98,13 @@ class Stopped:
 
 
 def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more: Mapping[str, int]) -> Preview:
-    """Look at messages with their due times, and at the queues that they go to.
+    """Count messages by target queue and due time, and find missing queues.
 
     Args:
-        to: the queue that all of them go to, rather than to those that they failed on.
+        to: the queue for all messages; None for the queues on which they failed.
 
     Raises:
-        BrokerError: the broker cannot be asked.
+        BrokerError: the broker cannot be reached, or refuses.
     """
     from bide.pipelines.replay.run import missing_queues, totals
     from bide.pipelines.schedule.run import due_times
@@ -117,7 +120,7 @@ def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more:
     first = from_microseconds(min(row["first"] for row in found)) if found else None
     last = from_microseconds(max(row["last"] for row in found)) if found else None
     every = span_for(first, last)
-    # As seconds: PySpark turns timestamps into those of the driver's own zone, without saying so.
+    # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
     spans = due_times(messages, every).selectExpr("unix_seconds(due) as due", "count").collect()
     return Preview(
         source=source,
@@ -133,7 +136,7 @@ def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more:
 
 
 def show(found: Preview, *, as_json: bool) -> None:
-    """Print it."""
+    """Print a preview."""
     if as_json:
         print_json(_as_dict(found))
         return
@@ -141,7 +144,7 @@ def show(found: Preview, *, as_json: bool) -> None:
     for name, count in found.queues.items():
         click.echo(f"{count:>9,} to {visible(name)}{'  (does not exist)' if name in found.missing else ''}")
     if found.unknown:
-        click.echo(f"{found.unknown:>9,} without the queue that they failed on")
+        click.echo(f"{found.unknown:>9,} without the queue on which they failed")
     for line in histogram(found.times, found.every):
         click.echo(line)
 

@@ -1,4 +1,4 @@
-"""``bide pipeline report``: a page with plots of what the audit found."""
+"""``bide pipeline report``: write a page with plots of an audit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folder", metavar="DIR")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=Path("report.html"), show_default=True,
-              metavar="FILE", help="The page.")  # fmt: skip
+              metavar="FILE", help="File of the HTML page.")  # fmt: skip
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
-              help="Write the plots as a picture too, in SVG.")  # fmt: skip
-@click.option("--title", default="Delayed delivery", show_default=True, metavar="TEXT", help="Its heading.")
+              help="File for the plots as an SVG picture. [default: none]")  # fmt: skip
+@click.option("--title", default="Delayed delivery", show_default=True, metavar="TEXT", help="Heading of the page.")
 @click.option("--lost-after", default="10m", show_default=True, metavar="DURATION",
-              help="How long a message is overdue before it counts as lost.")  # fmt: skip
+              help="Overdue time after which a message counts as lost.")  # fmt: skip
 @spark_options
 @json_option("the figures of the headline")
 @pass_settings
@@ -47,10 +47,10 @@ def report(
     is_here: bool,
     reads_here: bool,
 ) -> None:
-    """Draw what the audit wrote into DIR: messages that came and went, how late, what waits, and what failed.
+    """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
-    The page is one file that fetches nothing: send it on, or put it anywhere. Tables that are not in DIR are named in
-    it. All tables are read and counted by Spark; what comes back is small, however many messages there were.
+    The page is a single file without external resources, which you can send or publish as it is. It names the tables
+    that are missing in DIR. Spark reads and aggregates the tables, so the report works for any number of messages.
     """
     from bide.pipelines.report.writing import headline, write
     from bide.pipelines.session import spark_errors
@@ -69,35 +69,36 @@ def report(
     if as_json:
         print_json(headline(figures) | {"report": str(out), "svg": svg and str(svg), "seconds": round(seconds, 3)})
     else:
-        _say(figures, out=out, svg=svg)
+        _print(figures, out=out, svg=svg)
 
 
 def _check(folder: str, out: Path, svg: Path | None) -> None:
-    """Refuse before Spark has worked for nothing.
+    """Check the folder and the files before Spark starts.
 
     Raises:
-        InvalidInputError: there is no such folder, or no audit in it, a file cannot be written, or the picture's name
-            is not that of an SVG.
+        InvalidInputError: the folder does not exist or has no audit, a file cannot be written, or the name of the
+            picture does not end in .svg.
     """
     from bide.pipelines.report.tables import check
 
     for path in (out, svg):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
-            where = path.absolute().parent
-            raise InvalidInputError(f"{path} cannot be written: make the folder {where}, or name one that is yours")
+            parent = path.absolute().parent
+            raise InvalidInputError(
+                f"{path} cannot be written: create the folder {parent}, or name a folder that you may write to"
+            )
     if svg is not None and svg.suffix.lower() != ".svg":
-        raise InvalidInputError(f"the picture is an SVG, and {svg} is named as something else: name it *.svg")
+        raise InvalidInputError(f"the picture is an SVG, but its name {svg} does not end in .svg: name it *.svg")
     check(folder)
 
 
-def _say(figures: Figures, *, out: Path, svg: Path | None) -> None:
+def _print(figures: Figures, *, out: Path, svg: Path | None) -> None:
     from bide.pipelines.report.content import failed, summary, undecodable
 
     click.echo(visible(summary(figures)))
-    if said := failed(figures):
-        click.echo(said)
-    if said := undecodable(figures):
-        click.echo(said)
+    for line in (failed(figures), undecodable(figures)):
+        if line:
+            click.echo(line)
     if figures.missing:
         click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
     click.echo(f"report: {out}" + (f" and {svg}" if svg is not None else ""))

@@ -1,4 +1,4 @@
-"""What ``bide pipeline`` shows."""
+"""Output of ``bide pipeline``: summaries, histograms and progress."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
 def span_for(first: datetime | None, last: datetime | None) -> timedelta:
-    """The shortest usual span of time of which not too many lie between two times."""
+    """The shortest round span of time that gives a histogram of at most :data:`_LINES` lines."""
     if first is None or last is None:
         return _SPANS[0]
     return next((span for span in _SPANS if (last - first) / span < _LINES - 1), _SPANS[-1])
 
 
 def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
-    """What was found in the rows, for ``--json``."""
+    """The counts of a survey, for ``--json``."""
     return {
         "rows": found.rows,
         "target": _target(plan),
@@ -53,7 +53,7 @@ def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
 
 
 def survey_text(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, int]], every: timedelta) -> str:
-    """The same in lines, with a histogram."""
+    """The text of a dry run: the counts of a survey, and a histogram."""
     first, *more = summary_lines(found, plan)
     lines = [f"{first}; nothing was sent", *more]
     lines += histogram(times, every)
@@ -61,7 +61,7 @@ def survey_text(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, i
 
 
 def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
-    """How many messages there are, and when they are due."""
+    """The number of messages and their due times, in lines."""
     lines = [f"{found.rows:,} messages to {_target(plan)} on {plan.broker}"]
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
@@ -73,7 +73,7 @@ def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
 
 
 def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
-    """A line for each span of time, those in which nothing is due as well."""
+    """A line for each span of time; several empty spans in a row become one line."""
     if not times:
         return []
     counts = dict(times)
@@ -92,7 +92,7 @@ def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
             lines.append(f"{due.strftime(form)}  {count:>11,}  {_bar(count / highest)}")
         else:
             empty += 1
-        # There may be no time after the last one.
+        # The next span may begin after the last time that Python can represent.
         if last - due < every:
             return lines
         due += every
@@ -112,11 +112,12 @@ def _target(plan: SchedulePlan) -> str:
 
 @contextmanager
 def progress(what: str, *, total: int | None = None, done: Callable[[], int] | None = None) -> Iterator[None]:
-    """Show on a terminal that something goes on, and how far it is; elsewhere nothing.
+    """Show progress on a terminal; do nothing elsewhere.
 
     Args:
-        total: what there is to do.
-        done: what of it is done; asked for every second, also after it has raised something.
+        what: a description of the work.
+        total: the amount of work; None if unknown.
+        done: returns the amount that is done. It is called each second, also after it has raised an error.
     """
     if not sys.stderr.isatty():
         yield
@@ -132,21 +133,21 @@ def progress(what: str, *, total: int | None = None, done: Callable[[], int] | N
         if done is None:
             yield
             return
-        over = threading.Event()
+        ended = threading.Event()
 
-        def look() -> None:
-            while not over.wait(1.0):
+        def update() -> None:
+            while not ended.wait(1.0):
                 try:
                     completed = done()
-                except Exception as error:  # noqa: BLE001 (who does the work says what is wrong, if it stays so)
-                    log.debug("it is not known how far it is: %s", error)
+                except Exception as error:  # noqa: BLE001 (a lasting error is raised by the work itself)
+                    log.debug("cannot determine the progress: %s", error)
                 else:
                     bar.update(task, completed=completed)
 
-        watcher = threading.Thread(target=look, name="progress", daemon=True)
-        watcher.start()
+        updater = threading.Thread(target=update, name="progress", daemon=True)
+        updater.start()
         try:
             yield
         finally:
-            over.set()
-            watcher.join()
+            ended.set()
+            updater.join()

@@ -1,1 +1,1 @@
-"""Bulk publishing: a window of unconfirmed messages, and an account of what became of each."""
+"""Bulk publishing: a window of unconfirmed messages, and the result of each message."""

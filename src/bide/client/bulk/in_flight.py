@@ -1,4 +1,4 @@
-"""A message of a bulk publish on its way."""
+"""Messages in flight of a bulk publish."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from typing import Any
 
 from bide.amqp.confirms import Unconfirmed
 from bide.client.broker_state import BrokerState, Preparation
+from bide.client.encoding import Encoded
 from bide.client.publish_result import PublishResult
 from bide.errors import BideError, InvalidInputError
 from bide.messages.prepared import PreparedMessage
 
 
 class InFlightMessage(Unconfirmed):
-    """A message on its way.
+    """A message in flight.
 
     Attributes:
-        outgoing: the message as it was given.
-        message: the same, checked; None if it cannot be sent.
-        attempts: how often it was sent.
-        refusals: how many of these the broker certainly did not take.
+        outgoing: the message as given.
+        message: the checked message; None if it cannot be sent.
+        attempts: the number of times it was sent.
+        refusals: how many of these attempts the broker certainly did not accept.
         was_lost: whether the connection broke after it was sent.
         error: why it is not on the broker, once that is known.
-        prepared_in: the session in which everything was found to be there that it needs.
-        preparation: of its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
+        prepared_in: the broker state that has everything that the message needs.
+        preparation: the preparation for its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
         elsewhere: whether another host confirmed it.
-        on_settled: called with it and the error, or None, when its fate is known.
+        hops: queues that it waits in.
+        unroutable: whether it came back; see :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
+        on_settled: called with the message and its error (None for a confirm) when the result is known.
     """
 
     __slots__ = (
         *("attempts", "elsewhere", "error", "hops", "message", "on_settled", "outgoing", "position"),
-        *("preparation", "prepared_in", "refusals", "was_lost"),
+        *("preparation", "prepared_in", "refusals", "unroutable", "was_lost"),
     )
 
     def __init__(
@@ -52,24 +55,29 @@ class InFlightMessage(Unconfirmed):
         self.preparation: Preparation | None = None
         self.elsewhere = False
         self.hops = 0
+        self.unroutable = False
+
+    def begin(self, message: PreparedMessage, encoded: Encoded) -> bytes:
+        """Note that it is being sent, and return its frames."""
+        self.message = message
+        self.preparation = None
+        self.hops = encoded.hops
+        self.attempts += 1
+        Unconfirmed.__init__(self, encoded.exchange, encoded.routing_key, message.message_id, message.body)
+        return encoded.frames
 
     @property
     def mandatory(self) -> bool:
-        """Whether it is returned where no queue takes it."""
+        """Whether the broker returns the message if no queue takes it."""
         mandatory: bool = self.outgoing.mandatory
         return mandatory
 
-    @property
-    def may_be_there(self) -> bool:
-        """Whether the broker may have it from a sending that was not confirmed."""
-        return self.attempts > self.refusals
-
     def settle(self, error: BideError | None) -> None:
-        """Its fate is known."""
+        """Report the result."""
         self.on_settled(self, None if self.elsewhere else error)
 
     def outcome(self) -> PublishResult:
-        """What became of it, for the caller."""
+        """The result for the caller."""
         message = self.message
         if message is None:
             return PublishResult(self.outgoing, self.position, None, None, 0, self.error)

@@ -1,4 +1,4 @@
-"""Where the messages of a bulk publish come from: an iterable, or an asynchronous one that is read ahead a little."""
+"""The input of a bulk publish: an iterable, or an asynchronous iterable that is read ahead."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from bide.errors import InvalidInputError
 from bide.runtime.cancellation import from_within
 
 NOTHING: Final = object()
-"""What a source has to give where nothing is at hand."""
+"""Returned by :meth:`BulkInput.take` if no message is available now."""
 
 _READ_AHEAD: Final = 1_000
 
 _BYTES_AHEAD: Final = 8 << 20
-"""Bytes of bodies that are read ahead at most, but for the last message."""
+"""The maximum size of bodies read ahead, in bytes, without the last message."""
 
 
 class BulkInput(Protocol):
-    """The input, taken one by one.
+    """The messages of the input, taken one by one.
 
     Attributes:
-        error: what the iterable raised in the end, if it did.
+        error: the exception that the iterable raised, if any.
     """
 
     error: BaseException | None
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the input has ended."""
 
     def take(self) -> Any:
-        """The next item, or ``NOTHING`` where none is at hand."""
+        """The next item, or ``NOTHING`` if none is available now."""
 
     def left(self) -> list[Any]:
-        """What was read from the input and not taken."""
+        """The items that were read from the input and not taken."""
 
     async def close(self) -> None:
-        """Take no more."""
+        """Stop reading."""
 
 
 class _Iterated:
-    """An ordinary iterable."""
+    """A synchronous iterable."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = iter(items)
@@ -72,16 +72,16 @@ class _Iterated:
 
 
 class _ReadAhead:
-    """An asynchronous iterable, read by a task of its own, so that waiting for it holds nothing else up.
+    """An asynchronous iterable, read by a separate task, so that waiting for it does not hold up sending.
 
     Args:
-        on_news: called when something is at hand again, or the end.
+        on_news: called when an item is available again, or the input has ended.
     """
 
     def __init__(self, items: AsyncIterable[Any], on_news: Callable[[], None]) -> None:
         self._items = items
         self._on_news = on_news
-        self._at_hand: deque[Any] = deque()
+        self._available: deque[Any] = deque()
         self._bytes = 0
         self._has_room = asyncio.Event()
         self._is_stopped = False
@@ -91,28 +91,28 @@ class _ReadAhead:
 
     @property
     def ended(self) -> bool:
-        return self._has_ended and not self._at_hand
+        return self._has_ended and not self._available
 
     def take(self) -> Any:
-        if not self._at_hand:
+        if not self._available:
             return NOTHING
-        item = self._at_hand.popleft()
+        item = self._available.popleft()
         self._bytes -= body_bytes(item)
-        if len(self._at_hand) <= _READ_AHEAD // 2 and self._bytes <= _BYTES_AHEAD // 2:
+        if len(self._available) <= _READ_AHEAD // 2 and self._bytes <= _BYTES_AHEAD // 2:
             self._has_room.set()
         return item
 
     def left(self) -> list[Any]:
-        # From here on nothing more may come, or it would be in no list.
+        # Stop first: an item that is read after this would be in no list.
         self._stop()
-        return list(self._at_hand)
+        return list(self._available)
 
     async def close(self) -> None:
         self._stop()
         await asyncio.gather(self._task, return_exceptions=True)
 
     def _stop(self) -> None:
-        # Once: a second time, it would disturb what the input does at its end.
+        # Cancel once: a second cancellation would disturb the cleanup of the input.
         if not self._is_stopped:
             self._is_stopped = True
             self._task.cancel()
@@ -123,7 +123,7 @@ class _ReadAhead:
         except BaseException as error:
             if self._is_stopped:
                 raise
-            # Whoever else cancels this task, the input has not come to its end: its own time limit may do so.
+            # The input itself may cancel this task, for example by its own timeout. That is an error, not its end.
             self.error = from_within("the input", error) if isinstance(error, asyncio.CancelledError) else error
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
@@ -139,28 +139,28 @@ class _ReadAhead:
             while not self._is_stopped:
                 item = await step()
                 step = items.__anext__
-                self._at_hand.append(item)
+                self._available.append(item)
                 self._bytes += body_bytes(item)
                 self._on_news()
-                if len(self._at_hand) >= _READ_AHEAD or self._bytes >= _BYTES_AHEAD:
+                if len(self._available) >= _READ_AHEAD or self._bytes >= _BYTES_AHEAD:
                     self._has_room.clear()
                     try:
                         await self._has_room.wait()
                     except asyncio.CancelledError as error:
                         if generator is None or self._is_stopped:
                             raise
-                        # The generator waits at its yield. What cancels it is inside it and knows why.
+                        # The generator waits at its yield. A cancellation by its own code is handled there.
                         step = partial(generator.athrow, error)
         except StopAsyncIteration:
             pass
         finally:
             if generator is not None:
-                # Left where it is, it would do what it does at its end whenever it is collected.
+                # Without this, its cleanup would run whenever the generator is collected.
                 await generator.aclose()
 
 
 def body_bytes(outgoing: Any) -> int:
-    """The size of a message's body as far as it can be told without encoding it; 0 of anything else."""
+    """The size of a message's body if it is known without encoding it; otherwise 0."""
     body = getattr(outgoing, "body", None)
     if body is None:
         body = getattr(outgoing, "json", None)
@@ -171,7 +171,7 @@ def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], N
     """The source for an iterable of either kind.
 
     Raises:
-        InvalidInputError: it is no iterable.
+        InvalidInputError: the object is not an iterable.
     """
     if isinstance(items, AsyncIterable):
         return _ReadAhead(items, on_news)

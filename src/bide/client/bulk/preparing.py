@@ -11,45 +11,45 @@ from bide.client.bulk.in_flight import InFlightMessage
 from bide.errors import BrokerError, ConnectionLostError, InvalidInputError
 
 _MOMENT: Final = 0.05
-"""Seconds to wait for what messages need before others go on without them: most of it is declared in less."""
+"""Seconds to wait for declarations before other messages are sent; most declarations take less."""
 
 
 class Preparing:
-    """Prepares each message by itself, so that a target that cannot be reached holds up only its own messages.
+    """Prepares each message separately, so that a target that cannot be reached holds up only its own messages.
 
     Args:
         on_end: called when a message's preparation has ended.
 
     Attributes:
-        size: bytes of the bodies of the messages.
+        size: the size of the messages' bodies in bytes.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self.size = 0
         self._on_end = on_end
-        self._parcels: dict[asyncio.Task[None], InFlightMessage] = {}
+        self._messages: dict[asyncio.Task[None], InFlightMessage] = {}
         self._ended: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._messages)
 
     def __iter__(self) -> Iterator[InFlightMessage]:
-        return iter(self._parcels.values())
+        return iter(self._messages.values())
 
     @property
     def has_ended(self) -> bool:
-        """Whether :meth:`ended` would return something."""
+        """Whether :meth:`ended` would return any message."""
         return bool(self._ended)
 
-    async def start(self, session: BrokerState, parcels: Iterable[InFlightMessage]) -> None:
-        """Prepare messages for a session, and wait a moment for them, unless others take longer than that already."""
-        is_first = not self._parcels
+    async def start(self, state: BrokerState, messages: Iterable[InFlightMessage]) -> None:
+        """Prepare messages for a connection, and wait briefly for them, unless earlier messages already take longer."""
+        is_first = not self._messages
         tasks = []
-        for parcel in parcels:
-            task = asyncio.create_task(_prepare(session, parcel))
+        for in_flight in messages:
+            task = asyncio.create_task(_prepare(state, in_flight))
             tasks.append(task)
-            self._parcels[task] = parcel
-            self.size += _size(parcel)
+            self._messages[task] = in_flight
+            self.size += _size(in_flight)
             task.add_done_callback(self._end)
         if is_first:
             await asyncio.wait(tasks, timeout=_MOMENT)
@@ -59,47 +59,47 @@ class Preparing:
         tasks, self._ended = self._ended, []
         ended = []
         for task in tasks:
-            parcel = self._parcels.pop(task)
-            self.size -= _size(parcel)
-            ended.append((parcel, task.exception()))
+            in_flight = self._messages.pop(task)
+            self.size -= _size(in_flight)
+            ended.append((in_flight, task.exception()))
         return ended
 
     def give_up(self) -> list[InFlightMessage]:
         """Stop preparing, and return the messages."""
-        parcels = list(self)
-        for task in self._parcels:
+        messages = list(self)
+        for task in self._messages:
             task.cancel()
-        self._parcels, self._ended, self.size = {}, [], 0
-        return parcels
+        self._messages, self._ended, self.size = {}, [], 0
+        return messages
 
     async def close(self) -> None:
         """Stop preparing."""
-        tasks = list(self._parcels)
+        tasks = list(self._messages)
         self.give_up()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            # So asyncio does not log the error of a message that was given up meanwhile.
+            # Retrieve the exception, so that asyncio does not log it for a message that was given up.
             task.exception()
-        if task in self._parcels:
+        if task in self._messages:
             self._ended.append(task)
             self._on_end()
 
 
-def _size(parcel: InFlightMessage) -> int:
-    assert parcel.message is not None
-    return len(parcel.message.body)
+def _size(in_flight: InFlightMessage) -> int:
+    assert in_flight.message is not None
+    return len(in_flight.message.body)
 
 
-def is_verdict(error: BaseException | None, session: BrokerState) -> bool:
-    """Whether the error of a preparation is the last word on its message, and not that of a broken connection."""
+def is_verdict(error: BaseException | None, state: BrokerState) -> bool:
+    """Whether the error of a preparation is final for its message, and not that of a lost connection."""
     if isinstance(error, BrokerError):
-        return session.connection.is_open and not isinstance(error, ConnectionLostError)
+        return state.connection.is_open and not isinstance(error, ConnectionLostError)
     return isinstance(error, InvalidInputError)
 
 
-async def _prepare(session: BrokerState, parcel: InFlightMessage) -> None:
-    assert parcel.message is not None
-    parcel.preparation = await session.prepare(parcel.message, parcel.preparation)
-    parcel.prepared_in = session
+async def _prepare(state: BrokerState, in_flight: InFlightMessage) -> None:
+    assert in_flight.message is not None
+    in_flight.preparation = await state.prepare(in_flight.message, in_flight.preparation)
+    in_flight.prepared_in = state

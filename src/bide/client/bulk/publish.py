@@ -1,4 +1,4 @@
-"""Many messages, published one after the other without waiting for each: as fast as the broker takes them."""
+"""The bulk publish of a client: results one by one, in summaries, or as one summary."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from bide.client.publish_result import PublishResult, PublishSummary, Tally, not
 from bide.errors import BulkInDoubtError, ClosedError
 
 KEPT_FAILURES: Final = 1_000
-"""Failures that a report of a whole publishing holds."""
+"""The number of failures that the summary of a whole bulk publish keeps."""
 
 
 class BulkPublish:
-    """A publishing of many messages, made by :meth:`bide.Client.publish_many`. Use it once, in one of three ways.
+    """A bulk publish of :meth:`bide.Client.publish_many`. Use it once, in one of three ways.
 
-    ``async for result in publishing`` gives the :class:`PublishResult` of every message, as soon as it is known;
-    ``async for summary in publishing.batches()`` gives a :class:`PublishSummary` of what became known since the last;
-    ``summary = await publishing`` gives one in the end.
+    ``async for result in publish`` returns the :class:`PublishResult` of every message, as soon as it is known;
+    ``async for summary in publish.batches()`` returns a :class:`PublishSummary` of the results since the previous one;
+    ``summary = await publish`` returns one at the end.
 
-    It sends only while it is asked for results. Who leaves the iteration early abandons what was sent and is not
-    confirmed.
+    It sends only while you ask for results. If you stop iterating early, unconfirmed messages are abandoned.
     """
 
     def __init__(self, run: BulkSender) -> None:
@@ -39,7 +38,7 @@ class BulkPublish:
         return self._outcomes(self._use())
 
     def batches(self) -> AsyncGenerator[PublishSummary, None]:
-        """Reports of what became known, each with all its failures.
+        """Summaries of new results, each with all its failures.
 
         Raises:
             BulkInDoubtError: see :meth:`bide.Client.publish_many`.
@@ -58,16 +57,16 @@ class BulkPublish:
     @staticmethod
     async def _outcomes(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
         async with aclosing(run.rounds()) as rounds:
-            async for parcels in rounds:
-                for parcel in parcels:
-                    yield parcel.outcome()
+            async for settled in rounds:
+                for one in settled:
+                    yield one.outcome()
 
     @staticmethod
     async def _reports(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
         async with aclosing(run.rounds()) as rounds:
-            async for parcels in rounds:
-                tally = Tally(keep=len(parcels))
-                _count(parcels, tally)
+            async for settled in rounds:
+                tally = Tally(keep=len(settled))
+                _count(settled, tally)
                 yield tally.report()
 
     @staticmethod
@@ -75,8 +74,8 @@ class BulkPublish:
         tally = Tally(keep=KEPT_FAILURES)
         try:
             async with aclosing(run.rounds()) as rounds:
-                async for parcels in rounds:
-                    _count(parcels, tally)
+                async for settled in rounds:
+                    _count(settled, tally)
         except BulkInDoubtError as error:
             error.report = tally.report()
             raise
@@ -89,8 +88,8 @@ class BulkPublish:
         return report
 
 
-def _count(parcels: list[InFlightMessage], tally: Tally) -> None:
-    failed = [one for one in parcels if one.error is not None]
-    tally.confirm(len(parcels) - len(failed))
+def _count(settled: list[InFlightMessage], tally: Tally) -> None:
+    failed = [one for one in settled if one.error is not None]
+    tally.confirm(len(settled) - len(failed))
     if failed:
         tally.fail(one.outcome() for one in failed)

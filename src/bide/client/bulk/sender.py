@@ -1,22 +1,21 @@
-"""The sending of a bulk publish: a window of messages on a channel of its own, sent again when that breaks."""
+"""The sender of a bulk publish: a window of messages on one channel."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
-from bide.amqp.confirms import Unconfirmed
-from bide.client.broker_state import BrokerState, too_large
+from bide.client.broker_state import BrokerState
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
 from bide.client.bulk.input import NOTHING, BulkInput, source_of
 from bide.client.bulk.preparing import Preparing, is_verdict
 from bide.client.bulk.unreachable import Unreachable
-from bide.client.publish_result import denied, in_doubt, not_sent, with_unsent
+from bide.client.channel_closure import ChannelClosure, final_error
+from bide.client.publish_result import in_doubt, not_sent, with_unsent
 from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
     BideError,
@@ -25,10 +24,8 @@ from bide.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidInputError,
-    MessageTooLargeError,
     NotAppliedError,
     PublishError,
-    TargetNotFoundError,
     UnsupportedBrokerError,
 )
 from bide.messages.outgoing import OutgoingMessage
@@ -37,31 +34,31 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 MAX_BYTES: Final = 64 << 20
-"""Bytes of bodies sent and not confirmed, above which no more are sent: they are kept to be sent again."""
+"""The maximum size of unconfirmed bodies in bytes. They are kept in memory to be sent again."""
 
 _TURN: Final = 256
-"""Messages that are sent in one turn of the event loop."""
+"""The number of messages sent in one iteration of the event loop."""
 
 _TURN_SECONDS: Final = 0.01
-"""A turn ends after this time: an input that is slow to give messages holds up neither those before nor others."""
+"""The time limit of an iteration, so that a slow input holds up neither earlier messages nor other tasks."""
 
-_UNPREPARED: Final = "what they need on their way was not there yet"
+_UNPREPARED: Final = "the queues and bindings that they need were not declared yet"
 
 
 class _OutOfReachError(Exception):
-    """No connection can be had, for a reason that another try would not change."""
+    """No connection can be opened, for a reason that does not change with another attempt."""
 
     def __init__(self, reason: BideError) -> None:
         self.reason = reason
 
 
 class BulkSender:
-    """Sends messages, and tells what became of them. It is run once.
+    """Sends messages and reports their results. It runs once.
 
     Args:
-        window: messages that were taken from the input and whose fate is not known.
-        timeout: seconds without any confirm after which it gives up. Time in which the broker says that it takes no
-            publishes does not count.
+        window: the maximum number of messages that were taken from the input and have no result yet.
+        timeout: seconds without any confirm after which the publish ends. Time in which the broker blocks publishers
+            does not count.
     """
 
     def __init__(
@@ -75,11 +72,11 @@ class BulkSender:
     ) -> None:
         self._publisher = publisher
         self._messages = messages
-        # Fewer while it is not known for which of them the broker closes the channel.
+        # The limit is lower while it is not known for which message the broker closes the channel.
         self._window = self._limit = window
         self._on_lost = on_lost
         self._timeout = timeout
-        self._session: BrokerState | None = None
+        self._state: BrokerState | None = None
         self._channel: Channel | None = None
         self._taken = 0
         self._in_flight = 0
@@ -101,10 +98,10 @@ class BulkSender:
         self._taken = position
 
     async def rounds(self) -> AsyncGenerator[list[InFlightMessage], None]:
-        """Send, and hand out what became known, whenever something did.
+        """Send messages, and yield new results.
 
-        Whatever ends it early is raised after the last of what is known was handed out; what the input raises, after
-        everything before it is known.
+        An error that ends the publish early is raised after all known results. An exception of the input is raised
+        after the results of all earlier messages.
         """
         source = source_of(self._messages, self._news.set)
         self._publisher.trials.sources.add(self._unconfirmed)
@@ -114,7 +111,7 @@ class BulkSender:
                 if self._known:
                     known, self._known = self._known, []
                     yield known
-                    # How long the caller took is no silence of the broker.
+                    # The time that the caller took does not count as silence of the broker.
                     self._has_moved = True
                     continue
                 if failure is not None or self._is_done(source):
@@ -135,7 +132,7 @@ class BulkSender:
             await source.close()
 
     def _unconfirmed(self) -> Iterable[InFlightMessage]:
-        """The messages that wait for their confirm or their first sending, if they may be sent again."""
+        """The messages that wait for their confirm or first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
         waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._again, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
@@ -143,34 +140,40 @@ class BulkSender:
     def _is_done(self, source: BulkInput) -> bool:
         return (source.ended or self._end is not None) and not self._is_waiting()
 
-    def settled(self, parcel: InFlightMessage, error: BideError | None) -> None:
-        """The broker's word on one message, or the end of its channel."""
+    def settled(self, in_flight: InFlightMessage, error: BideError | None) -> None:
+        """Handle the confirm of one message, or the close of its channel."""
         self._in_flight -= 1
-        self._bytes -= len(parcel.body)
+        self._bytes -= len(in_flight.body)
         self._news.set()
         if error is None or isinstance(error, PublishError):
             self._has_moved = True
             if error is None:
-                self._known.append(parcel)
+                self._known.append(in_flight)
+                return
+            in_flight.refusals += 1
+            if self._state is not None and self._state.is_worth_repeating(in_flight, error):
+                in_flight.prepared_in = None
+                self._again.append(in_flight)
             else:
-                parcel.refusals += 1
-                self._denied(parcel, error)
+                self._denied(in_flight, error)
         else:
-            self._lost.append(parcel)
+            self._lost.append(in_flight)
 
     async def _round(self, source: BulkInput) -> None:
-        """One turn: send what may be sent, or wait for whatever comes first."""
+        """One round: send messages that may be sent, or wait for the next event."""
         try:
             await self._go_on(source)
         except TimeoutError as error:
-            connection = self._session.connection if self._session is not None else None
+            connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.is_open and connection.blocked_by is not None:
-                # It is there, and says that it takes messages again later.
+                # The broker is running, and reports when it accepts messages again.
                 self._has_moved = True
             elif self._is_waiting():
                 raise self._in_doubt(self._out_of_time()) from error
             else:
-                raise PublishError(f"the broker was not reached within {self._timeout:g} s: is it up?") from error
+                raise PublishError(
+                    f"the broker was not reached within {self._timeout:g} s: check that it is running"
+                ) from error
         except BulkInDoubtError:
             raise
         except _OutOfReachError as error:
@@ -179,15 +182,15 @@ class BulkSender:
             raise error.reason from error.reason.__cause__
         except BideError as error:
             is_final = isinstance(error, ClosedError) or not isinstance(error, BrokerError)
-            if self._session is not None and not self._session.connection.is_open and not is_final:
-                self._trouble = self._session.connection.trouble
+            if self._state is not None and not self._state.connection.is_open and not is_final:
+                self._trouble = self._state.connection.trouble
                 log.debug("publishing goes on over another connection after: %s", error)
             elif self._is_waiting():
                 raise self._in_doubt(str(error)) from error
             else:
                 raise
         except Exception as error:
-            # Whatever that is, what is on its way has to be named.
+            # For any error, the messages in flight have to be listed.
             if not self._is_waiting():
                 raise
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
@@ -198,58 +201,58 @@ class BulkSender:
             self._sort()
         if not self._again and not self._in_flight:
             self._limit = self._window
-        session, channel = self._session, self._channel
-        if session is None or channel is None or not session.connection.is_open or not channel.is_open:
-            self._trouble = session.connection.trouble if session is not None else self._trouble
-            async with self._patience("the broker was not reached"):
-                session = self._session = await self._connected()
-                channel = self._channel = await session.connection.channel(confirms=True)
-        elif session.is_outdated:
-            async with self._patience("the broker was not reached"):
-                session = self._session = await self._connected()
+        state, channel = self._state, self._channel
+        if state is None or channel is None or not state.connection.is_open or not channel.is_open:
+            self._trouble = state.connection.trouble if state is not None else self._trouble
+            async with self._confirm_timeout("the broker was not reached"):
+                state = self._state = await self._connected()
+                channel = self._channel = await state.connection.channel(confirms=True)
+        elif state.is_outdated:
+            async with self._confirm_timeout("the broker was not reached"):
+                state = self._state = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
         unprepared: list[InFlightMessage] = []
-        is_interrupted = self._send(source, session, channel, unprepared)
-        # The broker cannot be heard while the input takes its time.
+        is_interrupted = self._send(source, state, channel, unprepared)
+        # Confirms are not processed while the input is read.
         took = loop.time() - started
         self._since += took
         self._deadline += took
         if unprepared:
-            async with self._patience(_UNPREPARED):
-                await self._preparing.start(session, unprepared)
+            async with self._confirm_timeout(_UNPREPARED):
+                await self._preparing.start(state, unprepared)
         elif is_interrupted:
-            # So that confirms, and other tasks, get their turn.
+            # Let confirms and other tasks run.
             await asyncio.sleep(0)
         elif not (self._known or self._lost or self._preparing.has_ended or self._is_done(source)):
             self._news.clear()
-            if not session.connection.is_writable:
-                session.connection.when_writable(self._has_room)
+            if not state.connection.is_writable:
+                state.connection.when_writable(self._has_room)
             if self._is_waiting():
-                async with self._patience(_UNPREPARED if self._preparing else ""):
+                async with self._confirm_timeout(_UNPREPARED if self._preparing else ""):
                     await self._news.wait()
             else:
-                # It is the input's turn, which may take as long as it likes.
+                # The publish now waits for the input, which has no time limit.
                 await self._news.wait()
                 self._has_moved = True
 
     async def _connected(self) -> BrokerState:
-        """The session of an open connection, opened anew if need be, which is tried as long as it may succeed."""
+        """The state of an open connection. A lost connection is opened again unless the failure is permanent."""
         try:
-            return await self._publisher.session()
+            return await self._publisher.state()
         except BideError as error:
             raise _OutOfReachError(error) from error
 
     def _is_waiting(self) -> bool:
-        """Whether there are messages whose fate is not known."""
+        """Whether there are messages without a result."""
         return bool(self._in_flight or self._lost or self._again or self._preparing)
 
     @asynccontextmanager
-    async def _patience(self, reason: str = "") -> AsyncIterator[None]:
-        """Within the time that the broker has left to confirm something, or to answer at all.
+    async def _confirm_timeout(self, reason: str = "") -> AsyncIterator[None]:
+        """A timeout until the broker has to confirm a message, or to answer at all.
 
         Args:
-            reason: what else to say when it is over.
+            reason: an additional text for the error.
         """
         if self._has_moved:
             self._has_moved = False
@@ -262,18 +265,16 @@ class BulkSender:
     def _out_of_time(self) -> str:
         was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again, *self._preparing))
         what = "no confirm" if was_sent else "nothing was sent"
-        reason = (self._session.connection.trouble if self._session else "") or self._trouble or self._reason
+        reason = (self._state.connection.trouble if self._state else "") or self._trouble or self._reason
         return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
 
     def _has_room(self) -> None:
         self._has_moved = True
         self._news.set()
 
-    def _send(
-        self, source: BulkInput, session: BrokerState, channel: Channel, unprepared: list[InFlightMessage]
-    ) -> bool:
-        """Send what may be sent now, set aside what is not prepared, and return whether there may be more to send."""
-        connection, number, clock = session.connection, channel.number, asyncio.get_running_loop().time
+    def _send(self, source: BulkInput, state: BrokerState, channel: Channel, unprepared: list[InFlightMessage]) -> bool:
+        """Send messages that may be sent now, collect unprepared ones, and return whether there may be more to send."""
+        connection, number, clock = state.connection, channel.number, asyncio.get_running_loop().time
         end, held = clock() + _TURN_SECONDS, 0
         for _ in range(_TURN):
             if clock() >= end:
@@ -282,42 +283,38 @@ class BulkSender:
             is_full = number_held >= self._limit or self._bytes + held + self._preparing.size >= MAX_BYTES
             if is_full or not connection.is_writable:
                 return False
-            parcel = self._again.popleft() if self._again else self._take(source)
-            if parcel is None:
+            in_flight = self._again.popleft() if self._again else self._take(source)
+            if in_flight is None:
                 return False
-            message, made = parcel.message, None
-            if parcel.elsewhere:
-                self._known.append(parcel)
+            message, made = in_flight.message, None
+            if in_flight.elsewhere:
+                self._known.append(in_flight)
                 continue
             if message is None:
                 continue
-            if parcel.prepared_in is session or session.is_prepared(message):
+            if in_flight.prepared_in is state or state.is_prepared(message):
                 try:
-                    made = session.encode(
-                        message, channel=number, mandatory=parcel.outgoing.mandatory, prepared=parcel.preparation
+                    made = state.encode(
+                        message, channel=number, mandatory=in_flight.outgoing.mandatory, prepared=in_flight.preparation
                     )
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
-                    self._denied(parcel, unsendable(parcel.position, error))
+                    self._denied(in_flight, unsendable(in_flight.position, error))
                     continue
-            elif (unreachable := self._unreachable.error(message.kind)) is not None:
-                self._denied(parcel, unreachable)
+            elif (unreachable := self._unreachable.error(message.template)) is not None:
+                self._denied(in_flight, unreachable)
                 continue
             if made is None:
-                parcel.prepared_in = None
-                unprepared.append(parcel)
+                in_flight.prepared_in = None
+                unprepared.append(in_flight)
                 held += len(message.body)
                 continue
-            parcel.message, encoded = made
-            parcel.preparation = None
-            Unconfirmed.__init__(parcel, encoded.exchange, encoded.routing_key, message.message_id, message.body)
-            channel.post(encoded.frames, parcel)
-            parcel.attempts += 1
+            channel.post(in_flight.begin(*made), in_flight)
             self._in_flight += 1
             self._bytes += len(message.body)
         return True
 
     def _take(self, source: BulkInput) -> InFlightMessage | None:
-        """The next message of the input, checked; None where there is none, or it is not the time for new ones."""
+        """The next message of the input, checked; None if none is available or no new ones may be sent now."""
         if self._limit < self._window or self._end is not None:
             return None
         outgoing = source.take()
@@ -329,57 +326,56 @@ class BulkSender:
             if not isinstance(outgoing, OutgoingMessage):
                 raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
             return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
-        except Exception as error:  # noqa: BLE001 (whatever is wrong with one message is no harm to the others)
-            parcel = InFlightMessage(outgoing, position, None, self.settled)
-            self._failed(parcel, unsendable(position, error))
-            return parcel
+        except Exception as error:  # noqa: BLE001 (an error of one message must not affect the others)
+            in_flight = InFlightMessage(outgoing, position, None, self.settled)
+            self._failed(in_flight, unsendable(position, error))
+            return in_flight
 
-    def _failed(self, parcel: InFlightMessage, error: BideError) -> None:
-        parcel.error = error
-        self._known.append(parcel)
+    def _failed(self, in_flight: InFlightMessage, error: BideError) -> None:
+        in_flight.error = error
+        self._known.append(in_flight)
 
-    def _denied(self, parcel: InFlightMessage, error: BideError) -> None:
-        """The broker does not take it now; it may have done so when it was sent before, and the confirm was lost."""
-        assert parcel.message is not None
-        if parcel.may_be_there and not isinstance(error, MessageTooLargeError):
-            error = denied(parcel.message.message_id, error)
-        self._failed(parcel, error)
+    def _denied(self, in_flight: InFlightMessage, error: BideError) -> None:
+        """Report an error of a message that the broker may have accepted at an earlier attempt without a confirm."""
+        self._failed(in_flight, final_error(in_flight, error))
 
     def _take_back(self) -> None:
-        """Send the messages whose preparation has ended before others, or deny them."""
+        """Queue messages whose preparation has ended before others, or report their errors."""
         ended = self._preparing.ended()
         if not ended:
             return
-        assert self._session is not None
-        again = [parcel for parcel, error in ended if not is_verdict(error, self._session)]
+        assert self._state is not None
+        again = [in_flight for in_flight, error in ended if not is_verdict(error, self._state)]
         self._again = deque(sorted((*again, *self._again), key=lambda one: one.position))
-        for parcel, error in ended:
-            if isinstance(error, BideError) and is_verdict(error, self._session):
-                self._denied(parcel, error)
+        for in_flight, error in ended:
+            if isinstance(error, BideError) and is_verdict(error, self._state):
+                self._denied(in_flight, error)
                 if isinstance(error, NotAppliedError | UnsupportedBrokerError):
-                    # The next message would fare no better.
+                    # The next message would fail in the same way.
                     self._end = error
-                if isinstance(error, BrokerError) and parcel.message is not None:
-                    self._unreachable.add(parcel.message.kind, error)
+                if isinstance(error, BrokerError) and in_flight.message is not None:
+                    self._unreachable.add(in_flight.message.template, error)
         for _, error in ended:
-            # Where the connection was another, that only checked the broker, it is tried again.
-            is_lost = isinstance(error, ConnectionLostError) and self._session.connection.is_open
-            if error is not None and not is_lost and not is_verdict(error, self._session):
+            # If only a separate connection for checks was lost, the message is tried again.
+            is_lost = isinstance(error, ConnectionLostError) and self._state.connection.is_open
+            if error is not None and not is_lost and not is_verdict(error, self._state):
                 raise error
-        # That was an answer.
+        # The broker has answered.
         self._has_moved = True
 
     def _sort(self) -> None:
-        """Find out what becomes of the messages that were not confirmed when their channel closed."""
+        """Settle or queue again the messages that were unconfirmed when their channel closed."""
         lost, self._lost = self._lost, []
-        session, channel = self._session, self._channel
-        assert session is not None
+        state, channel = self._state, self._channel
+        assert state is not None
         assert channel is not None
         assert channel.closed_with is not None
         error = channel.closed_with
         if channel.connection.is_open and not isinstance(error, ClosedError):
-            # The broker closed the channel alone: one of the messages on it is to blame.
-            lost = self._without_blamed(session, channel, lost)
+            # The broker closed only the channel, for one of the messages on it.
+            lost = self._without_rejected(
+                ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), state, lost
+            )
         else:
             for one in lost:
                 one.was_lost = True
@@ -387,54 +383,30 @@ class BulkSender:
         if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
             raise self._in_doubt(str(error)) from error
 
-    def _without_blamed(
-        self, session: BrokerState, channel: Channel, lost: list[InFlightMessage]
+    def _without_rejected(
+        self, closure: ChannelClosure, state: BrokerState, lost: list[InFlightMessage]
     ) -> list[InFlightMessage]:
-        """Settle those that made the broker close the channel, as far as it tells, and return the others.
+        """Settle the messages for which the broker closed the channel, if these are known; return the others.
 
-        Where the broker does not say which it was, fewer and fewer are sent at once, until it is alone.
+        If they are not known, fewer and fewer messages are sent at once, until the rejected one is alone.
         """
-        error = channel.closed_with
-        assert error is not None
-        refused = reply_codes.subject(channel.close_text)
-        blamed = [] if refused is None else [one for one in lost if one.exchange == refused]
-        is_known = bool(blamed)
-        if refused is not None and blamed:
-            session.forget(refused)
-        if (size := reply_codes.size_limit(channel.close_text)) is not None:
-            _, limit = size
-            session.remember_limit(limit)
-            blamed = [one for one in lost if len(one.body) > limit]
-            for one in blamed:
-                assert one.message is not None
-                self._failed(one, too_large(one.message, limit))
-        elif blamed and isinstance(error, TargetNotFoundError):
-            # The exchange was there before, and may have taken some of them, if there are several. It is looked for
-            # once more, or put there.
-            for one in blamed:
+        rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
+        if rejected:
+            closure.record(state)
+        for one in rejected:
+            error = closure.verdict(one, may_return=True)
+            if error is not None:
+                self._failed(one, error)
+            else:
                 one.prepared_in = None
-                if len(lost) == 1:
-                    one.refusals += 1
-            blamed = [one for one in blamed if one.attempts > 1]
-            for one in blamed:
-                self._denied(one, error)
-        else:
-            blamed = blamed or (lost if len(lost) == 1 else [])
-            for one in blamed:
-                # Whether an exchange may be written to, the broker asks for the first message of a channel to it; and
-                # what it refuses now, it refused before, where that is not what a broken connection left open.
-                one.refusals = 0 if one.was_lost else one.attempts
-                self._denied(one, error)
-        is_known = is_known or bool(blamed)
-        self._has_moved = self._has_moved or is_known
-        self._limit = self._window if is_known else max(1, len(lost) // 4)
-        settled = set(map(id, blamed))
-        return [one for one in lost if id(one) not in settled]
+        self._has_moved = self._has_moved or bool(rejected)
+        self._limit = self._window if rejected else max(1, len(lost) // 4)
+        return [one for one in lost if one.error is None]
 
     def _in_doubt(self, reason: str) -> BulkInDoubtError:
-        """The error that says what is in doubt: what was sent and is not confirmed."""
+        """The error with the messages in doubt: those that were sent and not confirmed."""
         if self._channel is not None and self._channel.is_open:
-            # What is in flight is given up: its fate comes back with the end of the channel.
+            # Closing the channel settles the messages in flight.
             self._channel.abandon()
         waiting = sorted((*self._lost, *self._again, *self._preparing.give_up()), key=lambda one: one.position)
         self._lost, self._again = [], deque()

@@ -1,4 +1,4 @@
-"""Bulk publishing for code without an event loop: scripts, and the executors of Spark."""
+"""Bulk publishing without an event loop, for scripts and Spark executors."""
 
 from __future__ import annotations
 
@@ -24,33 +24,34 @@ from bide.errors import BideError, BulkInDoubtError, ClosedError
 from bide.messages.outgoing import OutgoingMessage
 
 _BATCH: Final = 1_000
-"""Messages that go from one thread to the other together, which costs as much as a few messages do."""
+"""The number of messages per batch. Passing a batch to the other thread costs as much as a few messages."""
 
 _BATCH_BYTES: Final = 4 << 20
-"""Bytes of bodies with which a batch goes though it has fewer messages."""
+"""The maximum size of a batch's bodies in bytes."""
 
 
 class BulkPublisher:
-    """Publishes many messages, each confirmed, while the caller makes the next ones.
+    """Publishes many messages, each confirmed, while the caller creates the next ones.
 
     ::
 
         with bide.BulkPublisher("amqp://localhost") as publisher:
             publisher.put(bide.OutgoingMessage(b"...", to="orders"))
 
-    A thread of its own sends them, and is given them in batches of 1,000, or 4 MB of bodies; at the end of the block,
-    the rest. Besides the window it holds at most six batches in memory. What cannot be sent, and what the broker does
-    not take, is reported by :meth:`flush` and at the end of the block; a block that is left by an exception abandons
-    what is not confirmed.
+    A separate thread sends the messages. It gets them in batches of 1,000, or 4 MB of bodies, and the rest at the end
+    of the block. Besides the window, at most six batches are in memory. :meth:`flush` and the end of the block report
+    messages that cannot be sent or that the broker does not accept. If an exception ends the block, unconfirmed
+    messages are abandoned.
 
-    For one thread. A process that forks makes it after the fork. The arguments are those of :func:`bide.connect`, and:
+    Use it in one thread. A process that forks has to create it after the fork. The arguments are those of
+    :func:`bide.connect`, and:
 
     Args:
-        window: messages sent and not yet confirmed.
-        keep: failures that a report holds; more are only counted.
+        window: the maximum number of unconfirmed messages.
+        keep: the number of failures that a summary keeps; further failures are only counted.
 
     Raises:
-        InvalidInputError: a value cannot be used.
+        InvalidInputError: a value is invalid.
         BrokerError: the broker cannot be reached, or refuses.
     """
 
@@ -96,11 +97,11 @@ class BulkPublisher:
             self.close()
 
     def put(self, message: OutgoingMessage) -> None:
-        """Publish a message, some time before the end of the next :meth:`flush`. Waits where the broker is slower.
+        """Queue a message, which is sent at the latest by the next :meth:`flush`. Waits if the broker is slower.
 
         Raises:
-            BulkInDoubtError: the publishing ended early. It names what is in doubt and what was not sent, this message
-                included, and has the report of all others since the last flush.
+            BulkInDoubtError: the publish ended early. The error lists the messages in doubt and those not sent,
+                including this one, and has the summary of all others since the last flush.
         """
         self._batch.append(message)
         self._bytes += body_bytes(message)
@@ -108,19 +109,19 @@ class BulkPublisher:
             self._send()
 
     def publish_many(self, messages: Iterable[OutgoingMessage]) -> PublishSummary:
-        """Publish messages and wait until all of them are confirmed; :meth:`put` for each, then :meth:`flush`."""
+        """Publish messages and wait until all of them are confirmed: :meth:`put` each, then :meth:`flush`."""
         for one in messages:
             self.put(one)
         return self.flush()
 
     def flush(self) -> PublishSummary:
-        """Wait until every message is confirmed that was put since the last flush.
+        """Wait until all messages since the last flush are confirmed.
 
         Raises:
-            BulkPublishError: some were not taken. It has the report; all others are on the broker.
-            BulkInDoubtError: it ended early: it is not known of some whether the broker has them, and others were not
-                sent, both of which it names. It has the report of all others. Its cause says why.
-            ClosedError: it was closed, or made by a process that forked this one.
+            BulkPublishError: some messages were not accepted. The error has the summary; all others are on the broker.
+            BulkInDoubtError: the publish ended early. The error lists the messages in doubt and those not sent, and has
+                the summary of all others. Its cause says why.
+            ClosedError: the publisher was closed, or created before a fork of this process.
         """
         self._check_process()
         if self._batch:
@@ -134,43 +135,43 @@ class BulkPublisher:
         return report
 
     def close(self) -> None:
-        """Close the connection; what is not confirmed is abandoned."""
+        """Close the connection. Unconfirmed messages are abandoned."""
         if self._sending is not None and os.getpid() == self._pid:
             self._sending.cancel()
         self._sending = self._feed = None
         self._client.close()
 
     def _check_process(self) -> None:
-        # The thread that sends is the parent's: one that waits for it here waits for ever.
+        # The sending thread exists only in the parent process: waiting for it here would never end.
         if os.getpid() != self._pid:
             raise ClosedError("this publisher was made before a fork: make it after that")
 
     def _send(self) -> None:
-        """Give the batch to the thread that sends."""
+        """Pass the batch to the sending thread."""
         self._check_process()
         if self._feed is not None and self._feed.has_ended:
-            # A signal's exception ended the flush.
+            # An exception from a signal handler ended the flush.
             self._wait()
         if self._feed is None or self._sending is None:
             feed = ThreadFeed(self._client.call)
             self._sending = self._client.submit(self._publish(feed, self._taken))
             self._feed = feed
-        # Where a signal's exception ends the waiting, the batch goes with the next message.
+        # If an exception from a signal handler ends the wait, the batch is passed with the next message.
         self._feed.wait_for_room()
         if self._feed.is_abandoned:
-            # It ends, or has ended, with an error.
+            # The publish ends, or has ended, with an error.
             self._wait()
         batch, self._batch, self._bytes = self._batch, [], 0
         self._taken += len(batch)
         self._feed.add(batch)
 
     def _wait(self) -> None:
-        """Wait until everything is confirmed that was given to the thread, and nothing more will be."""
+        """End the input of the thread, and wait until all its messages are confirmed."""
         sending, feed = self._sending, self._feed
         assert sending is not None
         assert feed is not None
         try:
-            # A signal's exception leaves it to the next who waits.
+            # After an exception from a signal handler, the next call waits again.
             sending.result()
         except concurrent.futures.CancelledError:
             self._sending = self._feed = None

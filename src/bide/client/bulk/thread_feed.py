@@ -1,4 +1,4 @@
-"""Messages that another thread gives, batch by batch, to an event loop that publishes them as one stream."""
+"""An asynchronous input of a bulk publish that another thread fills with batches."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Final
 from bide.messages.outgoing import OutgoingMessage
 
 _BATCHES_AHEAD: Final = 4
-"""Enough for the event loop never to wait while the other thread makes messages."""
+"""The number of batches ahead: enough to keep the event loop busy while the other thread creates messages."""
 
 
 class ThreadFeed:
-    """An asynchronous input that one other thread fills, and waits for where it is ahead.
+    """An asynchronous input that another thread fills. That thread waits while it is too far ahead.
 
     Attributes:
-        has_ended: whether it was said that no more will come.
-        is_abandoned: whether nobody takes any more.
+        has_ended: whether :meth:`end` was called.
+        is_abandoned: whether :meth:`abandon` was called: no more messages are taken.
 
     Args:
-        call: has the event loop call a function soon; may be called in any thread.
+        call: schedules a function in the event loop; may be called in any thread.
     """
 
     def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
         self._call = call
         self._batches: deque[Sequence[OutgoingMessage]] = deque()
-        self._begun: Iterator[OutgoingMessage] = iter(())
+        self._current: Iterator[OutgoingMessage] = iter(())
         self._room = threading.Semaphore(_BATCHES_AHEAD)
         self._news = asyncio.Event()
         self.has_ended = False
@@ -38,12 +38,12 @@ class ThreadFeed:
         has_ended = False
         while not has_ended:
             self._news.clear()
-            # Asked before the batches are looked for: what is added after that is added before the end.
+            # Read has_ended before the batches: a batch that is added in between was added before the end.
             has_ended = self.has_ended
             while self._batches:
-                self._begun = iter(self._batches.popleft())
+                self._current = iter(self._batches.popleft())
                 self._room.release()
-                for one in self._begun:
+                for one in self._current:
                     yield one
             if not has_ended:
                 await self._news.wait()
@@ -51,10 +51,10 @@ class ThreadFeed:
     # In the other thread:
 
     def wait_for_room(self) -> None:
-        """Wait until a batch may be added, or nobody takes any more."""
+        """Wait until a batch may be added, or the input was abandoned."""
         self._room.acquire()
         if self.is_abandoned:
-            # For whoever asks next: no room is made any more.
+            # Release the next call too: no more room will be made.
             self._room.release()
 
     def add(self, batch: Sequence[OutgoingMessage]) -> None:
@@ -63,20 +63,20 @@ class ThreadFeed:
         self._call(self._news.set)
 
     def end(self) -> None:
-        """Say that no more will come."""
+        """Mark the end of the input."""
         self.has_ended = True
         self._call(self._news.set)
 
-    # When nobody takes any more:
+    # In the event loop, when no more messages are taken:
 
     def abandon(self) -> None:
-        """Say so. The other thread does not wait for room from then on."""
+        """Stop taking messages. The other thread no longer waits for room."""
         self.is_abandoned = True
         self._room.release()
 
     def left(self) -> list[OutgoingMessage]:
-        """What was added and not taken."""
-        left = list(self._begun)
+        """The messages that were added and not taken."""
+        left = list(self._current)
         while self._batches:
             left += self._batches.popleft()
         return left

@@ -1,4 +1,4 @@
-"""Targets that could not be reached a moment ago."""
+"""Targets that could not be reached recently."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from bide.messages.prepared import MessageTemplate
 from bide.runtime.bounded_cache import BoundedCache
 
 _SECONDS: Final = 1.0
-"""For this time a target is not asked for again."""
+"""Seconds for which an unreachable target is not checked again."""
 
 
 class Unreachable:
-    """The errors of kinds of messages whose target could not be reached, for a second each."""
+    """Errors of targets that could not be reached, by message template, kept for a second each."""
 
     def __init__(self) -> None:
         self._errors = BoundedCache[MessageTemplate, tuple[BideError, float]]()
 
-    def add(self, kind: MessageTemplate | None, error: BideError) -> None:
-        """Remember an error for messages of this kind."""
-        if kind is not None:
-            self._errors[kind] = error, asyncio.get_running_loop().time() + _SECONDS
+    def add(self, template: MessageTemplate | None, error: BideError) -> None:
+        """Remember an error for messages of this template."""
+        if template is not None:
+            self._errors[template] = error, asyncio.get_running_loop().time() + _SECONDS
 
-    def error(self, kind: MessageTemplate | None) -> BideError | None:
-        """The error that a message of this kind met a moment ago, or None."""
-        if kind is None or kind not in self._errors:
+    def error(self, template: MessageTemplate | None) -> BideError | None:
+        """The recent error of a message of this template, or None."""
+        if template is None or template not in self._errors:
             return None
-        error, until = self._errors[kind]
+        error, until = self._errors[template]
         if asyncio.get_running_loop().time() < until:
             return error
-        del self._errors[kind]
+        del self._errors[template]
         return None

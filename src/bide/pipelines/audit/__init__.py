@@ -1,1 +1,1 @@
-"""The audit of delayed messages: their facts in tables, refreshed from the streams of the taps."""
+"""Audit of delayed messages: tables that are refreshed from the streams of taps and events."""

@@ -1,11 +1,11 @@
-"""What taps and the events stream tell, as tables of facts: one row for each thing that happened.
+"""Tables of facts from taps and the events stream, with one row per delivery or event.
 
-A row has all that its message says of itself, whoever published it: bide, NServiceBus or Celery. Where a message says
-nothing of its due time, the digits in its routing key do. What no calendar has, or no delay can be, counts as not said:
-one such message must not end the reading of all others.
+The columns come from the message itself, published by bide, NServiceBus or Celery. If a message has no due time, the
+delay in its routing key is used. An invalid time or delay is read as null, so that one such message does not end the
+audit of all others.
 
-Every fact gets a ``day``, the same for all facts of one message, whenever they come: that of the due time that its
-sender gave, or else of when it was sent. It is what the audit divides its tables by.
+Each fact has a ``day``: that of the due time that the sender gave, or else that of the time of sending. It is the same
+for all facts of a message, no matter when they arrive. The tables are partitioned by it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -56,7 +56,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
 
 
 def schema_of(columns: str) -> StructType:
-    """A schema from names and types with commas between. (Spark's own parser wants a running Spark.)"""
+    """A schema from names and types, separated by commas. (Spark's own parser needs a running session.)"""
     pairs = (column.split() for column in columns.split(","))
     return StructType([StructField(name, _TYPES[kind]) for name, kind in pairs])
 
@@ -77,16 +77,16 @@ SCHEMAS: Final[Mapping[str, StructType]] = {
         "text string, group string, delay_ms double, type string",
     }.items()
 }
-"""The tables' columns by their names, in order; ``day`` is what they are partitioned by."""
+"""The columns of each table, in order; the tables are partitioned by ``day``."""
 
 FAILED_KINDS: Final = ("failed", "retried", "parked", "discarded", "expired")
-"""Kinds of events that the table ``failed`` has. A ``duplicate`` is none: its message was processed before."""
+"""The kinds of events in the table ``failed``. A ``duplicate`` is not a failure: its message was processed before."""
 
 UNDECODABLE: Final = schema_of(f"reason string, seen timestamp, size int, value binary, {_TAPPED}")
-"""The columns of the table ``undecodable``: messages that are not AMQP 1.0, as their bytes."""
+"""The columns of the table ``undecodable``, which has messages that are not AMQP 1.0 as raw bytes."""
 
 _MARK: Final = "undecodable"
-"""The column of :func:`marked`. The facts have it where the messages do."""
+"""The column that :func:`mark_undecodable` adds to messages; it is passed on to their facts."""
 
 _EVENT: Final = (
     "event string, endpoint string, queue string, message_id string, message_type string, attempt int, retries int, "
@@ -99,28 +99,28 @@ _NSERVICEBUS_TIME: Final = "yyyy-MM-dd HH:mm:ss:SSSSSS X"
 _DAY: Final = 86_400
 _LONGEST_DELAY: Final = (1 << LEVELS) - 1
 _CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
-"""First and last millisecond of the years 1 to 9999, which Python's dates have. Spark's have more."""
+"""The first and last millisecond that Python can represent, in the years 1 to 9999; Spark has more."""
 
 
-def marked(messages: DataFrame) -> DataFrame:
-    """The messages, with what the table :data:`UNDECODABLE` has of those that cannot be decoded in one column.
+def mark_undecodable(messages: DataFrame) -> DataFrame:
+    """Add a column with the fields of the table :data:`UNDECODABLE`; it is null for messages that can be decoded.
 
     Args:
         messages: read by the data source ``rabbitmq`` with the option ``undecodable=raw``.
     """
     seen = F.col("timestamp").alias("seen")
-    about = F.struct(F.col(_MARK).alias("reason"), seen, F.octet_length("value").alias("size"), "value")
-    return messages.withColumn(_MARK, F.when(F.col(_MARK).isNotNull(), about))
+    fields = F.struct(F.col(_MARK).alias("reason"), seen, F.octet_length("value").alias("size"), "value")
+    return messages.withColumn(_MARK, F.when(F.col(_MARK).isNotNull(), fields))
 
 
 def undecodable(facts: DataFrame) -> DataFrame:
-    """The table ``undecodable``, of facts of :func:`marked` messages."""
+    """The table ``undecodable``, from facts of messages with the column of :func:`mark_undecodable`."""
     found = facts.where(F.col(_MARK).isNotNull()).select(f"{_MARK}.*", "stream", "offset")
     return found.withColumn("day", day_of(F.col("seen"))).select(*UNDECODABLE.names)
 
 
 def decoded(facts: DataFrame, table: str) -> DataFrame:
-    """The facts of the others, with the columns of a table."""
+    """The facts of messages that can be decoded, with the columns of a table."""
     return facts.where(F.col(_MARK).isNull()).select(*SCHEMAS[table].names)
 
 
@@ -129,41 +129,41 @@ def scheduled(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
 
     Args:
         messages: read from taps by the data source ``rabbitmq``, with headers.
-        layouts: the layout of each of the taps' streams.
+        layouts: the layout of each stream of a tap.
     """
-    said = _told(messages, layouts, arrived="scheduled")
-    # Only here: what is left of the delay in the key of a delivered message is how long it was, not until when.
+    fields = _fields(messages, layouts, arrived="scheduled")
+    # Only here: the routing key of a delivered message has the length of the delay, but not the time of its start.
     due = F.coalesce("due", F.col("scheduled") + F.make_dt_interval(secs=F.col("seconds")))
-    said = said.withColumn("due", _in_calendar(due)).withColumn("first_due", _first_due())
-    return _finished(said, "scheduled", seen=F.col("scheduled"))
+    fields = fields.withColumn("due", _in_calendar(due)).withColumn("first_due", _first_due())
+    return _with_day(fields, "scheduled", seen=F.col("scheduled"))
 
 
 def delivered(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
-    """The table ``delivered``. The due time is null where the message itself does not tell it.
+    """The table ``delivered``. The due time is null if the message does not have it.
 
     Args:
         messages: read from taps by the data source ``rabbitmq``, with headers.
-        layouts: the layout of each of the taps' streams.
+        layouts: the layout of each stream of a tap.
     """
-    said = _told(messages, layouts, arrived="delivered").withColumn("first_due", _first_due())
+    fields = _fields(messages, layouts, arrived="delivered").withColumn("first_due", _first_due())
     late = (F.unix_micros("delivered") - F.unix_micros("due")) / F.lit(1000.0)
-    return _finished(said.withColumn("lateness_ms", late), "delivered", seen=F.col("delivered"))
+    return _with_day(fields.withColumn("lateness_ms", late), "delivered", seen=F.col("delivered"))
 
 
 def events(messages: DataFrame) -> DataFrame:
-    """Events of endpoints as columns; what is no event is left out.
+    """Events of endpoints as columns; other messages are left out.
 
     Args:
         messages: read from the events stream by the data source ``rabbitmq``.
     """
-    # Of what is not UTF-8 a cast is to be an error in a later Spark (SPARK-54586), and that would end the round.
+    # try_cast, because a cast of bytes that are not UTF-8 will fail in a later Spark (SPARK-54586) and end the round.
     event = F.from_json(F.col("value").try_cast("string"), _EVENT)
-    place = ("stream", "offset", *_mark_of(messages))
-    told = messages.select(event.alias("told"), *place).select("told.*", *place)
+    origin = ("stream", "offset", *_mark_of(messages))
+    fields = messages.select(event.alias("fields"), *origin).select("fields.*", *origin)
     is_event = F.col("event").isNotNull() & F.col("ended").isNotNull()
-    moments = {name: _moment(F.col(name)) for name in ("sent", "due", "delivered", "started", "ended")}
+    times = {name: _time(F.col(name)) for name in ("sent", "due", "delivered", "started", "ended")}
     return (
-        told.withColumns(moments)
+        fields.withColumns(times)
         .where(reduce(or_, (F.col(name).isNotNull() for name in _mark_of(messages)), is_event))
         .withColumns({"kind": F.col("event"), "type": F.col("message_type"), "delay_ms": F.col("delay")})
         .withColumn("day", day_of(F.coalesce("due", "sent", "delivered", "ended")))
@@ -171,26 +171,26 @@ def events(messages: DataFrame) -> DataFrame:
 
 
 def processed(events: DataFrame) -> DataFrame:
-    """The table ``processed``, of :func:`events`."""
+    """The table ``processed``, from :func:`events`."""
     return events.where(F.col("kind") == "processed").select(*SCHEMAS["processed"].names)
 
 
 def failed(events: DataFrame) -> DataFrame:
-    """The table ``failed``, of :func:`events`."""
+    """The table ``failed``, from :func:`events`."""
     return events.where(F.col("kind").isin(*FAILED_KINDS)).select(*SCHEMAS["failed"].names)
 
 
-def day_of(moment: Column) -> Column:
-    """The day in UTC, whatever the session's time zone: else another session would divide the tables otherwise."""
-    return F.date_from_unix_date(F.floor(F.unix_seconds(moment) / _DAY).cast("int"))
+def day_of(time: Column) -> Column:
+    """The day of a time in UTC, in any time zone of the session, so that all sessions use the same partitions."""
+    return F.date_from_unix_date(F.floor(F.unix_seconds(time) / _DAY).cast("int"))
 
 
-def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> DataFrame:
-    """What messages say of themselves, by the rules of ``bide.delay.received`` and those of their own systems."""
+def _fields(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> DataFrame:
+    """The fields of delayed messages, by the rules of ``bide.delay.received`` and of NServiceBus and Celery."""
     key, address = (F.regexp_extract("routing_key", _DELAYED_KEY, group) for group in (1, 2))
     word, name, rest = (F.regexp_extract("address", _TARGET_WORD, group) for group in (1, 2, 3))
     named = F.replace(F.replace(name, F.lit("%2E"), F.lit(".")), F.lit("%25"), F.lit("%"))
-    cut = messages.withColumns(
+    parsed = messages.withColumns(
         {
             "digits": F.replace(key, F.lit("."), F.lit("")),
             "address": address,
@@ -202,24 +202,24 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
         }
     ).withColumns({"word": word, "named": named, "rest": rest})
     cascaded = F.col("digits") != ""
-    tagged = F.col("word") != ""
-    to = F.when(tagged, F.concat_ws(":", "word", "named")).when(cascaded, F.concat(F.lit("q:"), F.col("address")))
+    has_target = F.col("word") != ""
+    to = F.when(has_target, F.concat_ws(":", "word", "named")).when(cascaded, F.concat(F.lit("q:"), F.col("address")))
     own_key = (
         F.when(F.col("word") == "q", F.col("named"))
-        .when(tagged, F.col("rest"))
+        .when(has_target, F.col("rest"))
         .when(cascaded, F.col("address"))
         .otherwise(F.col("routing_key"))
     )
     sent = F.coalesce(_milliseconds(HEADER_SENT), "net_sent")
     delay = _header(HEADER_DELAY).try_cast("long")
     waited = F.make_dt_interval(secs=F.when(delay.between(0, _LONGEST_DELAY), delay))
-    # The delay of a retry counts from another moment, which no header tells.
+    # The delay of a retry starts at another time, which is in none of the headers.
     net_due = F.when(F.col("retries") == 0, F.coalesce("net_due", F.col("net_sent") + waited))
-    # Of no streams at all, Spark would not know that these are texts.
+    # The cast is for an empty map, whose type Spark cannot infer.
     layout = F.create_map(*(F.lit(text) for pair in layouts.items() for text in pair)).cast("map<string,string>")
     kinds = F.element_at(F.split(_header("NServiceBus.EnclosedMessageTypes"), "[;,]"), 1)
     return (
-        cut.withColumns({"target": F.coalesce(_header(HEADER_TO), to), "sent": sent})
+        parsed.withColumns({"target": F.coalesce(_header(HEADER_TO), to), "sent": sent})
         .withColumns(
             {
                 "message_id": F.coalesce(
@@ -253,9 +253,9 @@ def _told(messages: DataFrame, layouts: Mapping[str, str], *, arrived: str) -> D
     )
 
 
-def _finished(said: DataFrame, table: str, *, seen: Column) -> DataFrame:
-    return said.withColumn("day", day_of(F.coalesce("first_due", "sent", seen))).select(
-        *SCHEMAS[table].names, *_mark_of(said)
+def _with_day(fields: DataFrame, table: str, *, seen: Column) -> DataFrame:
+    return fields.withColumn("day", day_of(F.coalesce("first_due", "sent", seen))).select(
+        *SCHEMAS[table].names, *_mark_of(fields)
     )
 
 
@@ -279,16 +279,16 @@ def _count(header: str) -> Column:
 
 
 def _milliseconds(header: str) -> Column:
-    return _moment(_header(header).try_cast("long"))
+    return _time(_header(header).try_cast("long"))
 
 
-def _moment(milliseconds: Column) -> Column:
+def _time(milliseconds: Column) -> Column:
     return F.timestamp_millis(F.when(milliseconds.between(*_CALENDAR), milliseconds))
 
 
-def _in_calendar(moment: Column) -> Column:
+def _in_calendar(time: Column) -> Column:
     first, last = (F.timestamp_millis(F.lit(one)) for one in _CALENDAR)
-    return F.when(moment.between(first, last), moment)
+    return F.when(time.between(first, last), time)
 
 
 def _nservicebus_time(header: str) -> Column:

@@ -1,21 +1,23 @@
-"""The folder of an audit: tables of Parquet files by day, and what is still to be worked out.
+"""Folder of an audit: tables of Parquet files by day, and the state of unfinished work.
 
 ::
 
     scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed
     undecodable/source=events/day=2026-11-21/batch=7/*.parquet   bytes that are not AMQP 1.0
-    messages/day=2026-11-21/batch=3/*.parquet      worked out of the facts, by the round that last did
-    lateness/day=2026-11-21/*.parquet              worked out of the facts of that day
+    messages/day=2026-11-21/batch=3/*.parquet      computed from facts, by the round with this number
+    lateness/day=2026-11-21/*.parquet              computed from the facts of that day
     pending/*.parquet  failures/*.parquet          of all days
-    _state/                                        what these two are made of, and which facts are new
-    _checkpoint/                                   how far the streams were read: Spark's own
+    _state/                                        parts of these two tables, and which facts are new
+    _checkpoint/                                   Spark's positions in the streams
 
-Whoever is killed leaves a folder that the next run goes on with. A batch of facts takes the place of what was written
-of the same batch before. The days that it has facts of are written down after the facts and before Spark takes the
-batch for done, and struck out when all that follows from them is written. Which batches of messages a round replaces is
-written down before it begins with that, with the files that are there: the next one replaces them again if it did not
-come to its end. Spark deletes what it replaces before it puts the new in its place, so that a day whose files have
-changed may lack rows: only its facts are sure to have all.
+After a crash, the next run continues with the folder:
+
+- A batch of facts replaces what was written for the same batch before.
+- A note with the days of a batch is written after its facts and before Spark commits the batch. The note is deleted
+  when all tables that depend on these facts are written.
+- Before a round replaces batches of messages, it writes their numbers and the existing files to a work file. If the
+  round does not finish, the next one replaces the same batches again. Spark deletes files before it writes their
+  replacement, so a day whose files have changed may lack rows, and is computed again from its facts.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 VERSION: Final = 2
 
 Batch = tuple[date, int]
-"""A batch of one day of a table."""
+"""Day and number of a batch of a table."""
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
 _HEAD: Final = "_state/audit.json"
@@ -57,12 +59,12 @@ _WORK: Final = "_state/work.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a batch of a source has brought.
+    """A note about the new facts of a batch.
 
     Attributes:
-        name: of the source and the batch.
-        rows: by table.
-        days: that they belong to.
+        name: the name of the source and the number of the batch.
+        rows: the number of rows, by table.
+        days: the days of these rows.
     """
 
     name: str
@@ -71,18 +73,18 @@ class Note:
 
     @property
     def batches(self) -> set[Batch]:
-        """Those that it tells of, in each of the tables that have rows."""
+        """The batches of these rows, in each of the tables."""
         number = int(self.name.rpartition("-")[2])
         return {(day, number) for day in self.days}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a round that did not come to its end has left.
+    """The unfinished work of a round.
 
     Attributes:
-        batches: of messages that it was to replace.
-        days: of which it has changed something. Rows of them may be missing, and may be there twice.
+        batches: batches of messages that the round was to replace.
+        days: days whose tables the round has changed. Rows may be missing or repeated in them.
     """
 
     batches: set[Batch]
@@ -93,13 +95,13 @@ class Work:
 
 
 class Folder:
-    """An audit's folder.
+    """The folder of an audit.
 
     Args:
-        place: a path, or a URI that Spark and Arrow know, which the driver and all executors reach.
+        place: a path, or a URI that Spark and Arrow support, which the driver and all executors can access.
 
     Raises:
-        InvalidInputError: Arrow does not know such a URI.
+        InvalidInputError: Arrow does not support the URI.
     """
 
     def __init__(self, place: str) -> None:
@@ -107,15 +109,15 @@ class Folder:
         try:
             self._files, self._root = fs.FileSystem.from_uri(self.place)
         except (ValueError, OSError) as error:
-            raise InvalidInputError(f"the folder {place!r} cannot be used: {error}") from error
+            raise InvalidInputError(f"the folder {place!r} cannot be used: {error}; name another one") from error
         self._locked_by: int | None = None
 
     def begin(self) -> None:
-        """Make the folder where it is missing.
+        """Create the folder if it is missing.
 
         Raises:
-            FolderInUseError: another audit is just making it.
-            InvalidInputError: it has other things in it, or another version of bide's, or cannot be used.
+            FolderInUseError: another audit is creating the folder.
+            InvalidInputError: the folder contains other files or an audit of another version, or cannot be used.
         """
         try:
             self._begin()
@@ -131,28 +133,28 @@ class Folder:
                 self._write(self._path(_HEAD), {"version": VERSION})
 
     def _is_new(self) -> bool:
-        """Whether no audit was begun here, or one that was killed before it had begun."""
+        """Whether the folder has no audit yet, or only the start of one that was killed."""
         if self._exists(self._path(_HEAD)):
             version = json.loads(self._read(self._path(_HEAD)))["version"]
             if version != VERSION:
                 raise InvalidInputError(
-                    f"the folder {self.place} has an audit of version {version}, and this bide writes {VERSION}: "
-                    "name another folder"
+                    f"the folder {self.place} has an audit of version {version}, but this bide writes version "
+                    f"{VERSION}: name another folder"
                 )
             return False
         begun = {LOCK, posixpath.basename(f"{_HEAD}{_NEW}")}
         if {*self._entries(self._root)} - {"_state"} or {*self._entries(self._path("_state"))} - begun:
-            raise InvalidInputError(f"the folder {self.place} has things that are no audit: name another folder")
+            raise InvalidInputError(f"the folder {self.place} contains other files than an audit: name another folder")
         return True
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other audits from this folder meanwhile. A lock that a dead process has left does not count.
+        """Lock the folder against other audits. The lock of a dead process is taken over.
 
-        The thread that has it by this object may take it again: who runs many rounds holds it in between.
+        A thread that holds the lock through this object may enter it again, in order to hold it for several rounds.
 
         Raises:
-            FolderInUseError: entering it, another audit has it.
+            FolderInUseError: on entering the context, if another audit holds the lock.
         """
         own = threading.get_ident()
         if self._locked_by == own:
@@ -166,33 +168,33 @@ class Folder:
                 self._locked_by = None
 
     def check(self) -> None:
-        """See whether an audit is here.
+        """Check that the folder has an audit.
 
         Raises:
-            InvalidInputError: there is none, or the folder cannot be read.
+            InvalidInputError: the folder has no audit, or cannot be read.
         """
         try:
             found = self._exists(self._path(_HEAD))
         except OSError as error:
-            raise InvalidInputError(f"the folder {self.place} cannot be read: {error}") from error
+            raise InvalidInputError(f"the folder {self.place} cannot be read: {error}; name another one") from error
         if not found:
             raise InvalidInputError(
-                f"the folder {self.place} is not of an audit: name the one that 'bide pipeline audit --into' was given"
+                f"the folder {self.place} has no audit: name the folder that 'bide pipeline audit --into' writes to"
             )
 
     def location(self, *parts: str) -> str:
-        """Where a table is, for Spark."""
+        """The URI of a table, for Spark."""
         return for_spark(self.place, *parts)
 
     def has_positions(self, source: str) -> bool:
-        """Whether Spark has written down how far a source was read."""
+        """Whether the checkpoint has positions of a source."""
         return bool(self._entries(self._path("_checkpoint", source, "offsets")))
 
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
-        """Write rows in the place of those partitions that they belong to; the others stay as they are.
+        """Replace the partitions that the rows belong to, and leave the others unchanged.
 
         Args:
-            by: the columns that the table is partitioned by.
+            by: the partition columns of the table.
         """
         (
             rows.write.mode("overwrite")
@@ -202,61 +204,61 @@ class Folder:
         )
 
     def append(self, facts: DataFrame, table: str, batch: int) -> None:
-        """Write the facts of a batch, in the place of what is there of it."""
-        from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+        """Write the facts of a batch, and replace those that an earlier attempt has written."""
+        from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
         self.write(facts.withColumn("batch", F.lit(batch).cast("long")), table, by=("day", "batch"))
 
     def write_whole(self, rows: DataFrame, table: str, *order: str | Column) -> None:
-        """Write a small table anew, as one file in this order."""
+        """Replace a small table by one file, sorted in this order."""
         rows.repartition(1).sortWithinPartitions(*order).write.mode("overwrite").parquet(self.location(table))
 
     def read(
         self, spark: SparkSession, table: str, schema: StructType, days: Collection[date] | None = None
     ) -> DataFrame:
-        """Rows of a table, none where it does not exist yet.
+        """Read a table; it is empty if it does not exist yet.
 
         Args:
-            days: only of these; no other files are looked at.
+            days: read only the files of these days.
         """
         names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
-        there = [to_read(self.location(name)) for name in names if self._exists(self._path(name))]
-        if not there:
+        existing = [to_read(self.location(name)) for name in names if self._exists(self._path(name))]
+        if not existing:
             return spark.createDataFrame([], schema)
-        found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*there)
+        found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*existing)
         return found.select(*schema.names)
 
     def read_batches(
         self, spark: SparkSession, table: str, schema: StructType, batches: Collection[Batch]
     ) -> DataFrame:
-        """Rows of these batches, those that are there, with a column ``batch``."""
+        """Read those of the batches that exist, with a column ``batch``."""
         from pyspark.sql.types import LongType, StructField, StructType
 
         whole = StructType([*schema, StructField("batch", LongType())])
-        there = [to_read(self.location(*_parts(table, one))) for one in sorted(batches) if self.has(table, one)]
-        if not there:
+        existing = [to_read(self.location(*_parts(table, one))) for one in sorted(batches) if self.has(table, one)]
+        if not existing:
             return spark.createDataFrame([], whole)
-        found = spark.read.schema(whole).option("basePath", self.location(table)).parquet(*there)
+        found = spark.read.schema(whole).option("basePath", self.location(table)).parquet(*existing)
         return found.select(*whole.names)
 
     def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
-        """Write rows, of which each has its day and batch, in the place of these batches, and leave the others."""
+        """Replace these batches by rows that have a day and a batch, and leave other batches unchanged."""
         before = {one: self._entries(self._path(*_parts(table, one))) for one in batches if self.has(table, one)}
         self.write(rows, table, by=("day", "batch"))
         for one, entries in before.items():
-            # What got no rows was not touched.
+            # Spark did not touch a batch without rows.
             if self._entries(path := self._path(*_parts(table, one))) == entries:
                 self._files.delete_dir(path)
 
     def has(self, table: str, batch: Batch | None = None) -> bool:
-        """Whether a table is there, or this batch of it."""
+        """Whether a table, or this batch of it, exists."""
         return self._exists(self._path(table) if batch is None else self._path(*_parts(table, batch)))
 
     def batches(self, table: str, day: date, *, under: int | None = None) -> list[int]:
-        """The batches that a day of a table consists of.
+        """The numbers of the batches of a day.
 
         Args:
-            under: only those that have fewer bytes than this.
+            under: only batches with fewer bytes than this.
         """
         place = self._path(table, f"day={day}")
         found = {int(match[1]): 0 for one in self._entries(place) if (match := _BATCH.fullmatch(one))}
@@ -267,80 +269,79 @@ class Folder:
         return sorted(number for number, size in found.items() if under is None or size < under)
 
     def merge(self, rows: DataFrame, table: str, day: date, batches: list[int]) -> None:
-        """Put the batches of a day together into one, of which these are the rows.
+        """Merge batches of a day, which have these rows, into one batch.
 
-        They are written aside first. What follows is written down before it is done, and :meth:`finish_merges` does
-        again what of it an interruption has left: no row is there twice, and none is lost.
+        The rows are written to a temporary folder first. The remaining steps are recorded, and after an interruption
+        :meth:`finish_merges` repeats them, so that no row is lost or duplicated.
         """
         rows.coalesce(1).drop("day").write.mode("overwrite").parquet(self.location(_MERGED))
         self._write(self._path(_MERGE), {"table": table, "day": str(day), "batches": batches})
         self.finish_merges()
 
     def finish_merges(self) -> None:
-        """Finish what :meth:`merge` has begun."""
-        if not self._exists(note := self._path(_MERGE)):
+        """Finish an interrupted :meth:`merge`."""
+        if not self._exists(record := self._path(_MERGE)):
             return
-        told = json.loads(self._read(note))
-        place = self._path(told["table"], f"day={told['day']}")
+        merge = json.loads(self._read(record))
+        folder = self._path(merge["table"], f"day={merge['day']}")
         merged = self._path(_MERGED)
         if self._exists(merged):
-            for batch in told["batches"]:
-                if self._exists(old := posixpath.join(place, f"batch={batch}")):
+            for batch in merge["batches"]:
+                if self._exists(old := posixpath.join(folder, f"batch={batch}")):
                     self._files.delete_dir(old)
-            # Under the number of the last one, which is done with: Spark never comes back to it.
-            self._files.move(merged, posixpath.join(place, f"batch={told['batches'][-1]}"))
-        self._files.delete_file(note)
+            # Under the number of the last batch, which is committed, so that Spark never writes it again.
+            self._files.move(merged, posixpath.join(folder, f"batch={merge['batches'][-1]}"))
+        self._files.delete_file(record)
 
     def begin_work(self, batches: Collection[Batch]) -> None:
-        """Write down which batches of messages are about to be replaced, and what is there of their days.
+        """Record which batches of messages will be replaced, and the existing files of their days.
 
-        What an interruption has left of a day is no state to compare with: until the work is finished, it counts as
-        changed.
+        A day that an earlier interruption has changed counts as changed until the work is finished.
         """
         changed = self.unfinished_work().days
-        told = {
+        work = {
             "batches": [[str(day), number] for day, number in sorted(batches)],
             "changed": sorted(map(str, changed)),
-            "files": {str(day): self._worked_out(day) for day in {day for day, _ in batches} - changed},
+            "files": {str(day): self._computed_files(day) for day in {day for day, _ in batches} - changed},
         }
-        self._write(self._path(_WORK), told)
+        self._write(self._path(_WORK), work)
 
     def unfinished_work(self) -> Work:
-        """What was written down so, if it was not finished."""
+        """The recorded work of a round that did not finish; empty if there is none."""
         if not self._exists(path := self._path(_WORK)):
             return Work(batches=set(), days=set())
-        told = json.loads(self._read(path))
-        batches = {(date.fromisoformat(day), number) for day, number in told["batches"]}
-        # What an earlier bide wrote tells of no files.
-        before = told.get("files", {})
-        changed = {day for day, _ in batches if self._worked_out(day) != before.get(str(day))}
-        return Work(batches=batches, days=changed | set(map(date.fromisoformat, told.get("changed", ()))))
+        work = json.loads(self._read(path))
+        batches = {(date.fromisoformat(day), number) for day, number in work["batches"]}
+        # A work file of an earlier bide has no list of files.
+        before = work.get("files", {})
+        changed = {day for day, _ in batches if self._computed_files(day) != before.get(str(day))}
+        return Work(batches=batches, days=changed | set(map(date.fromisoformat, work.get("changed", ()))))
 
-    def _worked_out(self, day: date) -> list[str]:
-        """The files of what a round changes first and last of a day. No two that Spark writes have the same name."""
+    def _computed_files(self, day: date) -> list[str]:
+        """The files of the first and the last table that a round changes for a day; Spark never reuses a file name."""
         found = []
         for table in ("messages", "lateness"):
-            place = fs.FileSelector(self._path(table, f"day={day}"), allow_not_found=True, recursive=True)
-            found += [one.path.removeprefix(self._root) for one in self._files.get_file_info(place) if one.is_file]
+            selector = fs.FileSelector(self._path(table, f"day={day}"), allow_not_found=True, recursive=True)
+            found += [one.path.removeprefix(self._root) for one in self._files.get_file_info(selector) if one.is_file]
         return sorted(found)
 
     def finish_work(self) -> None:
-        """Strike it out."""
+        """Delete the record of :meth:`begin_work`."""
         if self._exists(path := self._path(_WORK)):
             self._files.delete_file(path)
 
-    def note(self, note: Note) -> None:
-        """Write down what a batch has brought."""
+    def add_note(self, note: Note) -> None:
+        """Write a note about the new facts of a batch."""
         self._write(
             self._path(_NOTES, f"{note.name}.json"), {"rows": note.rows, "days": [str(day) for day in note.days]}
         )
 
     def notes(self) -> list[Note]:
-        """The notes that were not struck out."""
+        """The notes that were not deleted."""
         return [self._read_note(name) for name in self._note_names()]
 
-    def noted(self) -> int:
-        """Rows that the notes tell of, to show how far a round is. It may strike them out meanwhile."""
+    def noted_rows(self) -> int:
+        """The number of rows in the notes, to show the progress of a round, which may delete notes at the same time."""
         rows = 0
         for name in self._note_names():
             with suppress(FileNotFoundError):
@@ -353,11 +354,11 @@ class Folder:
         return [name.removesuffix(suffix) for name in found if name.endswith(suffix)]
 
     def _read_note(self, name: str) -> Note:
-        told = json.loads(self._read(self._path(_NOTES, f"{name}.json")))
-        return Note(name=name, rows=told["rows"], days=tuple(date.fromisoformat(day) for day in told["days"]))
+        note = json.loads(self._read(self._path(_NOTES, f"{name}.json")))
+        return Note(name=name, rows=note["rows"], days=tuple(date.fromisoformat(day) for day in note["days"]))
 
-    def strike_out(self, notes: Iterable[Note]) -> None:
-        """Delete notes, because all that follows from them is written."""
+    def delete_notes(self, notes: Iterable[Note]) -> None:
+        """Delete notes, after all tables that depend on their facts are written."""
         for note in notes:
             self._files.delete_file(self._path(_NOTES, f"{note.name}.json"))
 
@@ -376,12 +377,12 @@ class Folder:
             read: bytes = file.read()
             return read
 
-    def _write(self, path: str, told: dict[str, Any]) -> None:
-        """Write a file that appears with all that is in it or not at all."""
+    def _write(self, path: str, content: dict[str, Any]) -> None:
+        """Write a file atomically."""
         self._files.create_dir(posixpath.dirname(path))
         new = f"{path}{_NEW}"
         with self._files.open_output_stream(new) as file:
-            file.write(json.dumps(told, sort_keys=True).encode())
+            file.write(json.dumps(content, sort_keys=True).encode())
         self._files.move(new, path)
 
 

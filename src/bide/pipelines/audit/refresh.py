@@ -1,10 +1,10 @@
-"""What follows from new facts, worked out without the history.
+"""Incremental refresh of the tables that are computed from facts.
 
-The messages that new facts tell of are worked out anew, from all their facts, and no others. A table of Parquet files
-has no rows to replace: a round writes its messages as a batch of their own, and writes those earlier batches again,
-without them, that had some of them. Messages are told of again soon after, so these are few and recent ones.
+Only messages with new facts are computed again, from all their facts. Rows of Parquet files cannot be replaced, so a
+round writes its messages as a new batch, and rewrites the earlier batches that had some of these messages without them.
+The facts of a message usually arrive within a short time, so these batches are few and recent.
 
-All that is looked at of the rest is the column of message ids, in the days that the new facts belong to.
+Of all other messages, only the column of message ids is read, for the days of the new facts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import date, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.pipelines.audit import facts, tables
 from bide.pipelines.audit.folder import Batch, Folder, Note
@@ -23,20 +23,20 @@ from bide.pipelines.audit.folder import Batch, Folder, Note
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-MOST_BATCHES: Final = 20
-"""Small batches of a day of a table, of which there are more, are put together into one."""
+MAX_BATCHES: Final = 20
+"""If a day of a table has more small batches than this, they are merged into one."""
 
 SMALL_BYTES: Final = 64 * 1024 * 1024
-"""Batches as large as this stay as they are: else all that is old would be written again and again."""
+"""Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
 
 BROADCAST_IDS: Final = 300_000
-"""Message ids, up to so many, are sent to all tasks: else what is looked through for them would be sorted."""
+"""Up to this many message ids are broadcast to all tasks; a join with more ids sorts both sides."""
 
 FACTS: Final = tuple(facts.SCHEMAS)
 
 UNDECODABLE: Final = "undecodable"
-"""The table of what could not be decoded, from which nothing follows. It is divided by source, too: each has batches of
-the same numbers."""
+"""The table of undecodable messages, on which no other table depends. It is partitioned by source as well, because the
+numbers of batches are unique per source only."""
 
 SOURCES: Final = ("scheduled", "delivered", "events")
 
@@ -45,21 +45,21 @@ _GROWING: Final = {**facts.SCHEMAS, **{f"{UNDECODABLE}/source={source}": facts.U
 _MESSAGES: Final = "messages"
 _PENDING: Final = "_state/pending"
 _FAILURES: Final = "_state/failures"
-_OF_MINUTE: Final = ("minute", "target", "day")
+_MINUTE_KEY: Final = ("minute", "target", "day")
 
 
 def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: datetime) -> set[date]:
-    """Work out anew what follows from new facts, and which messages have become overdue.
+    """Compute the tables again for messages with new facts, and for messages that have become overdue.
 
-    Whoever is interrupted in between does it all again with the same notes, and comes to the same: days of which it had
-    begun to replace something are worked out as a whole.
+    After an interruption, a refresh with the same notes has the same result: days that were partly replaced are
+    computed again as a whole.
 
     Args:
-        notes: of batches from which nothing was worked out yet.
-        now: until when the streams were read.
+        notes: the notes of batches whose facts are new.
+        now: the time until which the streams were read.
 
     Returns:
-        the days of which something was written.
+        The days that were written.
     """
     fresh: defaultdict[str, set[Batch]] = defaultdict(set)
     for note in notes:
@@ -67,10 +67,10 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
             fresh[table] |= note.batches
     unfinished = folder.unfinished_work()
     for table in FACTS:
-        # Of a day that is half replaced, other messages than those that are new may be gone, or there twice.
+        # In a day that was partly replaced, messages without new facts may be missing or duplicated too.
         fresh[table] |= {(day, one) for day in unfinished.days for one in folder.batches(table, day)}
-    ripe = tables.ripe(folder.read(spark, _PENDING, tables.PENDING_PARTS), now=now)
-    again = {(row["day"], row["batch"]) for row in ripe.collect()} | unfinished.batches
+    overdue = tables.newly_overdue(folder.read(spark, _PENDING, tables.PENDING_PARTS), now=now)
+    again = {(row["day"], row["batch"]) for row in overdue.collect()} | unfinished.batches
     days = {day for some in (*fresh.values(), again) for day, _ in some}
     failed = {day for day, _ in fresh["failed"]}
     if days:
@@ -91,14 +91,14 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
 
 
 def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None:
-    """Put facts of days that came in many small batches together.
+    """Merge the small batches of facts of these days.
 
-    To be called when nothing is written to them, and no notes tell of them.
+    Call this when no query writes to the tables, and no note refers to the batches.
     """
     for table, schema in _GROWING.items():
         for day in days:
             batches = folder.batches(table, day, under=SMALL_BYTES)
-            if len(batches) > MOST_BATCHES:
+            if len(batches) > MAX_BATCHES:
                 rows = folder.read_batches(spark, table, schema, {(day, one) for one in batches})
                 folder.merge(rows.drop(tables.BATCH), table, day, batches)
 
@@ -106,10 +106,10 @@ def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None
 def _refresh_messages(
     spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], again: set[Batch], *, now: datetime
 ) -> None:
-    """Bring the table of messages up to date, and the counts of what waits.
+    """Refresh the table of messages, and the counts of pending messages.
 
     Args:
-        again: batches of messages that have to be looked at for another reason.
+        again: batches of messages to rewrite for other reasons than new facts.
     """
     days = {day for some in fresh.values() for day, _ in some}
     new = {table: folder.read_batches(spark, table, facts.SCHEMAS[table], fresh.get(table, ())) for table in FACTS}
@@ -117,7 +117,7 @@ def _refresh_messages(
     known = rows.where(F.col("message_id").isNotNull()).distinct().persist()
     try:
         ids = F.broadcast(known) if known.count() <= BROADCAST_IDS else known
-        found = _holding(spark, folder, fresh, days, ids)
+        found = _batches_with(spark, folder, fresh, days, ids)
         old = {
             table: folder.read_batches(spark, table, facts.SCHEMAS[table], found[table]).join(
                 ids, list(tables.KEY), "left_semi"
@@ -127,17 +127,17 @@ def _refresh_messages(
         }
         whole = (new[table].unionByName(old[table]) if table in old else new[table] for table in FACTS)
         number = 1 + max((one for day in days for one in folder.batches(_MESSAGES, day)), default=-1)
-        made = tables.messages(*whole, now=now).withColumn(tables.BATCH, F.lit(number).cast("long"))
+        computed = tables.messages(*whole, now=now).withColumn(tables.BATCH, F.lit(number).cast("long"))
 
-        joined = _to_join(folder, days)
-        replaced = found[_MESSAGES] | again | joined
+        merged = _to_merge(folder, days)
+        replaced = found[_MESSAGES] | again | merged
         kept = folder.read_batches(spark, _MESSAGES, tables.MESSAGES, replaced).join(ids, list(tables.KEY), "left_anti")
-        if joined:
-            batch = F.when(_is_one_of(joined), F.lit(number)).otherwise(F.col(tables.BATCH))
+        if merged:
+            batch = F.when(_is_one_of(merged), F.lit(number)).otherwise(F.col(tables.BATCH))
             kept = kept.withColumn(tables.BATCH, batch.cast("long"))
         touched = replaced | {(day, number) for day in days}
         folder.begin_work(touched)
-        together = made.unionByName(tables.aged(kept, now=now))
+        together = computed.unionByName(tables.mark_overdue(kept, now=now))
         folder.replace(together.hint("rebalance", "day", tables.BATCH), _MESSAGES, replaced)
     finally:
         known.unpersist()
@@ -145,30 +145,30 @@ def _refresh_messages(
     folder.replace(parts.repartition("day", tables.BATCH), _PENDING, touched)
 
 
-def _holding(
+def _batches_with(
     spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], days: Collection[date], ids: DataFrame
 ) -> defaultdict[str, set[Batch]]:
-    """Earlier batches that have any of these messages, by table."""
-    looked_at = []
+    """The earlier batches that have any of these messages, by table."""
+    candidates = []
     for table in (*FACTS, _MESSAGES):
         old = {(day, one) for day in days for one in folder.batches(table, day)} - fresh.get(table, set())
         if old:
             rows = folder.read_batches(spark, table, facts.schema_of("message_id string, day date"), old)
-            looked_at.append(rows.withColumn("table", F.lit(table)))
+            candidates.append(rows.withColumn("table", F.lit(table)))
     found: defaultdict[str, set[Batch]] = defaultdict(set)
-    if looked_at:
-        rows = reduce(lambda some, more: some.union(more), looked_at).join(ids, list(tables.KEY), "left_semi")
+    if candidates:
+        rows = reduce(lambda some, more: some.union(more), candidates).join(ids, list(tables.KEY), "left_semi")
         for row in rows.select("table", "day", tables.BATCH).distinct().collect():
             found[row["table"]].add((row["day"], row["batch"]))
     return found
 
 
-def _to_join(folder: Folder, days: Collection[date]) -> set[Batch]:
-    """Batches of messages that become part of the new one, because their day has so many small ones."""
+def _to_merge(folder: Folder, days: Collection[date]) -> set[Batch]:
+    """The small batches to merge into the new one, of days that have too many of them."""
     found: set[Batch] = set()
     for day in days:
         batches = folder.batches(_MESSAGES, day, under=SMALL_BYTES)
-        if len(batches) > MOST_BATCHES:
+        if len(batches) > MAX_BATCHES:
             found |= {(day, one) for one in batches}
     return found
 
@@ -182,28 +182,28 @@ def _is_one_of(batches: Collection[Batch]) -> Column:
 
 
 def _refresh_lateness(spark: SparkSession, folder: Folder, fresh: set[Batch]) -> None:
-    """Work out anew those minutes in which messages were due that new facts tell of."""
+    """Refresh the table of lateness, for the minutes in which newly delivered messages were due."""
     schema, days = facts.SCHEMAS["delivered"], {day for day, _ in fresh}
     delivered = folder.read_batches(spark, "delivered", schema, fresh)
-    minutes = tables.released(delivered).select(*_OF_MINUTE).distinct().persist()
+    minutes = tables.released(delivered).select(*_MINUTE_KEY).distinct().persist()
     try:
         span = minutes.agg(*(F.unix_micros(one("minute")) for one in (F.min, F.max))).collect()[0]
         old = {(day, one) for day in days for one in folder.batches("delivered", day)} - fresh
         if old and span[0] is not None:
-            # What was released together was written together: most files have no row of that time.
+            # Spark skips most files here, because messages of the same time are in the same files.
             first, end = (F.timestamp_micros(F.lit(one)) for one in (span[0], span[1] + 60_000_000))
             rows = folder.read_batches(spark, "delivered", schema, old)
             rows = tables.released(rows.where((F.col("due") >= first) & (F.col("due") < end)))
-            delivered = delivered.unionByName(_of_minutes(rows, minutes, "left_semi").drop("minute"))
-        kept = _of_minutes(folder.read(spark, "lateness", tables.LATENESS, days), minutes, "left_anti")
+            delivered = delivered.unionByName(_join_minutes(rows, minutes, "left_semi").drop("minute"))
+        kept = _join_minutes(folder.read(spark, "lateness", tables.LATENESS, days), minutes, "left_anti")
         folder.write(tables.lateness(delivered).unionByName(kept).repartition("day"), "lateness")
     finally:
         minutes.unpersist()
 
 
-def _of_minutes(rows: DataFrame, minutes: DataFrame, how: str) -> DataFrame:
-    """Those rows that are of these minutes and targets, or those that are not."""
-    named = minutes.select(*(F.col(name).alias(f"that_{name}") for name in _OF_MINUTE))
-    # A target may be null.
-    same = (F.col(name).eqNullSafe(F.col(f"that_{name}")) for name in _OF_MINUTE)
-    return rows.join(named, reduce(lambda some, more: some & more, same), how)
+def _join_minutes(rows: DataFrame, minutes: DataFrame, how: str) -> DataFrame:
+    """The rows of these minutes, targets and days (``left_semi``), or all other rows (``left_anti``)."""
+    renamed = minutes.select(*(F.col(name).alias(f"that_{name}") for name in _MINUTE_KEY))
+    # eqNullSafe, because a target may be null.
+    same = (F.col(name).eqNullSafe(F.col(f"that_{name}")) for name in _MINUTE_KEY)
+    return rows.join(renamed, reduce(lambda some, more: some & more, same), how)

@@ -1,8 +1,8 @@
-"""Taps and the events stream as Parquet tables, which grow with what is new.
+"""Run of an audit: taps and the events stream are appended to Parquet tables.
 
-A round (:func:`run`) reads each source from where the last one ended, with a streaming query whose checkpoint is the
-only truth, and appends its facts (:mod:`bide.pipelines.audit.facts`). Then it works out what follows from them
-(:mod:`bide.pipelines.audit.tables`), for the messages that they are about (:mod:`bide.pipelines.audit.refresh`).
+A round (:func:`run`) reads each source from the position in its checkpoint, with a streaming query, and appends the
+facts (:mod:`bide.pipelines.audit.facts`). Then it computes the other tables (:mod:`bide.pipelines.audit.tables`) again
+for the messages with new facts (:mod:`bide.pipelines.audit.refresh`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 import bide.spark
 from bide.pipelines.audit import facts, tables
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 BATCH_ROWS: Final = 1_000_000
-"""Messages of a batch, at most: what is read again after a kill."""
+"""The largest number of messages in a batch. After a crash, at most one batch per source is read again."""
 
 _ATTEMPTS: Final = 3
-"""At a query for whose Python Spark did not wait: it goes on from its checkpoint, as after a kill."""
+"""Attempts to start a query when its Python process is too slow for Spark. A query continues from its checkpoint."""
 
 _Split = Callable[["DataFrame"], "DataFrame"]
 _Starter = Callable[[], "StreamingQuery"]
@@ -42,17 +42,17 @@ _Starter = Callable[[], "StreamingQuery"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What an audit reads.
+    """The sources of an audit.
 
     Attributes:
-        url: the broker's, with the password.
-        scheduled: the taps' streams with what was scheduled, each with its layout.
-        delivered: the same for what was delivered.
+        url: the URL of the broker, with the password.
+        scheduled: the streams of taps with scheduled messages, each with its layout.
+        delivered: the streams of taps with delivered messages, each with its layout.
         events: the events streams.
-        port: of the stream protocol, None for the usual one.
-        batch_rows: messages of a batch at most. PySpark before 4.2 reads all at once.
-        allow_gaps: go on where messages were dropped by a stream's retention before they were read, or where a stream
-            that was read is not there, or not named, any more.
+        port: the port of the stream protocol; None for the default.
+        batch_rows: the largest number of messages in a batch. PySpark before 4.2 reads all messages in one batch.
+        allow_gaps: continue when the retention of a stream has removed messages before they were read, or when a
+            stream of an earlier round does not exist or is not named any more.
     """
 
     url: str = field(repr=False)
@@ -66,16 +66,16 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What a round did.
+    """The result of a round.
 
     Attributes:
-        rows: facts that were written, by table; with those of a run before that was killed before it could use them.
-        undecodable: messages that were written as their bytes, because they are not AMQP 1.0.
-        days: of how many days messages were worked out anew.
+        rows: new facts by table, including those of an earlier run that was killed before it refreshed the tables.
+        undecodable: messages that were written as raw bytes, because they are not AMQP 1.0.
+        days: the number of days whose messages were computed again.
         pending: messages that are scheduled and not delivered.
-        overdue: those of them whose due time is over.
-        read_seconds: for reading and writing facts.
-        seconds: in all.
+        overdue: pending messages whose due time is over.
+        read_seconds: time to read and write facts.
+        seconds: time of the whole round.
     """
 
     rows: Mapping[str, int]
@@ -88,15 +88,15 @@ class Round:
 
 
 def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
-    """One round: read what is there now, and bring all tables up to date.
+    """Run one round: read the messages that are in the streams now, and refresh all tables.
 
-    No other may run in the folder meanwhile. Who runs many holds :meth:`Folder.lock` around them.
+    A round locks the folder. To keep the lock between several rounds, hold :meth:`Folder.lock` around them.
 
     Raises:
-        FolderInUseError: another does.
-        BrokerError: and other errors of bide, as PySparkException with their text; see
+        FolderInUseError: another audit uses the folder.
+        PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`.
-        InvalidInputError: the folder has something else in it.
+        InvalidInputError: the folder contains other files.
     """
     folder.begin()
     with folder.lock():
@@ -105,7 +105,7 @@ def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
 
 def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     began = time.monotonic()
-    # Whatever is due before this moment, and delivered in time, is in the streams when they are read.
+    # Taken before the streams are read, so that each message that is due before and on time is in the streams.
     now = datetime.now(UTC)
     folder.finish_merges()
     bide.spark.register(spark)
@@ -126,7 +126,7 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
             ),
             ("events", tuple(sources.events), facts.events, {"processed": facts.processed, "failed": facts.failed}),
         )
-        # One of which no stream is left is asked too: its checkpoint knows what was read, and that it is missing.
+        # A source without streams is queried if it has a checkpoint, so that the missing streams are reported.
         if streams or folder.has_positions(name)
     ]
     for attempt in range(1, _ATTEMPTS + 1):
@@ -136,19 +136,19 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     read = time.monotonic()
     notes = folder.notes()
     days = refresh(spark, folder, notes, now=now)
-    folder.strike_out(notes)
+    folder.delete_notes(notes)
     compact(spark, folder, {day for note in notes for day in note.days})
     rows = Counter(dict.fromkeys(FACTS, 0))
     for note in notes:
         rows.update(note.rows)
-    waiting = folder.read(spark, "pending", tables.PENDING).agg(F.sum("count"), F.sum("overdue")).collect()[0]
+    counts = folder.read(spark, "pending", tables.PENDING).agg(F.sum("count"), F.sum("overdue")).collect()[0]
     ended = time.monotonic()
     return Round(
         undecodable=rows.pop(UNDECODABLE, 0),
         rows=dict(rows),
         days=len(days),
-        pending=waiting[0] or 0,
-        overdue=waiting[1] or 0,
+        pending=counts[0] or 0,
+        overdue=counts[1] or 0,
         read_seconds=read - began,
         seconds=ended - began,
     )
@@ -163,11 +163,11 @@ def _start(
     make: _Split,
     tables_of: Mapping[str, _Split],
 ) -> StreamingQuery:
-    """A query that appends the facts of a source, and ends when it has read what is there.
+    """Start a query that appends the facts of a source, and ends after the messages that exist now.
 
     Args:
-        make: all facts of a batch of messages.
-        tables_of: which of them each table has.
+        make: converts a batch of messages to facts.
+        tables_of: table -> function that selects its rows from these facts.
     """
     import json
 
@@ -179,9 +179,9 @@ def _start(
         "startingOffsets": "earliest",
         "includeHeaders": name != "events",
         "failOnDataLoss": not sources.allow_gaps,
-        # One message of a stranger must not end the reading of all others.
+        # One undecodable message must not end the audit of all others.
         "undecodable": "raw",
-        # A stream would be one task.
+        # Otherwise each stream would be a single task.
         "minPartitions": parallelism(spark),
     }
     if sources.port is not None:
@@ -192,24 +192,24 @@ def _start(
     def append(batch: DataFrame, number: int) -> None:
         rows: dict[str, int] = {}
         days: set[date] = set()
-        # Made once: reading the streams again takes the longest of all.
-        kept = make(facts.marked(batch)).persist()
+        # Cached, because several tables are written, and reading the streams takes longest.
+        kept = make(facts.mark_undecodable(batch)).persist()
 
         def write(found: DataFrame, table: str, *, always: bool) -> int:
-            told = found.agg(F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days")).collect()[0]
-            if told["rows"] or always:
+            summary = found.agg(F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days")).collect()[0]
+            if summary["rows"] or always:
                 folder.append(found, table, number)
-            days.update(told["days"])
-            return int(told["rows"])
+            days.update(summary["days"])
+            return int(summary["rows"])
 
         try:
             for table, split in tables_of.items():
                 rows[table] = write(split(kept), table, always=True)
-            if odd := write(facts.undecodable(kept), f"{UNDECODABLE}/source={name}", always=False):
-                rows[UNDECODABLE] = odd
+            if undecodable := write(facts.undecodable(kept), f"{UNDECODABLE}/source={name}", always=False):
+                rows[UNDECODABLE] = undecodable
         finally:
             kept.unpersist()
-        folder.note(Note(name=f"{name}-{number}", rows=rows, days=tuple(sorted(days))))
+        folder.add_note(Note(name=f"{name}-{number}", rows=rows, days=tuple(sorted(days))))
 
     read = spark.readStream.format("rabbitmq").options(**options).load()
     return (
@@ -222,16 +222,16 @@ def _start(
 
 
 def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
-    """Start queries and wait for all, also when one fails: none may go on writing behind the caller's back.
+    """Start queries and wait for all of them. If one fails, the others end too, so that none writes after the error.
 
     Args:
-        is_last: whether those whose Python was too slow to start have failed, too.
+        is_last: whether a query whose Python process was too slow to start has failed, rather than is started again.
 
     Returns:
-        Those that are to be started again.
+        The queries to start again.
     """
 
-    def may_come_again(error: Exception) -> bool:
+    def may_retry(error: Exception) -> bool:
         return not is_last and NO_WORKER in str(error)
 
     failures: list[Exception] = []
@@ -242,15 +242,15 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
             try:
                 queries.append((start, start()))
             except Exception as error:
-                # On Spark Connect the Python of a foreachBatch is there before the query is.
-                if not may_come_again(error):
+                # Spark Connect starts the Python process of a foreachBatch before the query.
+                if not may_retry(error):
                     raise
                 again.append(start)
         for start, query in queries:
             try:
                 query.awaitTermination()
-            except Exception as error:  # noqa: BLE001 (raised, or told, below)
-                if may_come_again(error):
+            except Exception as error:  # noqa: BLE001 (raised or logged below)
+                if may_retry(error):
                     again.append(start)
                 else:
                     failures.append(error)
@@ -260,9 +260,9 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     if failures:
         first, *others = failures
         for one in others:
-            first.add_note(f"another query failed, too: {one}")
-            log.warning("another query failed, too: %s", one)
+            first.add_note(f"another query failed too: {one}")
+            log.warning("another query failed too: %s", one)
         raise first
     if again:
-        log.info("Spark did not wait for the Python of %d queries: they are started again", len(again))
+        log.info("starting %d queries again, whose Python process did not connect within ten seconds", len(again))
     return again

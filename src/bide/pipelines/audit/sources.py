@@ -1,4 +1,4 @@
-"""Which streams of a virtual host an audit reads."""
+"""Discovery of the streams that an audit reads."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PREFIXED: Final = ("clock", "celery")
 
 
 def candidates(layouts: Iterable[str] = (), *, prefix: str | None = None) -> list[DelayInfrastructure]:
-    """The infrastructures whose taps are looked for.
+    """The infrastructures whose taps the audit looks for.
 
     Args:
-        layouts: all that have taps, if empty.
-        prefix: of those layouts that have one.
+        layouts: the names of the layouts; if empty, all layouts with taps.
+        prefix: the prefix of the layouts that support one.
 
     Raises:
-        InvalidInputError: a layout is unknown, or the prefix is no prefix.
+        InvalidInputError: a layout is unknown, or the prefix is invalid.
     """
     return [make_infrastructure(layout, prefix=prefix if layout in _PREFIXED else None) for layout in layouts or TAPPED]
 
@@ -45,18 +45,19 @@ def find_sources(
     batch_rows: int = BATCH_ROWS,
     allow_gaps: bool = False,
 ) -> Sources:
-    """The taps of these infrastructures and the events streams, those that are there.
+    """Find the existing streams of the taps of these infrastructures, and the events streams.
 
     Args:
-        url: the broker's, with the password.
-        all_tapped: whether each of the infrastructures has to have its taps, since it was named.
-        events: names of events streams; the usual one, if empty.
-        port: of the stream protocol; None for that of :func:`bide.admin.locate.stream_port`, or the usual one.
+        url: the URL of the broker, with the password.
+        infrastructures: the infrastructures whose taps to look for.
+        all_tapped: whether each infrastructure must have taps; if not, those without taps are left out.
+        events: the names of events streams; if empty, the default one.
+        port: the port of the stream protocol; None for :func:`bide.admin.locate.stream_port`, or else the default.
 
     Raises:
-        NotAppliedError: nothing is there, or the taps of an infrastructure that has to have some are not.
-        TargetNotFoundError: an events stream that was named is not there.
-        BrokerError: the broker cannot be asked.
+        NotAppliedError: no stream exists, or an infrastructure that must have taps has none.
+        TargetNotFoundError: a named events stream does not exist.
+        BrokerError: the broker cannot be reached, or refuses.
     """
     scheduled: dict[str, str] = {}
     delivered: dict[str, str] = {}
@@ -67,36 +68,36 @@ def find_sources(
     named, events = events, events or (EVENTS,)
     port = port or stream_port(url, os.environ)
     with StreamLogs(Address.of(url, port)) as logs:
-        there = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
-    if absent := [name for name in named if name not in there]:
+        existing = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
+    if missing := [name for name in named if name not in existing]:
         raise TargetNotFoundError(
-            f"there is no events stream {', '.join(map(repr, absent))} on this virtual host: name one that endpoints "
-            "write by bide.EventStream(), or none for the usual one",
+            f"there is no events stream {', '.join(map(repr, missing))} on this virtual host: name one that endpoints "
+            "write with bide.EventStream(), or leave out the name for the default one",
         )
-    tapped = {layout for name, layout in (*scheduled.items(), *delivered.items()) if name in there}
-    if all_tapped and (bare := sorted({*scheduled.values()} - tapped)):
+    tapped = {layout for name, layout in (*scheduled.items(), *delivered.items()) if name in existing}
+    if all_tapped and (untapped := sorted({*scheduled.values()} - tapped)):
         raise NotAppliedError(
-            f"there are no streams of taps of the layout {' and '.join(bare)} on this virtual host: run 'bide tap on' "
-            "with the same --layout and --prefix"
+            f"the layout {' and '.join(untapped)} has no streams of taps on this virtual host: run 'bide tap on' with "
+            "the same --layout and --prefix"
         )
-    if not there:
+    if not existing:
         raise NotAppliedError(
             f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "
             "exist. Run 'bide tap on' with the same --layout and --prefix, or give endpoints a bide.EventStream()"
         )
     return Sources(
         url=url,
-        scheduled=_those(scheduled, there),
-        delivered=_those(delivered, there),
-        events=tuple(name for name in events if name in there),
+        scheduled=_filter(scheduled, existing),
+        delivered=_filter(delivered, existing),
+        events=tuple(name for name in events if name in existing),
         port=port,
         batch_rows=batch_rows,
         allow_gaps=allow_gaps,
     )
 
 
-def _those(streams: Mapping[str, str], there: set[str]) -> dict[str, str]:
-    return {name: layout for name, layout in streams.items() if name in there}
+def _filter(streams: Mapping[str, str], existing: set[str]) -> dict[str, str]:
+    return {name: layout for name, layout in streams.items() if name in existing}
 
 
 def _exists(logs: StreamLogs, stream: str) -> bool:

@@ -1,7 +1,7 @@
-"""What follows from the facts of an audit: one row for each message, what is pending, how late, and what fails.
+"""Tables computed from the facts of an audit: messages, pending, lateness and failures.
 
-All of it is worked out anew for whole days, from all their facts. So it makes no difference in which order the facts
-came, how late, or how often: the tables are the same.
+The rows of a message are computed from all its facts. So the tables do not depend on the order of the facts, on when
+they arrive, or on how often.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from bide.durations import to_microseconds
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 BATCH: Final = "batch"
-"""Which of the rounds wrote a row: days are divided by it, so that a round has to replace little of them."""
+"""The number of the round that wrote a row. Days are partitioned by it, so that a round replaces small parts only."""
 
 WAITING: Final = ArrayType(schema_of("target string, due timestamp"))
-"""What of a message is scheduled and not delivered."""
+"""Targets and due times that a message is scheduled for and not delivered to."""
 
 MESSAGES: Final = StructType(
     [
@@ -52,22 +52,22 @@ FAILURES_PARTS: Final = schema_of(
 )
 
 GRACE: Final = timedelta(seconds=10)
-"""A message is overdue when its due time is over for so long, and it was not seen being delivered."""
+"""A message is overdue when it was due longer ago than this and is not delivered."""
 
 SLICE_SECONDS: Final = 10
-"""What is pending is counted by slices of the due time as long as this, before hours are made of them."""
+"""Pending messages are counted by slices of the due time of this length, which are then summed by hour."""
 
 WINDOW: Final = timedelta(hours=1)
-"""``recent`` and ``before``, in the table of failures, are as long as this."""
+"""The length of the windows ``recent`` and ``before`` in the table of failures."""
 
 _SEVERITY: Final = ("processed", "retried", "failed", "expired", "discarded", "parked")
-"""Of several endpoints that a message went to, the one that fared worst gives its outcome."""
+"""Kinds of events by severity. If a message went to several endpoints, the most severe one is its outcome."""
 
-_LIFE: Final = ("failed", "retried", "processed", "expired", "discarded", "parked")
-"""What comes after what, where two events are of the same millisecond."""
+_EVENT_ORDER: Final = ("failed", "retried", "processed", "expired", "discarded", "parked")
+"""Kinds of events in their order, for events of the same millisecond."""
 
 KEY: Final = ("message_id", "day")
-"""What the rows of a message have in common."""
+"""The columns that identify a message."""
 
 _MICROS: Final = 1_000_000
 
@@ -75,13 +75,12 @@ _MICROS: Final = 1_000_000
 def messages(
     scheduled: DataFrame, delivered: DataFrame, processed: DataFrame, failed: DataFrame, *, now: datetime
 ) -> DataFrame:
-    """One row for each message id, and day.
+    """The table ``messages``, with one row for each message id and day, from the facts of any days.
 
     Args:
-        scheduled: and the others: the facts, of any days.
-        now: until when they were read.
+        now: the time until which the facts were read.
     """
-    went = _known(scheduled).select(
+    sends = _with_id(scheduled).select(
         *KEY,
         "target",
         "type",
@@ -90,9 +89,9 @@ def messages(
         F.when(_is_first(), F.col("scheduled")).alias("scheduled"),
         F.col("first_due").alias("due"),
         F.col("scheduled").alias("at"),
-        F.lit(1).alias("gone"),
+        F.lit(1).alias("sends"),
     )
-    came = _known(delivered).select(
+    deliveries = _with_id(delivered).select(
         *KEY,
         "target",
         "type",
@@ -101,15 +100,15 @@ def messages(
         F.col("first_due").alias("due"),
         F.when(_is_first(), F.col("delivered")).alias("delivered"),
         F.col("delivered").alias("at"),
-        F.lit(1).alias("come"),
+        F.lit(1).alias("deliveries"),
     )
-    dealt = _dealt(processed, failed)
-    together = went.unionByName(came, allowMissingColumns=True).unionByName(dealt, allowMissingColumns=True)
+    outcomes = _outcomes(processed, failed)
+    together = sends.unionByName(deliveries, allowMissingColumns=True).unionByName(outcomes, allowMissingColumns=True)
     found = together.groupBy(*KEY).agg(
         *(_earliest(name).alias(name) for name in ("target", "type", "layout")),
         *(F.min(name).alias(name) for name in ("sent", "scheduled", "due", "delivered")),
-        F.coalesce(F.sum("gone"), F.lit(0)).alias("gone"),
-        F.coalesce(F.sum("come"), F.lit(0)).alias("come"),
+        F.coalesce(F.sum("sends"), F.lit(0)).alias("sends"),
+        F.coalesce(F.sum("deliveries"), F.lit(0)).alias("deliveries"),
         F.coalesce(F.sum("attempts"), F.lit(0)).cast("int").alias("attempts"),
         F.max("worst").alias("worst"),
     )
@@ -119,7 +118,7 @@ def messages(
     ended, started = F.col("worst.ended"), F.col("worst.started")
     outcome = F.coalesce(
         "worst.kind",
-        F.when(F.col("gone") > F.col("come"), waiting).otherwise(F.lit("delivered")),
+        F.when(F.col("sends") > F.col("deliveries"), waiting).otherwise(F.lit("delivered")),
     )
     return found.withColumns({"outcome": outcome, "endpoint": F.col("worst.endpoint")}).select(
         "message_id",
@@ -137,7 +136,7 @@ def messages(
         started.alias("started"),
         ended.alias("ended"),
         *(
-            # As NServiceBus defines them: of what was processed, from when it should have been there.
+            # Defined as in NServiceBus: for processed messages, from the due time or else the time of sending.
             F.when(F.col("outcome") == "processed", _milliseconds(until, since)).alias(name)
             for name, since, until in (
                 ("critical_ms", start, ended),
@@ -150,18 +149,18 @@ def messages(
     )
 
 
-def aged(messages: DataFrame, *, now: datetime) -> DataFrame:
-    """The same messages later: those are overdue of which nothing but time has told."""
+def mark_overdue(messages: DataFrame, *, now: datetime) -> DataFrame:
+    """Change the outcome of messages that have become overdue without new facts."""
     is_late = (F.col("outcome") == "scheduled") & _overdue(_last_due(), now)
     return messages.withColumn("outcome", F.when(is_late, F.lit("overdue")).otherwise(F.col("outcome")))
 
 
 def pending_parts(messages: DataFrame, *, now: datetime) -> DataFrame:
-    """What waits, by target and slice of the due time, for each day and batch.
+    """Counts of pending messages by target and slice of the due time, for each day and batch.
 
     Args:
-        messages: the table, with the batch of each row.
-        now: until when the facts were read.
+        messages: the table ``messages``, with the batch of each row.
+        now: the time until which the facts were read.
     """
     waiting = messages.where(F.col("waiting").isNotNull()).select("day", BATCH, F.explode("waiting").alias("one"))
     return (
@@ -174,7 +173,7 @@ def pending_parts(messages: DataFrame, *, now: datetime) -> DataFrame:
 
 
 def pending(parts: DataFrame) -> DataFrame:
-    """The table ``pending``, of the parts of all days."""
+    """The table ``pending``, from the parts of all days."""
     return (
         parts.groupBy("target", _floor(F.col("due"), 3600).alias("due_hour"))
         .agg(F.sum("count").alias("count"), F.sum("overdue").alias("overdue"))
@@ -182,8 +181,8 @@ def pending(parts: DataFrame) -> DataFrame:
     )
 
 
-def ripe(parts: DataFrame, *, now: datetime) -> DataFrame:
-    """Where messages have become overdue since they were counted: ``day`` and ``batch``."""
+def newly_overdue(parts: DataFrame, *, now: datetime) -> DataFrame:
+    """``day`` and ``batch`` of messages that have become overdue since they were counted."""
     whole = F.col("due") + F.make_dt_interval(secs=F.lit(SLICE_SECONDS))
     return parts.where(_overdue(whole, now) & (F.col("overdue") < F.col("count"))).select("day", BATCH).distinct()
 
@@ -191,7 +190,7 @@ def ripe(parts: DataFrame, *, now: datetime) -> DataFrame:
 def lateness(delivered: DataFrame) -> DataFrame:
     """The table ``lateness``, by the minute in which messages were due.
 
-    Releases for a retry, of an endpoint or of an operator, are not counted.
+    Deliveries for a retry, by an endpoint or an operator, are not counted.
     """
     shares = F.percentile("lateness_ms", F.array(*(F.lit(share) for share in (0.5, 0.95, 0.99))))
     return (
@@ -204,20 +203,20 @@ def lateness(delivered: DataFrame) -> DataFrame:
 
 
 def released(delivered: DataFrame) -> DataFrame:
-    """Those facts that the table ``lateness`` counts, with the ``minute`` in which each was due."""
+    """The facts that the table ``lateness`` counts, with the ``minute`` in which each message was due."""
     first = delivered.where(_is_first() & F.col("lateness_ms").isNotNull())
     return first.withColumn("minute", _floor(F.col("due"), 60))
 
 
 def failures_parts(failed: DataFrame) -> DataFrame:
-    """Failures by group and minute, for each day. A message is counted in the minute of its first failure."""
-    told = _distinct(failed).where((F.col("kind") != "expired") & F.col("exception").isNotNull())
+    """Failures by group and minute, for each day. ``messages`` counts a message in the minute of its first failure."""
+    failures = _distinct(failed).where((F.col("kind") != "expired") & F.col("exception").isNotNull())
     same = ("group", "exception", "endpoint")
-    once = told.groupBy(*same, *KEY).agg(
+    once = failures.groupBy(*same, *KEY).agg(
         F.min("ended").alias("first"), F.array_sort(F.collect_list("ended")).alias("times")
     )
     each = once.select(*same, "day", "first", "message_id", F.posexplode("times").alias("place", "ended"))
-    # Without an id, each failure counts as a message of its own.
+    # Each failure without a message id counts as a separate message.
     new = F.when(F.col("message_id").isNull() | (F.col("place") == 0), F.lit(1)).otherwise(F.lit(0))
     return (
         each.groupBy(*same, _floor(F.col("ended"), 60).alias("minute"), "day")
@@ -232,10 +231,10 @@ def failures_parts(failed: DataFrame) -> DataFrame:
 
 
 def failures(parts: DataFrame) -> DataFrame:
-    """The table ``failures``, of the parts of all days.
+    """The table ``failures``, from the parts of all days.
 
-    ``recent`` counts the failures of the last hour that the facts tell of, ``before`` those of the hour before;
-    ``trend`` is what the one is to the other: 2.0 for twice as many, null where there were none before.
+    ``recent`` counts the failures in the last hour with facts, ``before`` those in the hour before. ``trend`` is their
+    ratio: 2.0 for twice as many, null if there were none before.
     """
     hour = F.make_dt_interval(secs=F.lit(int(WINDOW.total_seconds())))
     last = parts.agg(F.max("minute").alias("last"))
@@ -257,10 +256,10 @@ def failures(parts: DataFrame) -> DataFrame:
     )
 
 
-def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
-    """What endpoints made of each message: one row a message, with the outcome at the endpoint where it fared worst."""
+def _outcomes(processed: DataFrame, failed: DataFrame) -> DataFrame:
+    """One row for each message that endpoints have handled, with the most severe outcome among the endpoints."""
     both = processed.withColumn("kind", F.lit("processed")).unionByName(failed, allowMissingColumns=True)
-    latest = F.struct("ended", _place(_LIFE, "kind").alias("place"), "kind", "started")
+    latest = F.struct("ended", _rank(_EVENT_ORDER, "kind").alias("place"), "kind", "started")
     ends = (
         _distinct(both)
         .where(F.col("message_id").isNotNull())
@@ -275,7 +274,7 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
             F.count_if(F.col("started").isNotNull()).alias("attempts"),
         )
     )
-    rank = _place(_SEVERITY, "latest.kind").alias("rank")
+    rank = _rank(_SEVERITY, "latest.kind").alias("rank")
     worst = F.struct(rank, "latest.ended", "latest.kind", "latest.started", "endpoint")
     return ends.groupBy(*KEY).agg(
         F.max(worst).alias("worst"),
@@ -289,59 +288,58 @@ def _dealt(processed: DataFrame, failed: DataFrame) -> DataFrame:
 
 
 def _waiting(scheduled: DataFrame, delivered: DataFrame) -> DataFrame:
-    """What was scheduled and not delivered, for each message of which there is such.
+    """Targets and due times that are scheduled and not delivered, for each message that has some.
 
-    A message that was scheduled several times (it was retried, or its publisher sent it twice) is delivered as often;
-    what was due first has been delivered first.
+    A message that was scheduled several times, because of a retry or a duplicate publish, is delivered as often. The
+    deliveries are matched with the earliest due times.
     """
-    which = (*KEY, "target")
-    went = _known(scheduled).groupBy(*which).agg(F.array_sort(F.collect_list("due")).alias("dues"))
-    those = (F.col(name).alias(f"that_{name}") for name in which)
-    came = _known(delivered).groupBy(*those).agg(F.count(F.lit(1)).alias("come"))
-    # A target may be null.
-    same = reduce(lambda some, more: some & more, (F.col(name).eqNullSafe(F.col(f"that_{name}")) for name in which))
-    come = F.coalesce("come", F.lit(0)).cast("int")
-    left = F.slice("dues", come + 1, F.size("dues"))
+    key = (*KEY, "target")
+    sends = _with_id(scheduled).groupBy(*key).agg(F.array_sort(F.collect_list("due")).alias("dues"))
+    renamed = (F.col(name).alias(f"that_{name}") for name in key)
+    deliveries = _with_id(delivered).groupBy(*renamed).agg(F.count(F.lit(1)).alias("deliveries"))
+    # eqNullSafe, because a target may be null.
+    same = reduce(lambda some, more: some & more, (F.col(name).eqNullSafe(F.col(f"that_{name}")) for name in key))
+    count = F.coalesce("deliveries", F.lit(0)).cast("int")
+    remaining = F.slice("dues", count + 1, F.size("dues"))
     return (
-        went.join(came, same, "left")
-        .where(F.size("dues") > come)
-        .withColumn("waiting", F.transform(left, lambda due: F.struct(F.col("target"), due.alias("due"))))
+        sends.join(deliveries, same, "left")
+        .where(F.size("dues") > count)
+        .withColumn("waiting", F.transform(remaining, lambda due: F.struct(F.col("target"), due.alias("due"))))
         .groupBy(*KEY)
         .agg(F.flatten(F.collect_list("waiting")).alias("waiting"))
     )
 
 
 def _last_due() -> Column:
-    """When the last of what waits is due; null where nothing does."""
+    """The last due time that a message waits for; null if it waits for none."""
     return F.array_max(F.transform("waiting", lambda one: one["due"]))
 
 
-def _known(tapped: DataFrame) -> DataFrame:
-    """Messages that have an id."""
+def _with_id(tapped: DataFrame) -> DataFrame:
+    """The facts of messages that have an id."""
     return tapped.where(F.col("message_id").isNotNull())
 
 
 def _is_first() -> Column:
-    """Whether a message goes the way that its sender gave it: no retry of an endpoint, no copy of an operator.
+    """Whether a message is as its sender sent it, rather than a retry of an endpoint or a copy of an operator.
 
-    Copies of an operator count no retries. They have a due time of their own, which the first messages of others need
-    not tell.
+    A copy of an operator has no count of retries, but its due time differs from the first one.
     """
     return (F.coalesce("retries", F.lit(0)) == 0) & F.col("due").eqNullSafe(F.col("first_due"))
 
 
-def _distinct(told: DataFrame) -> DataFrame:
-    """Each event once: an endpoint writes one again when it does not know whether the broker has it."""
-    return told.dropDuplicates(["message_id", "day", "endpoint", "kind", "retries", "attempt", "started", "ended"])
+def _distinct(events: DataFrame) -> DataFrame:
+    """Remove duplicate events, which an endpoint publishes when a confirm is lost."""
+    return events.dropDuplicates(["message_id", "day", "endpoint", "kind", "retries", "attempt", "started", "ended"])
 
 
 def _overdue(due: Column, now: datetime) -> Column:
     return due <= F.timestamp_micros(F.lit(to_microseconds(now - GRACE)))
 
 
-def _floor(moment: Column, seconds: int) -> Column:
-    """The beginning of a span, counted from 1970 in UTC whatever the session's time zone."""
-    micros = F.unix_micros(moment)
+def _floor(time: Column, seconds: int) -> Column:
+    """Round a time down to a multiple of *seconds* since 1970 in UTC, in any time zone of the session."""
+    micros = F.unix_micros(time)
     return F.timestamp_micros(micros - F.pmod(micros, F.lit(seconds * _MICROS)))
 
 
@@ -349,10 +347,10 @@ def _milliseconds(until: str | Column, since: Column) -> Column:
     return (F.unix_micros(until) - F.unix_micros(since)) / F.lit(1000.0)
 
 
-def _place(kinds: Sequence[str], column: str) -> Column:
+def _rank(kinds: Sequence[str], column: str) -> Column:
     return F.array_position(F.array(*(F.lit(kind) for kind in kinds)), F.col(column))
 
 
 def _earliest(column: str) -> Column:
-    """What was told first; of what was told at the same time the same each time, whatever the order of facts."""
+    """The value with the earliest time; of several at the same time, the smallest, which does not depend on order."""
     return F.min(F.when(F.col(column).isNotNull(), F.struct("at", column)))[column]

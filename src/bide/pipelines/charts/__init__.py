@@ -1,3 +1,3 @@
-"""Charts: drawings as data, their axes and colours, and SVG."""
+"""Charts: drawings as data, with axes and colours, and their conversion to SVG."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What surrounds a plot: its axes, grid and legend."""
+"""Axes, grid and legend of a plot."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from bide.pipelines.charts.scale import Linear, Logarithmic, Times
 
 TICK_SIZE: Final = 11
 TICK_WIDTH: Final = 74
-"""Room for a moment's text, in pixels."""
+"""Width of the text of a time, in pixels."""
 
 
 _LATE_WIDTH: Final = 50
 _EDGE: Final = 10
-"""How far texts may stand out of a plot, to the left and to the right."""
+"""How far texts may extend beyond the left and right edge of a plot, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Where a plot is drawn, in pixels."""
+    """The position of a plot in a drawing, in pixels."""
 
     left: float
     right: float
@@ -31,7 +31,7 @@ class Frame:
 
 
 def time_axis(times: Times, frame: Frame) -> Iterator[Mark]:
-    """Moments under the plot, and lines up from them."""
+    """Times below the plot, with vertical grid lines."""
     about = max(int((frame.right - frame.left) / TICK_WIDTH), 2)
     for moment, upper, lower in times.ticks(about):
         x = times.place(moment)
@@ -48,7 +48,7 @@ def time_axis(times: Times, frame: Frame) -> Iterator[Mark]:
 def value_axis(
     scale: Linear | Logarithmic, values: Sequence[float], frame: Frame, text: Callable[[float], str]
 ) -> Iterator[Mark]:
-    """Values on the left of the plot, and lines to the right from them."""
+    """Values to the left of the plot, with horizontal grid lines."""
     for value in values:
         y = scale.place(value)
         yield Line(points=((frame.left, y), (frame.right, y)), role=Role.GRID)
@@ -56,7 +56,7 @@ def value_axis(
 
 
 def late_axis(scale: Logarithmic, frame: Frame) -> Iterator[Mark]:
-    """Durations under the plot, and lines up from them."""
+    """Durations below the plot, with vertical grid lines."""
     for value in scale.ticks(_LATE_WIDTH):
         x = scale.place(value)
         yield Line(points=((x, frame.top), (x, frame.bottom)), role=Role.GRID)
@@ -65,12 +65,12 @@ def late_axis(scale: Logarithmic, frame: Frame) -> Iterator[Mark]:
 
 
 def _anchor(x: float, frame: Frame) -> Anchor:
-    """Texts at the edges of the plot stay within them."""
+    """The anchor of a text, such that texts at the edges stay within the plot."""
     return "end" if x > frame.right - _EDGE else "start" if x < frame.left + _EDGE else "middle"
 
 
 def legend(entries: Sequence[tuple[str, Role]], *, x: float, y: float) -> Iterator[Mark]:
-    """What the colours mean, in one line."""
+    """The meaning of the colours, in one line."""
     for text, role in entries:
         yield Bar(x=x, y=y - 9, width=10, height=10, role=role)
         yield Label(x=x + 15, y=y, text=text, role=Role.FAINT)
@@ -78,11 +78,11 @@ def legend(entries: Sequence[tuple[str, Role]], *, x: float, y: float) -> Iterat
 
 
 def steps(values: Sequence[float], places: Sequence[float]) -> tuple[Point, ...]:
-    """The outline of bars side by side.
+    """The outline of adjacent bars.
 
     Args:
-        values: heights, as places on the value axis.
-        places: where bars begin, and where the last one ends.
+        values: the tops of the bars, as positions on the value axis.
+        places: the left edges of the bars, and the right edge of the last one.
     """
     return tuple(
         point
@@ -92,7 +92,7 @@ def steps(values: Sequence[float], places: Sequence[float]) -> tuple[Point, ...]
 
 
 def filled(outline: Sequence[Point], base: float, role: Role) -> Iterator[Mark]:
-    """A face from a line down, or up, to a base, with the line on it."""
+    """The area between an outline and a base, with the outline on top."""
     if outline:
         yield Area(points=((outline[0][0], base), *outline, (outline[-1][0], base)), role=role)
         yield Line(points=tuple(outline), role=role, width=1.5)

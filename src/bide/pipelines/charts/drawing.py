@@ -1,4 +1,4 @@
-"""Drawings as plain data: marks, which :mod:`~bide.pipelines.charts.svg` writes."""
+"""Drawings as data: marks that :mod:`~bide.pipelines.charts.svg` converts to SVG."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]
 
 LETTER: Final = 0.58
-"""Width of a letter, about, as a part of the size of the text."""
+"""The approximate width of a letter, as a fraction of the font size."""
 
 BOLD_LETTER: Final = 0.7
 
 
 class Role(StrEnum):
-    """What a colour stands for. Which colour that is depends on where it is shown, by day or by night."""
+    """The meaning of a colour. The colour itself depends on the light or dark mode of the reader."""
 
     INK = "ink"
     FAINT = "faint"
@@ -28,7 +28,7 @@ class Role(StrEnum):
     BAD = "bad"
     MARK = "mark"
     POINTED = "pointed"
-    """Not to be seen before a pointer rests on it."""
+    """Invisible until the pointer is over it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Bar:
     """A rectangle.
 
     Attributes:
-        tip: shown while a pointer rests on it.
+        tip: the text that is shown while the pointer is over the rectangle.
     """
 
     x: float
@@ -59,7 +59,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """A translucent face, closed from the last point to the first."""
+    """A translucent polygon."""
 
     points: tuple[Point, ...]
     role: Role
@@ -67,7 +67,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """A line of text, on its base line."""
+    """A line of text; *y* is its baseline."""
 
     x: float
     y: float
@@ -83,10 +83,10 @@ Mark = Bar | Line | Area | Label
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """Marks on a face, from the back to the front.
+    """Marks on a rectangle, from back to front.
 
     Attributes:
-        title: what it shows, for those who do not see it.
+        title: a description for screen readers.
     """
 
     title: str
@@ -95,14 +95,14 @@ class Drawing:
     marks: tuple[Mark, ...]
 
     def data(self) -> Iterator[Bar | Area | Line]:
-        """The marks that stand for something, without texts and grid."""
+        """The marks that represent data, without texts and grid."""
         for mark in self.marks:
             if not isinstance(mark, Label) and mark.role not in (Role.GRID, Role.FAINT, Role.INK, Role.POINTED):
                 yield mark
 
 
 def stacked(drawings: Sequence[Drawing], *, title: str, margin: float) -> Drawing:
-    """Drawings below one another, with a margin around and between them."""
+    """Stack drawings vertically, with a margin around and between them."""
     marks: list[Mark] = []
     top = margin
     for drawing in drawings:
@@ -121,6 +121,6 @@ def _moved(mark: Mark, right: float, down: float) -> Mark:
 
 
 def shortened(text: str, width: float, *, size: float = 12, bold: bool = False) -> str:
-    """As much of a text as fits into a width, with an ellipsis where it does not."""
+    """Shorten a text to a width, with an ellipsis at the end."""
     letters = max(int(width / ((BOLD_LETTER if bold else LETTER) * size)), 1)
     return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""The colours of roles, by day and by night, and the style sheets that give them to classes."""
+"""Colours of roles in light and dark mode, and the style sheets for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NIGHT: Final = {
 
 
 def rules() -> list[str]:
-    """CSS for a page of HTML with drawings, whose own style sheet uses the same variables."""
+    """CSS for an HTML page with drawings, with variables that the page's own style sheet uses too."""
     found = [
         f":root {{ {_variables(PAPER, DAY)} }}",
         f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(NIGHT_PAPER, NIGHT)} }} }}",
@@ -46,7 +46,7 @@ def rules() -> list[str]:
 
 
 def file_rules() -> list[str]:
-    """CSS for a file of SVG, without variables: not all programs that show SVG know them."""
+    """CSS for an SVG file, without variables, which not all SVG viewers support."""
     return [
         *_classes(PAPER, DAY),
         "@media (prefers-color-scheme: dark) {",

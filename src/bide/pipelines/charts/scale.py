@@ -1,4 +1,4 @@
-"""From values to places on an axis, and which values are written beside it."""
+"""Scales: positions of values on an axis, and the choice of ticks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DURATIONS: Final = (
     *(60_000.0, 600_000.0, 3_600_000.0, 36_000_000.0),
     *(86_400_000.0 * 10**power for power in range(5)),
 )
-"""Durations in ms, each some ten times as long as the one before."""
+"""Tick values of durations in ms, each about ten times the one before."""
 
 SPANS: Final = (
     *(timedelta(milliseconds=number) for number in (10, 100, 200, 500)),
@@ -28,18 +28,18 @@ SPANS: Final = (
     *(timedelta(hours=number) for number in (1, 2, 3, 6, 12)),
     *(timedelta(days=number) for number in (1, 2, 7, 14, 30, 60, 91, 182, 365, 730, 1825, 3650)),
 )
-"""Usual spans of time."""
+"""Round spans of time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """An axis on which equal distances are equal differences.
+    """A linear axis.
 
     Attributes:
         low: the value at *start*.
-        high: the value at *end*; another one than *low*.
-        start: in pixels.
-        end: in pixels.
+        high: the value at *end*, different from *low*.
+        start: the start of the axis, in pixels.
+        end: the end of the axis, in pixels.
     """
 
     low: float
@@ -48,14 +48,14 @@ class Linear:
     end: float
 
     def place(self, value: float) -> float:
-        """Where a value is, in pixels."""
+        """The position of a value, in pixels."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, about: int, *, least: float = 1.0) -> list[float]:
-        """Round numbers, about as many as asked for.
+        """Round numbers, approximately as many as *about*.
 
         Args:
-            least: the shortest step between two, 1 for whole numbers.
+            least: the smallest step between two ticks, 1 for whole numbers.
         """
         rough = (self.high - self.low) / about
         magnitude = 10.0 ** floor(log10(rough))
@@ -65,7 +65,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Logarithmic:
-    """An axis on which equal distances are equal ratios, for durations in ms; all are over zero."""
+    """A logarithmic axis of durations in ms, which have to be positive."""
 
     low: float
     high: float
@@ -73,12 +73,12 @@ class Logarithmic:
     end: float
 
     def place(self, value: float) -> float:
-        """Where a value is, in pixels; what is lower than the axis is at its beginning."""
+        """The position of a value, in pixels; values below the axis are at its start."""
         share = log10(max(value, self.low) / self.low) / log10(self.high / self.low)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, apart: float) -> list[float]:
-        """Durations in ms that people count in, at least this many pixels apart."""
+        """Round durations in ms, at least this many pixels apart."""
         found: list[float] = []
         for value in _DURATIONS:
             far = not found or abs(self.place(value) - self.place(found[-1])) >= apart
@@ -97,11 +97,11 @@ class Times:
     end: float
 
     def place(self, moment: datetime) -> float:
-        """Where a moment is, in pixels."""
+        """The position of a time, in pixels."""
         return self.start + (moment - self.first) / (self.last - self.first) * (self.end - self.start)
 
     def ticks(self, about: int) -> Iterator[tuple[datetime, str, str]]:
-        """Moments with what is written under them: the time of day, and below it the date where it is a new one."""
+        """Times with two lines of text: the time of day, and the date if it differs from that of the previous tick."""
         step = span_for(self.last - self.first, about)
         date = ""
         moment = floored(self.first, step)
@@ -111,18 +111,18 @@ class Times:
                 yield moment, upper, "" if lower == date else lower
                 date = lower
             if self.last - moment < step:
-                # There may be no time after the last one.
+                # The next tick may be after the last time that Python can represent.
                 return
             moment += step
 
 
 def span_for(whole: timedelta, parts: int) -> timedelta:
-    """The shortest usual span that divides a whole into no more than this many parts."""
+    """The shortest round span that divides a whole into at most this many parts."""
     return next((span for span in SPANS if whole / span <= parts), SPANS[-1])
 
 
 def floored(moment: datetime, span: timedelta) -> datetime:
-    """The beginning of the span that a moment lies in, counted from 1970 on in UTC; of time, where that is later."""
+    """Round a time down to a multiple of a span since 1970 in UTC, but not below Python's first time."""
     try:
         return moment - (moment - EPOCH) % span
     except OverflowError:
@@ -130,7 +130,7 @@ def floored(moment: datetime, span: timedelta) -> datetime:
 
 
 def after(first: datetime, span: timedelta, number: int) -> datetime:
-    """The end of this number of spans, or the end of the calendar if that is sooner."""
+    """The end of this number of spans, but not after Python's last time."""
     try:
         return first + span * number
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Drawings as SVG: elements of a page, and files."""
+"""Conversion of drawings to SVG elements and files."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark,
 from bide.pipelines.charts.palette import file_rules
 
 NARROW_BELOW: Final = 560
-"""A file that is shown narrower than this shows its narrow drawing."""
+"""Width in pixels below which a file shows its narrow drawing."""
 
 
 def document(wide: Drawing, narrow: Drawing | None = None, *, name: str) -> str:
-    """A file of SVG, light or dark as its reader's pages are.
+    """An SVG file that follows the light or dark mode of the reader.
 
     Args:
-        narrow: the same for a phone, of the same shape: a browser lays a page out by the shape of a picture before it
-            looks into it.
-        name: of letters and dashes.
+        wide: the drawing.
+        narrow: the drawing for a phone, with the same aspect ratio, because a browser uses that of *wide* for both.
+        name: an id of letters and dashes.
     """
     width, height = _number(wide.width), _number(wide.height)
     lines = [
@@ -44,11 +44,12 @@ def document(wide: Drawing, narrow: Drawing | None = None, *, name: str) -> str:
 
 
 def svg(drawing: Drawing, *, name: str, classes: str = "") -> str:
-    """A drawing as an element of an HTML page.
+    """An SVG element for an HTML page.
 
     Args:
-        name: unique on the page.
-        classes: for the style sheet, beside those of the marks.
+        drawing: the drawing.
+        name: an id that is unique on the page.
+        classes: CSS classes of the element.
     """
     return "\n".join(_lines(drawing, name, classes))
 
@@ -90,7 +91,7 @@ def _element(mark: Mark) -> str:
 
 
 def text(value: str) -> str:
-    """A text for HTML, whatever is in it."""
+    """Escape a text for HTML, with control characters made visible."""
     return escape(visible(value, keep="\n\t"))
 
 
@@ -99,5 +100,5 @@ def _points(points: Iterable[Point]) -> str:
 
 
 def _number(value: float) -> str:
-    """To a tenth of a pixel, in as few letters as it takes."""
+    """Format a number with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")

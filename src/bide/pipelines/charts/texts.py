@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. All times are UTC."""
+"""Formatting of numbers, durations and times. All times are UTC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def count(number: float) -> str:
 
 
 def brief(number: float) -> str:
-    """A number in a few letters, for an axis: ``2.5M``."""
+    """A short form of a number for an axis, such as ``2.5M``."""
     for size, prefix in _PREFIXES:
         if abs(number) >= size:
             return f"{number / size:.3g}{prefix}"
@@ -23,12 +23,12 @@ def brief(number: float) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """``1 message``, ``2 messages``."""
+    """A number with a noun: ``1 message``, ``2 messages``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
 
 
 def milliseconds(value: float | None) -> str:
-    """A duration, from its milliseconds: ``12 ms``, ``1.5 s``, ``2.1 h``; a dash for none."""
+    """Format a duration in milliseconds, such as ``12 ms``, ``1.5 s`` or ``2.1 h``; a dash for None."""
     if value is None:
         return "–"
     for size, unit in _MS:
@@ -39,7 +39,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def span(value: timedelta) -> str:
-    """A usual span of time: ``5 minutes``, ``hour``."""
+    """Format a round span of time: ``5 minutes``, ``hour``."""
     seconds = value.total_seconds()
     for size, noun in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size:
@@ -49,5 +49,5 @@ def span(value: timedelta) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """A point in time, to the second."""
+    """Format a time to the second; a dash for None."""
     return "–" if value is None else f"{value:%Y-%m-%d %H:%M:%S}"

@@ -1,8 +1,9 @@
-"""What a workload does to a broker before anybody sends it: messages held, hops, releases, against what is measured.
+"""Capacity planning: the load of a workload on a broker, compared with measured limits.
 
-:mod:`~bide.pipelines.plan.workload` makes classes of messages of a table or of flows,
-:mod:`~bide.pipelines.plan.occupancy` follows them down the levels of a :class:`~bide.pipelines.plan.levels.PlanLevels`,
-and :mod:`~bide.pipelines.plan.capacity` judges what comes out.
+:mod:`~bide.pipelines.plan.workload` turns a table or flows into classes of equal messages,
+:mod:`~bide.pipelines.plan.occupancy` computes the occupancy of each level of a
+:class:`~bide.pipelines.plan.levels.PlanLevels`, and :mod:`~bide.pipelines.plan.capacity` compares the results with what
+was measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a broker can do, as measured, and whether that is enough."""
+"""Measured capacity of a broker, and verdicts on a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bide.errors import InvalidInputError
 Verdict = Literal["fits", "tight", "too much", "not judged"]
 
 TIGHT: Final = 0.7
-"""Of a capacity: beyond this share, a broker that does anything else as well is late."""
+"""Share of a capacity up to which a plan fits; beyond it, a broker with other work to do delivers messages late."""
 
 HOPS: Final[Mapping[str, Mapping[str, float]]] = {
     "3.10": {"clock": 19_000, "nservicebus": 15_000},
@@ -25,28 +25,29 @@ RELEASES: Final[Mapping[int, Mapping[str, float]]] = {
 }
 """Messages per second that leave one queue, by ``dead_letter_worker_consumer_prefetch`` and release.
 
-30,000 messages of 200 bytes that leave it in the same moment, and are consumed: the table of docs/delays.md (3.10.8 and
-4.3.6). The benchmark's 200,000 through one queue of 4.3.6 (``burst``, "Clock, 1 lane") were no slower, with medians of
-6,207 and 13,465; of two figures the lower one is taken, since a plan that says "fits" should be right.
+Measured with 30,000 messages of 200 bytes that expire at the same time and are consumed: the table in docs/delays.md
+(3.10.8 and 4.3.6). 200,000 messages through one queue of 4.3.6 in the benchmark (``burst``, "Clock, 1 lane") reached
+medians of 6,207 and 13,465. The lower of two figures is used, so that the verdict "fits" is safe.
 """
 
 DISK: Final[Mapping[str, int]] = {"clock": 420, "nservicebus": 870}
-"""Bytes on disk of a message that waits, beside its body: what the data folder of RabbitMQ 4.3 grew by."""
+"""Bytes on disk per waiting message in addition to its body: the growth of the data folder of RabbitMQ 4.3."""
 
 MEMORY: Final[Mapping[str, int]] = {"clock": 1_760, "nservicebus": 1_830}
-"""Bytes of memory of a message that waits: what the node grew by, on RabbitMQ 4.3. Bodies of 200 bytes."""
+"""Bytes of memory per waiting message with a body of 200 bytes: the growth of a node of RabbitMQ 4.3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What a broker can do, and what a message costs it.
+    """The capacity of a broker, and the cost of a message.
 
     Attributes:
-        hops: per second, over all queues.
+        hops: hops per second, over all queues.
         release: messages per second that leave one queue.
-        disk_each: bytes that a message takes on disk beside its body.
-        memory_each: bytes of memory that a message takes.
-        disk: bytes that there are for messages; None if that is not known. Likewise *memory*.
+        disk_each: bytes on disk per message, in addition to its body.
+        memory_each: bytes of memory per message.
+        disk: bytes of disk available for messages; None if unknown.
+        memory: bytes of memory available for messages; None if unknown.
     """
 
     hops: float
@@ -68,18 +69,19 @@ class Capacity:
         disk: int | None = None,
         memory: int | None = None,
     ) -> Capacity:
-        """As measured on one machine of four cores; what is given wins.
+        """The capacity measured on a machine with four cores, overridden by the given values.
 
         Raises:
-            InvalidInputError: there is no measurement of this broker, layout or prefetch.
+            InvalidInputError: this broker, layout or prefetch was not measured.
         """
         if broker not in HOPS:
-            raise InvalidInputError(f"RabbitMQ {broker!r} was not measured: {', '.join(HOPS)} were")
+            raise InvalidInputError(f"RabbitMQ {broker!r} was not measured: choose from {', '.join(HOPS)}")
         if prefetch not in RELEASES:
-            known = " and ".join(map(str, RELEASES))
-            raise InvalidInputError(f"a prefetch of {prefetch} was not measured: {known} were")
+            known = ", ".join(map(str, RELEASES))
+            raise InvalidInputError(f"a prefetch of {prefetch} was not measured: choose from {known}")
         if layout not in HOPS[broker]:
-            raise InvalidInputError(f"the layout {layout!r} was not measured: {', '.join(HOPS[broker])} were")
+            known = ", ".join(HOPS[broker])
+            raise InvalidInputError(f"the layout {layout!r} was not measured: choose from {known}")
         return cls(
             hops=HOPS[broker][layout] if hops is None else hops,
             release=RELEASES[prefetch][broker] if release is None else release,
@@ -92,13 +94,13 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """One figure against what the broker can do.
+    """The comparison of one figure with the capacity.
 
     Attributes:
         what: ``hops/s``, ``release/s``, ``disk`` or ``memory``.
         wanted: the largest value in the plan.
-        capacity: what there is; None if that is not known.
-        lanes: queues per digit that are enough for ``release/s``, where there can be several; else None.
+        capacity: the capacity; None if unknown.
+        lanes: for ``release/s``, the queues per digit that are sufficient; None if a digit has exactly one queue.
     """
 
     what: str
@@ -108,12 +110,12 @@ class Judgement:
 
     @property
     def load(self) -> float | None:
-        """The share of the capacity that is wanted."""
+        """The share of the capacity that the plan uses."""
         return None if self.capacity is None else self.wanted / self.capacity
 
     @property
     def verdict(self) -> Verdict:
-        """In words: up to :data:`TIGHT` of the capacity fits."""
+        """The verdict: up to :data:`TIGHT` of the capacity the plan fits."""
         if self.load is None:
             return "not judged"
         return "fits" if self.load <= TIGHT else "tight" if self.load <= 1 else "too much"
@@ -122,14 +124,14 @@ class Judgement:
 def judge(
     capacity: Capacity, *, hops: float, release: float, messages: float, bytes: float, lanes: int | None
 ) -> list[Judgement]:
-    """Hold the largest figures of a plan against a capacity.
+    """Compare the largest figures of a plan with a capacity.
 
     Args:
-        hops: the most in a second.
-        release: the most that the queues of one digit release in a second.
-        messages: the most that are held.
-        bytes: of bodies, the most that are held.
-        lanes: queues per digit, which share its messages evenly; None where there can be but one.
+        hops: the largest number of hops in a second.
+        release: the largest number of messages that the queues of one digit release in a second.
+        messages: the largest number of messages held.
+        bytes: the largest size of the bodies held.
+        lanes: queues per digit, which share its messages evenly; None if a digit has exactly one queue.
     """
     enough = None if lanes is None else max(-int(-release // (TIGHT * capacity.release)), 1)
     return [

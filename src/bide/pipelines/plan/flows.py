@@ -1,4 +1,4 @@
-"""A workload told by its rates: so many messages a day, with such delays, of such a size."""
+"""Flows of messages: a workload described by rates, delays and sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bide.durations import parse_delay, parse_due_time, to_milliseconds
 from bide.errors import InvalidInputError
 
 POINTS: Final = 20_000
-"""Delays that stand for all those between two, at most."""
+"""The largest number of delays that represent a range of delays."""
 
 _GRAIN: Final = 10
 _RATE: Final = re.compile(
@@ -27,14 +27,14 @@ class Flow:
     """Messages sent at an even rate, or at one that follows the hours of a day.
 
     Attributes:
-        rate: messages per second, on the average of a day.
-        shortest: delay, in milliseconds.
-        longest: delay, in milliseconds. All between the two are equally likely, in steps of 10 ms, or fewer of them
-            if those are more than :data:`POINTS`.
-        size: bytes of a body.
-        first: when it begins, in milliseconds since the Unix epoch.
-        length: how long it goes on, in milliseconds.
-        profile: weights of equal parts of a day, such as 24 for its hours (UTC), of which the mean counts as *rate*.
+        rate: messages per second, averaged over a day.
+        shortest: the shortest delay in milliseconds.
+        longest: the longest delay in milliseconds. Delays between the two are equally likely, in steps of 10 ms, or in
+            larger steps if there would be more than :data:`POINTS`.
+        size: the size of a body in bytes.
+        first: the start of the flow, in milliseconds since the Unix epoch.
+        length: the length of the flow, in milliseconds.
+        profile: weights of equal parts of a day, such as 24 for the hours in UTC; the mean weight stands for *rate*.
     """
 
     rate: float
@@ -47,12 +47,12 @@ class Flow:
 
     @property
     def points(self) -> int:
-        """How many delays stand for all."""
+        """The number of delays that represent the range."""
         return min((self.longest - self.shortest) // _GRAIN + 1, POINTS)
 
     @property
     def messages(self) -> float:
-        """How many are sent in all."""
+        """The number of messages."""
         found, rate, since = 0.0, 0.0, self.first
         for at, change in self.changes():
             found += rate * (at - since) / 1000
@@ -61,11 +61,11 @@ class Flow:
 
     @property
     def undelayed(self) -> float:
-        """How many of them have no delay."""
+        """The number of messages without a delay."""
         return self.messages / self.points if not self.shortest else 0.0
 
     def changes(self) -> list[tuple[int, float]]:
-        """When the rate changes, in milliseconds since the Unix epoch, and by how many messages per second."""
+        """The changes of the rate: the time in milliseconds since the Unix epoch, and the change per second."""
         part = 86_400_000 / len(self.profile)
         mean = sum(self.profile) / len(self.profile)
         end, at, before = self.first + self.length, self.first, 0.0
@@ -84,20 +84,20 @@ class Flow:
 
 
 def parse_rate(text: str | float) -> float:
-    """Messages per second, of ``5000/s``, ``1e9/d``, ``1,000,000 per hour``, or a number.
+    """Parse a rate such as ``5000/s``, ``1e9/d``, ``1,000,000 per hour``, or a number per second.
 
     Raises:
-        InvalidInputError: it cannot be read, or is negative.
+        InvalidInputError: the rate is invalid or negative.
     """
     if isinstance(text, bool) or not isinstance(text, str | int | float):
-        raise InvalidInputError(f"the rate {text!r} is no rate: give one such as '5000/s' or '1e9/d'")
+        raise InvalidInputError(f"{text!r} is not a rate: give one such as '5000/s' or '1e9/d'")
     if not isinstance(text, str):
         if text < 0:
-            raise InvalidInputError(f"the rate {text} is negative")
+            raise InvalidInputError(f"the rate {text} is negative: give zero or more")
         return float(text)
     found = _RATE.fullmatch(text)
     if found is None:
-        raise InvalidInputError(f"the rate {text!r} cannot be read: give one such as '5000/s' or '1e9/d'")
+        raise InvalidInputError(f"the rate {text!r} is invalid: give one such as '5000/s' or '1e9/d'")
     return float(re.sub("[_,]", "", found[1])) / _SECONDS[found[2][0]]
 
 
@@ -108,29 +108,34 @@ def flows_of(
     length: timedelta = timedelta(days=1),
     size: int = 200,
 ) -> list[Flow]:
-    """Flows as a file tells them: tables of ``rate`` and ``delay``, and of ``size``, ``start``, ``for``, ``profile``.
+    """Read the flows of a file.
 
-    ``delay`` is one delay (``5m``), two with all between them (``1h..2h``), or a table of such with their weights.
+    A flow is a table with ``rate`` and ``delay``, and optionally with ``size``, ``start``, ``for`` and ``profile``. Its
+    ``delay`` is a delay (``5m``), a range (``1h..2h``), or a table of these with weights.
 
     Args:
-        start: of flows that do not say; likewise *length* and *size*.
+        start: the start of flows without ``start``.
+        length: the length of flows without ``for``.
+        size: the size of bodies of flows without ``size``, in bytes.
 
     Raises:
-        InvalidInputError: something is missing, unknown, or cannot be read.
+        InvalidInputError: a key is missing or unknown, or a value is invalid.
     """
     found: list[Flow] = []
     for number, one in enumerate(specification, 1):
         where = f"flow {number}"
         if not isinstance(one, Mapping):
-            raise InvalidInputError(f"{where} is {one!r}, and should be a table with rate and delay")
+            raise InvalidInputError(f"{where} is {one!r}: give a table with rate and delay")
         if unknown := sorted(set(one) - _KEYS):
-            raise InvalidInputError(f"{where} has {', '.join(unknown)}, which is unknown: {', '.join(sorted(_KEYS))}")
+            raise InvalidInputError(
+                f"{where} has unknown keys, {', '.join(unknown)}: choose from {', '.join(sorted(_KEYS))}"
+            )
         if missing := sorted({"rate", "delay"} - set(one)):
-            raise InvalidInputError(f"{where} has no {' and no '.join(missing)}")
+            raise InvalidInputError(f"{where} has no {' and no '.join(missing)}: add it")
         delays = _delays(where, one["delay"])
         weights = [_weight(where, value) for value in delays.values()]
         if not sum(weights):
-            raise InvalidInputError(f"{where} has delays whose weights add up to nothing")
+            raise InvalidInputError(f"{where} has delays whose weights are all zero: give at least one above zero")
         span = parse_delay(one["for"]) if "for" in one else length
         for text, weight in zip(delays, weights, strict=True):
             shortest, longest = delay_range(text)
@@ -149,27 +154,27 @@ def flows_of(
 
 
 def delay_range(text: str) -> tuple[int, int]:
-    """The shortest and the longest delay of ``5m`` or of ``1h..2h``, in milliseconds.
+    """Parse ``5m`` or ``1h..2h`` to the shortest and the longest delay, in milliseconds.
 
     Raises:
-        InvalidInputError: it cannot be read, or the second is the shorter one.
+        InvalidInputError: a delay is invalid, or the second one is shorter.
     """
     first, dots, last = str(text).partition("..")
     shortest = parse_delay(first)
     longest = parse_delay(last) if dots else shortest
     if longest < shortest:
-        raise InvalidInputError(f"the delays {text!r} end before they begin: give the shorter one first")
+        raise InvalidInputError(f"the second delay of {text!r} is shorter than the first: give the shorter one first")
     millisecond = timedelta(milliseconds=1)
     return -(-shortest // millisecond), -(-longest // millisecond)
 
 
 def _delays(where: str, value: Any) -> Mapping[str, Any]:
-    """Delays with their weights."""
+    """The delays of a flow with their weights."""
     delays = value if isinstance(value, Mapping) else {value: 1} if isinstance(value, str) else {}
     if not delays or not all(isinstance(one, str) for one in delays):
         raise InvalidInputError(
-            f"{where} has the delay {value!r}: give one as '5m', all between two as '1h..2h', or a table of such with "
-            "their weights"
+            f"{where} has the delay {value!r}: give a delay such as '5m', a range such as '1h..2h', or a table of "
+            "these with weights"
         )
     return delays
 
@@ -182,14 +187,16 @@ def _weight(where: str, value: Any) -> float:
 
 def _size(where: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInputError(f"{where} has the size {value!r}: give the bytes of a body")
+        raise InvalidInputError(f"{where} has the size {value!r}: give the bytes of a body, zero or more")
     return value
 
 
 def _profile(where: str, value: Any) -> tuple[float, ...]:
     if not isinstance(value, list) or not 1 <= len(value) <= 1440:
-        raise InvalidInputError(f"{where} has the profile {value!r}: give a list of weights, 24 for the hours of a day")
+        raise InvalidInputError(
+            f"{where} has the profile {value!r}: give a list of 1 to 1,440 weights, such as 24 for the hours of a day"
+        )
     weights = tuple(_weight(where, one) for one in value)
     if not sum(weights):
-        raise InvalidInputError(f"{where} has a profile whose weights add up to nothing")
+        raise InvalidInputError(f"{where} has a profile whose weights are all zero: give at least one above zero")
     return weights

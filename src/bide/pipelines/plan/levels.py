@@ -1,4 +1,4 @@
-"""A delay infrastructure as the arithmetic that it is: the digits of a delay, and a wait for each of them."""
+"""Levels of a layout for a plan: the digits of a delay, and the wait at each level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A message in the queue of a level, in milliseconds since the Unix epoch."""
+    """The time of a message in the queue of a level.
+
+    Attributes:
+        level: the index of the level, from the highest.
+        digit: the digit of the delay at this level.
+        enter: when the message enters the queue, in milliseconds since the Unix epoch.
+        leave: when the message leaves the queue, in milliseconds since the Unix epoch.
+    """
 
     level: int
     digit: int
@@ -27,52 +34,53 @@ class Interval:
 class PlanLevels:
     """The levels of a delay infrastructure, highest first.
 
-    The unit of each level is that of the level below times one more than the highest digit there, so that the digit of
-    a delay at a level is ``delay // unit % (highest + 1)``, and what a message has waited when it leaves the level is
+    The unit of each level is the unit of the level below times one more than the highest digit there. So the digit of a
+    delay at a level is ``delay // unit % (highest + 1)``, and a message that leaves the level has waited for
     ``delay - delay % unit``.
 
     Attributes:
-        name: of the layout.
-        resolution: delays are rounded up to a multiple of it; milliseconds.
-        longest: the longest delay; milliseconds.
-        lanes: queues that share the messages of a digit evenly; None where a digit can have but one.
+        name: the name of the layout.
+        levels: the levels, highest first.
+        resolution: delays are rounded up to a multiple of this, in milliseconds.
+        longest: the longest delay in milliseconds.
+        lanes: queues that share the messages of a digit evenly; None if a digit has exactly one queue.
     """
 
     name: str
-    rungs: tuple[DelayLevel, ...]
+    levels: tuple[DelayLevel, ...]
     resolution: int
     longest: int
     lanes: int | None = None
 
     @classmethod
     def of(cls, infrastructure: DelayInfrastructure) -> PlanLevels:
-        """The levels of an infrastructure that tells them.
+        """The levels of a delay infrastructure.
 
         Raises:
-            InvalidInputError: it does not.
+            InvalidInputError: the infrastructure has no levels.
         """
         found = infrastructure.delay_levels()
         if found is None:
             raise InvalidInputError(
-                f"the layout {infrastructure.name!r} cannot be planned for: clock and nservicebus can"
+                f"a plan does not support the layout {infrastructure.name!r}: choose clock or nservicebus"
             )
         return cls(
             name=infrastructure.name,
-            rungs=found.levels,
+            levels=found.levels,
             resolution=infrastructure.resolution // _MILLISECOND,
             longest=infrastructure.max_delay // _MILLISECOND,
             lanes=found.lanes,
         )
 
     def wait(self, delay: int) -> int:
-        """What a message with this delay waits, both in milliseconds."""
+        """How long a message with this delay waits, both in milliseconds."""
         return -(-delay // self.resolution) * self.resolution
 
-    def stays(self, sent: int, delay: int) -> Iterator[Interval]:
-        """Where a message waits, in order, one message at a time; :mod:`bide.pipelines.plan.occupancy` does many."""
+    def intervals(self, sent: int, delay: int) -> Iterator[Interval]:
+        """The intervals of one message, in order; :mod:`bide.pipelines.plan.occupancy` computes those of many."""
         wait = self.wait(delay)
-        for level, rung in enumerate(self.rungs):
-            digit = wait // rung.unit % (rung.highest + 1)
+        for number, level in enumerate(self.levels):
+            digit = wait // level.unit % (level.highest + 1)
             if digit:
-                leave = sent + wait - wait % rung.unit
-                yield Interval(level=level, digit=digit, enter=leave - digit * rung.unit, leave=leave)
+                leave = sent + wait - wait % level.unit
+                yield Interval(level=number, digit=digit, enter=leave - digit * level.unit, leave=leave)

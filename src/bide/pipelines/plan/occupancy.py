@@ -1,12 +1,13 @@
-"""How many messages each level of a ladder holds, passes on and releases, for a workload of any size.
+"""Occupancy of the levels of a layout over time, for a workload of any size.
 
-A message has waited ``delay - delay % unit`` when it leaves a level, so all its stays are known at once. Classes of
-messages (:mod:`bide.pipelines.plan.workload`) become stays; stays that begin and end in the same ticks of a queue are
-added up; and the time line of a level is what has entered less what has left, accumulated over the ticks in which
-anything changes. However many messages there are, there are no more rows than queues times ticks.
+A message that leaves a level has waited for ``delay - delay % unit``, so its intervals in all queues follow from the
+delay. Classes of messages (:mod:`bide.pipelines.plan.workload`) become intervals, and the intervals that begin and end
+in the same ticks of a queue are added up. The occupancy of a level is the running total of the messages that entered
+minus those that left, over the ticks with a change. So there are at most as many rows as queues times ticks, for any
+number of messages.
 
-A tick is a second, if not told otherwise. What happens within one is kept as moments (sums of counts times the time
-within the tick, and of its square): means are exact, and *peak* is the largest mean of a tick.
+The default tick is one second. The times within a tick are kept as moments: the sums of counts times the time within
+the tick, and times its square. So means are exact, and *peak* is the largest mean of a tick.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import InvalidInputError
 
@@ -28,97 +29,99 @@ if TYPE_CHECKING:
     from bide.pipelines.plan.workload import Workload
 
 ALL: Final = "all"
-"""The level that stands for all of them together."""
+"""The name of the row with the sums over all levels."""
 
 _MEASURES: Final = ("n", "bytes")
-_NOTHING: Final = 1e-6
-"""Of a message: less than that is what rounding leaves behind."""
+_EPSILON: Final = 1e-6
+"""Messages below this number are rounding errors."""
 
 
 def check_spans(every: timedelta, tick: timedelta) -> None:
-    """See whether figures can be given for such spans and ticks: those of a :class:`Timeline`.
+    """Check the length of spans and ticks for a :class:`Timeline`.
 
     Raises:
-        InvalidInputError: they cannot.
+        InvalidInputError: the tick is not in milliseconds, or the span is not a multiple of the tick.
     """
     millisecond = timedelta(milliseconds=1)
     if tick < millisecond or tick % millisecond:
-        raise InvalidInputError(f"the tick of {tick} is no whole number of milliseconds")
+        raise InvalidInputError(f"the tick of {tick} is not a whole number of milliseconds: give 1 ms or more")
     if every < tick or every % tick:
-        raise InvalidInputError(f"spans of {every} are no multiple of the tick of {tick}")
+        raise InvalidInputError(f"spans of {every} are not a multiple of the tick of {tick}: change one of the two")
 
 
-def check_delays(longest: int, ladder: PlanLevels) -> None:
-    """See whether a ladder holds messages so long, which is in milliseconds.
+def check_delays(longest: int, layout: PlanLevels) -> None:
+    """Check that a layout supports the longest delay, in milliseconds.
 
     Raises:
-        InvalidInputError: it does not.
+        InvalidInputError: the delay is too long.
     """
-    if longest > ladder.longest:
+    if longest > layout.longest:
         raise InvalidInputError(
-            f"there is a delay of {timedelta(milliseconds=longest)}, and {ladder.name} holds "
-            f"{timedelta(milliseconds=ladder.longest)} at most: leave those out, or plan for another layout"
+            f"there is a delay of {timedelta(milliseconds=longest)}, but {layout.name} supports at most "
+            f"{timedelta(milliseconds=layout.longest)}: leave out longer delays, or plan for another layout"
         )
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """What a workload does to the levels of a ladder.
+    """The occupancy of the levels of a layout, for a workload.
 
     Attributes:
-        every: length of a span that figures are given for; spans begin at multiples of it since the Unix epoch.
-        tick: the finest time that is told apart; *every* is a multiple of it.
+        workload: the messages.
+        layout: the levels of the layout.
+        every: the length of a reporting span; spans begin at multiples of it since the Unix epoch.
+        tick: the resolution in time; *every* is a multiple of it.
     """
 
     workload: Workload
-    ladder: PlanLevels
+    layout: PlanLevels
     every: timedelta = timedelta(hours=1)
     tick: timedelta = timedelta(seconds=1)
 
     def __post_init__(self) -> None:
         check_spans(self.every, self.tick)
-        check_delays(self.workload.longest, self.ladder)
+        check_delays(self.workload.longest, self.layout)
 
     @cached_property
     def moves(self) -> DataFrame:
-        """Stays that begin and end in the same ticks of a queue, added up. Kept by Spark: :meth:`close` drops it."""
+        """Intervals by the ticks in which they begin and end, added up. Cached by Spark until :meth:`close`."""
         spark = self.workload.classes.sparkSession
-        rungs = [(level, rung.unit, rung.highest + 1) for level, rung in enumerate(self.ladder.rungs)]
-        levels = F.broadcast(spark.createDataFrame(rungs, "level int, unit long, radix int"))
+        units = [(number, level.unit, level.highest + 1) for number, level in enumerate(self.layout.levels)]
+        levels = F.broadcast(spark.createDataFrame(units, "level int, unit long, radix int"))
         tick = self.tick // timedelta(milliseconds=1)
-        resolution = self.ladder.resolution
+        resolution = self.layout.resolution
         digit = F.expr("cast(wait div unit % radix as int)")
         waiting = self.workload.classes.withColumn("wait", F.expr(f"(delay + {resolution - 1}) div {resolution}"))
-        stays = (
+        intervals = (
             waiting.withColumn("wait", F.col("wait") * resolution)
             .join(levels, digit != 0)
             .withColumn("digit", digit)
-            # Ticks are counted from the first of the workload: small numbers keep sums of squares exact.
+            # Ticks are counted from the first one of the workload, because small numbers keep sums of squares exact.
             .withColumn("leave_at", F.expr(f"at - {self._origin * tick} + wait - wait % unit"))
             .withColumn("enter_at", F.col("leave_at") - F.col("digit") * F.col("unit"))
         )
         for end in ("enter", "leave"):
-            stays = stays.withColumn(end, F.expr(f"{end}_at div {tick}"))
-            stays = stays.withColumn(f"{end}_in", F.expr(f"{end}_at % {tick} / {tick}"))
+            intervals = intervals.withColumn(end, F.expr(f"{end}_at div {tick}"))
+            intervals = intervals.withColumn(f"{end}_in", F.expr(f"{end}_at % {tick} / {tick}"))
         sums = [F.sum(one).alias(one) for one in self._counts]
         for one in self._counts:
             for end in ("enter", "leave"):
                 sums.append(F.sum(F.col(one) * F.col(f"{end}_in")).alias(f"{one}_{end}1"))
                 if one.endswith("_rate"):
                     sums.append(F.sum(F.col(one) * F.col(f"{end}_in") ** 2).alias(f"{one}_{end}2"))
-        return stays.groupBy("level", "digit", "enter", "leave").agg(*sums).persist()
+        return intervals.groupBy("level", "digit", "enter", "leave").agg(*sums).persist()
 
     def close(self) -> None:
-        """Let Spark drop what it keeps."""
+        """Remove the cached table from Spark."""
         if "moves" in self.__dict__:
             self.moves.unpersist()
 
     def levels(self) -> DataFrame:
-        """A row for each level and span with messages in it, and for the level ``all``, in no order.
+        """A row for each level and span with messages, and for the level ``all``, unordered.
 
-        ``level``, ``at`` (when the span begins), ``held`` (mean) and ``held_peak``, ``bytes`` and ``bytes_peak`` (of
-        bodies), ``hops`` (messages that left the level), ``hops_per_second`` (mean) and ``hops_peak`` (per second, in
-        the tick with most).
+        The columns are ``level``, ``at`` (the start of the span), ``held`` (mean) and ``held_peak``, ``bytes`` and
+        ``bytes_peak`` (of bodies), ``hops`` (messages that left the level), ``hops_per_second`` (mean) and
+        ``hops_peak`` (per second, in the tick with most hops).
         """
         changes = self._changes()
         span = self._ticks_per_span
@@ -136,7 +139,7 @@ class Timeline:
             n, first = F.col(one), F.col(f"{one}_1")
             rate, rate1, rate2 = (F.col(f"{one}_rate{power}") for power in ("", "_1", "_2"))
             if one == "hops":
-                # Hops are counted, not held: the rate at which they go on, and those in the tick.
+                # Hops are a count rather than an occupancy: the continuing rate, and the hops in this tick.
                 spans = spans.withColumn("hops_flow", total(rate))
                 spans = spans.withColumn("hops_now", F.col("hops_flow") + n + rate - rate1)
                 spans = spans.withColumn("hops_later", F.col("hops_flow") + rate)
@@ -165,17 +168,17 @@ class Timeline:
             (F.max(most) / seconds).alias("hops_peak"),
         ]
         found = spans.groupBy("level", F.expr(f"(tick + {self._origin}) div {span}").alias("span")).agg(*figures)
-        return found.where((F.col("held_peak") > _NOTHING) | (F.col("hops") > _NOTHING)).select(
+        return found.where((F.col("held_peak") > _EPSILON) | (F.col("hops") > _EPSILON)).select(
             F.when(F.col("level") < 0, F.lit(ALL)).otherwise(self._level_name).alias("level"),
             self._at("span"),
             *(F.greatest(one, F.lit(0.0)).alias(one) for one in found.columns[2:]),
         )
 
     def queues(self) -> DataFrame:
-        """A row for each queue and span in which it releases messages, in no order.
+        """A row for each queue and span in which the queue releases messages, unordered.
 
-        ``level``, ``digit``, ``at``, ``released`` (messages), ``peak`` (released per second, in the tick with most),
-        ``peak_at`` (when that tick begins). Of a queue with lanes, all of them together.
+        The columns are ``level``, ``digit``, ``at``, ``released`` (messages), ``peak`` (released per second, in the
+        tick with most) and ``peak_at`` (the start of that tick). The lanes of a queue are counted together.
         """
         span, queue = self._ticks_per_span, ("level", "digit")
         leaving = self.moves.groupBy(*queue, F.col("leave").alias("tick")).agg(
@@ -203,7 +206,7 @@ class Timeline:
             (F.max(most) / seconds).alias("peak"),
             F.min_by(when, F.struct(-F.round(most, 9), when)).alias("peak_tick"),
         )
-        return found.where(F.col("released") > _NOTHING).select(
+        return found.where(F.col("released") > _EPSILON).select(
             self._level_name.alias("level"),
             "digit",
             self._at("span"),
@@ -218,12 +221,12 @@ class Timeline:
 
     @property
     def _origin(self) -> int:
-        """The tick in which the first message is sent."""
+        """The tick of the first message of the workload."""
         return self.workload.first // (self.tick // timedelta(milliseconds=1))
 
     @property
     def _level_name(self) -> Column:
-        pairs = enumerate(rung.name for rung in self.ladder.rungs)
+        pairs = enumerate(level.name for level in self.layout.levels)
         return F.create_map(*(F.lit(one) for pair in pairs for one in pair))[F.col("level")]
 
     @property
@@ -234,7 +237,7 @@ class Timeline:
         return F.timestamp_millis(F.col(span) * (self.every // timedelta(milliseconds=1))).alias("at")
 
     def _edges(self) -> Column:
-        """The first ticks of all spans from the tick ``begin`` to the tick ``end``, and the first tick itself."""
+        """The first tick of each span between the ticks ``begin`` and ``end``; for the first span, ``begin`` itself."""
         span = self._ticks_per_span
         bounds = f"sequence((begin + {self._origin}) div {span}, (end + {self._origin}) div {span})"
         return F.explode(F.expr(f"transform({bounds}, one -> greatest(one * {span} - {self._origin}, begin))")).alias(
@@ -242,7 +245,7 @@ class Timeline:
         )
 
     def _changes(self) -> DataFrame:
-        """What changes in each tick of each level, and of all; and a row, if without change, where each span begins."""
+        """The changes in each tick of each level and of all levels, with a row for the start of each span."""
         entering = [F.col("level"), F.col("enter").alias("tick")]
         leaving = [F.col("level"), F.col("leave").alias("tick")]
         names = []

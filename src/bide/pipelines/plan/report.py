@@ -1,4 +1,4 @@
-"""The figures of a plan, small enough for a driver, and the judgement of them."""
+"""Report of a plan: its main figures, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import from_microseconds
 from bide.pipelines.formats import to_read
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SPANS: Final = 1_000
-"""Spans that a report has figures of, at most; the tables have all."""
+"""The largest number of spans in a report; the tables have all spans."""
 
-_MARK: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
-"""Hadoop's setting whether ``_SUCCESS`` is put beside the files of a table that is written."""
+_SUCCESS_SETTING: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+"""Hadoop's setting for the file ``_SUCCESS`` in the folder of a table that is written."""
 
 _SPAN_FIGURES: Final = ("held", "held_peak", "bytes_peak", "hops_per_second", "hops_peak")
 
@@ -39,15 +39,17 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelFigures:
-    """One level, or all of them, from beginning to end.
+    """The figures of one level, or of all levels, over the whole workload.
 
     Attributes:
-        held_peak: the most messages that are held, as the mean of a tick; *held_peak_at* is the span in which.
-        bytes_peak: of bodies.
-        hops: messages that pass in all.
-        hops_peak: the most in a second.
-        release_peak: the most that the queues of one digit release in a second; None for all levels together.
-        release_queue: which one; *release_at*, when.
+        held_peak: the largest number of messages held, as the mean of a tick.
+        held_peak_at: the start of the span with *held_peak*.
+        bytes_peak: the largest size of the bodies held.
+        hops: the number of messages that pass.
+        hops_peak: the largest number of hops in a second.
+        release_peak: the most messages that the queues of one digit release in a second; None for all levels together.
+        release_queue: the queue with *release_peak*.
+        release_at: the time of *release_peak*.
     """
 
     level: str
@@ -66,10 +68,10 @@ class PlanReport:
     """A plan for one layout.
 
     Attributes:
-        layout: its name.
-        levels: highest first, those that have messages; the last is all of them together.
-        spans: the first :data:`SPANS` of them.
-        judgements: of the largest figures.
+        layout: the name of the layout.
+        levels: the levels with messages, highest first, then all levels together.
+        spans: the first :data:`SPANS` spans.
+        judgements: the verdicts on the largest figures.
     """
 
     layout: str
@@ -78,27 +80,26 @@ class PlanReport:
     judgements: tuple[Judgement, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, times as ISO 8601."""
+        """The report as JSON, with times in ISO 8601."""
         judged = [{**asdict(one), "load": one.load, "verdict": one.verdict} for one in self.judgements]
         levels, spans = ([_plain(asdict(one)) for one in part] for part in (self.levels, self.spans))
         return {"layout": self.layout, "levels": levels, "spans": spans, "verdicts": judged}
 
 
 def clear(timeline: Timeline, out: str) -> None:
-    """Empty the table ``queues`` of a folder, ``_SUCCESS`` included, before the first table of a new plan is written.
+    """Empty the table ``queues`` of a folder, and delete its ``_SUCCESS``, before the tables of a new plan are written.
 
-    It is written last: an interruption leaves no new levels beside queues of an older plan that look as if they were of
-    the same one. Nothing but Spark's own writing is used, which works wherever Spark can write.
+    The table ``queues`` is written last. So an interruption does not leave the queues of an older plan beside the
+    levels of a new one. The table is emptied by a write of Spark, which works wherever Spark can write.
     """
-    timeline.queues().limit(0).write.mode("overwrite").option(_MARK, "false").parquet(f"{out}/queues")
+    timeline.queues().limit(0).write.mode("overwrite").option(_SUCCESS_SETTING, "false").parquet(f"{out}/queues")
 
 
 def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) -> PlanReport:
-    """Sum up a plan, and judge it.
+    """Summarize a plan and compare it with a capacity.
 
     Args:
-        out: a folder that the tables ``levels`` and ``queues`` are written to, as Parquet, in place of what is there.
-            It was made ready by :func:`clear`.
+        out: a folder for the Parquet tables ``levels`` and ``queues``, which are replaced; prepared by :func:`clear`.
     """
     levels, queues = timeline.levels(), timeline.queues()
     if out is not None:
@@ -117,9 +118,9 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
     )
     if out is None:
         levels.unpersist()
-    rungs = {rung.name: rung for rung in timeline.ladder.rungs}
+    named = {level.name: level for level in timeline.layout.levels}
     figures = []
-    for name in (*rungs, ALL):
+    for name in (*named, ALL):
         if name not in by_level:
             continue
         row, most = by_level[name], releases.get(name)
@@ -132,7 +133,7 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
                 hops=row["hops"],
                 hops_peak=row["hops_peak"],
                 release_peak=None if most is None else most["peak"],
-                release_queue=None if most is None else rungs[name].queue_of(most["digit"]),
+                release_queue=None if most is None else named[name].queue_of(most["digit"]),
                 release_at=None if most is None else from_microseconds(1000 * most["peak_at"]),
             )
         )
@@ -145,9 +146,9 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
             release=max((one.release_peak or 0.0 for one in figures), default=0.0),
             messages=whole.held_peak,
             bytes=whole.bytes_peak,
-            lanes=timeline.ladder.lanes,
+            lanes=timeline.layout.lanes,
         )
-    return PlanReport(layout=timeline.ladder.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
+    return PlanReport(layout=timeline.layout.name, levels=tuple(figures), spans=found, judgements=tuple(judged))
 
 
 def _by_level(levels: DataFrame) -> DataFrame:

@@ -1,8 +1,8 @@
-"""What is to be planned for: the messages of a table, or flows of them, as classes that are few.
+"""Workload of a plan: the messages of a table, or flows, as classes of equal messages.
 
-A class is ``n`` messages sent at the same millisecond with the same delay; or, of a flow, ``n_rate``: by how much the
-number of messages sent per tick changes at that millisecond, up where the flow begins and down where it ends. That is a
-convolution: a flow of any number of messages is two classes for each of its delays.
+A class of a table is ``n`` messages that are sent in the same millisecond with the same delay. A class of a flow has
+``n_rate``, the change in that millisecond of the number of messages sent per tick: positive at the start of the flow,
+negative at its end. So a flow of any number of messages needs two classes for each of its delays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import (
     DataType,
     DateType,
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from bide.pipelines.plan.flows import Flow
 
 GRAIN = timedelta(milliseconds=10)
-"""Times of sending are rounded down to it: the resolution of ``Clock``."""
+"""The default grain, to which times of sending are rounded down: the resolution of ``Clock``."""
 
 _MILLISECOND = timedelta(milliseconds=1)
-_KINDS_OF_TIME = (TimestampType, TimestampNTZType, DateType, StringType)
+_TIME_TYPES = (TimestampType, TimestampNTZType, DateType, StringType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which columns of a table say what.
+    """The columns of a table.
 
     Attributes:
-        at: when messages are sent.
-        delay: how long they are delayed: an interval, or a number of milliseconds.
-        due: when they are due, instead of *delay*; in the past, they are not delayed.
-        size: bytes of a body; None for *constant_size*.
-        count: messages that a row stands for; None for one.
-        constant_size: bytes of every body.
+        at: the column of times of sending.
+        delay: the column of delays: intervals, or numbers of milliseconds.
+        due: the column of due times, instead of *delay*; a message that is due before it is sent is not delayed.
+        size: the column of body sizes in bytes; None for *constant_size*.
+        count: the column of the number of messages that a row stands for; None for one message per row.
+        constant_size: the size of all bodies in bytes.
     """
 
     at: str
@@ -63,12 +63,13 @@ class Workload:
     """Classes of messages.
 
     Attributes:
-        classes: ``at`` and ``delay`` in milliseconds, ``n``, ``n_rate``, ``bytes``, ``bytes_rate``; see above.
-        messages: how many in all.
-        undelayed: those of them that go straight to their target, and do not appear in the plan.
-        bytes: of all bodies.
-        first: when the first is sent, in milliseconds since the Unix epoch.
-        longest: delay, in milliseconds.
+        classes: a table with ``at`` and ``delay`` in milliseconds, ``n``, ``n_rate``, ``bytes`` and ``bytes_rate``, as
+            described for this module.
+        messages: the number of messages.
+        undelayed: messages without a delay, which are not part of the plan.
+        bytes: the size of all bodies.
+        first: when the first message is sent, in milliseconds since the Unix epoch.
+        longest: the longest delay in milliseconds.
         has_flows: whether any ``n_rate`` is not zero.
     """
 
@@ -82,25 +83,25 @@ class Workload:
 
 
 def check_grain(grain: timedelta) -> None:
-    """See whether times of sending can be rounded down to this.
+    """Check the grain to which times of sending are rounded down.
 
     Raises:
-        InvalidInputError: they cannot.
+        InvalidInputError: the grain is not a whole number of milliseconds.
     """
     if grain < _MILLISECOND or grain % _MILLISECOND:
-        raise InvalidInputError(f"the grain of {grain} is no whole number of milliseconds")
+        raise InvalidInputError(f"the grain of {grain} is not a whole number of milliseconds: give 1 ms or more")
 
 
 def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> Workload:
-    """The workload that a table holds, read twice.
+    """The workload of a table, which is read twice.
 
     Raises:
-        InvalidColumnError: a column is not there, or cannot be used so.
-        InvalidRowError: rows without a time, a delay, a size or a count, or with one that is negative.
-        InvalidInputError: there are no rows, or both *delay* and *due* are given, or none.
+        InvalidColumnError: a column is missing, or has the wrong type.
+        InvalidRowError: rows have no time, delay, size or count, or a negative one.
+        InvalidInputError: the table is empty, or the columns do not have exactly one of *delay* and *due*.
     """
     if (columns.delay is None) == (columns.due is None):
-        raise InvalidInputError("give the column with the delay, or the one with the due time")
+        raise InvalidInputError("name either the column of delays or the column of due times")
     check_grain(grain)
     step = grain // _MILLISECOND
     at = _milliseconds(rows, columns.at)
@@ -127,7 +128,7 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
     if found["bad"]:
         raise InvalidRowError(
             f"{found['bad']:,} of {found['rows']:,} rows have no time of sending, delay, size or count, or a negative "
-            "one: mend them, or leave them out"
+            "one: fix these rows, or leave them out"
         )
     zero = F.lit(0.0)
     classes = (
@@ -155,10 +156,10 @@ def of_flows(spark: SparkSession, flows: Sequence[Flow], *, tick: timedelta = ti
     """The workload of flows.
 
     Args:
-        tick: that of the :class:`bide.pipelines.plan.occupancy.Timeline`.
+        tick: the tick of the :class:`bide.pipelines.plan.occupancy.Timeline`.
 
     Raises:
-        InvalidInputError: there are none.
+        InvalidInputError: there are no flows.
     """
     if not flows:
         raise InvalidInputError("there are no flows: there is nothing to plan for")
@@ -198,35 +199,37 @@ def _classes(spark: SparkSession, flow: Flow, tick: timedelta) -> DataFrame:
 
 def _milliseconds(rows: DataFrame, name: str) -> Column:
     kind = _type(rows, name)
-    if not isinstance(kind, _KINDS_OF_TIME):
-        raise InvalidColumnError(f"the column {name!r} is {kind.simpleString()}, which is no time")
+    if not isinstance(kind, _TIME_TYPES):
+        raise InvalidColumnError(
+            f"the column {name!r} is {kind.simpleString()}, which is not a time: convert it to a timestamp"
+        )
     return F.unix_millis(rows[_quoted(name)].try_cast("timestamp"))
 
 
 def _delay(rows: DataFrame, name: str) -> Column:
     kind = _type(rows, name)
     if isinstance(kind, DayTimeIntervalType):
-        # What is finer than a millisecond is rounded up: never early.
+        # Rounded up to milliseconds, so that a message is never early.
         micros = F.unix_micros(F.timestamp_micros(F.lit(0)) + rows[_quoted(name)])
         return F.ceil(micros / 1000).cast("long")
     if isinstance(kind, NumericType):
         return F.ceil(rows[_quoted(name)]).cast("long")
     raise InvalidColumnError(
-        f"the column {name!r} is {kind.simpleString()}, which is no delay: give an interval, or a number of "
-        "milliseconds"
+        f"the column {name!r} is {kind.simpleString()}, which is not a delay: convert it to an interval, or to a "
+        "number of milliseconds"
     )
 
 
 def _number(rows: DataFrame, name: str) -> Column:
     kind = _type(rows, name)
     if not isinstance(kind, NumericType):
-        raise InvalidColumnError(f"the column {name!r} is {kind.simpleString()}, which is no number")
+        raise InvalidColumnError(f"the column {name!r} is {kind.simpleString()}, which is not a number: convert it")
     return rows[_quoted(name)]
 
 
 def _type(rows: DataFrame, name: str) -> DataType:
     if name not in rows.columns:
-        raise InvalidColumnError(f"there is no column {name!r}: there are {', '.join(rows.columns)}")
+        raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(rows.columns)}")
     return rows.schema[name].dataType
 
 

@@ -1,9 +1,9 @@
-"""Failed messages of an audit: which ones, where a tap's stream has them, and back to where they failed.
+"""Replay of failed messages from an audit, with the bodies from the streams of taps.
 
-The tables of an audit have no bodies: these come out of the streams of the taps, as long as those keep them. Nothing is
-taken out of a stream, so that what was sent has to be written down: in a folder with a subfolder for each choice that
-was made, which holds the choice itself with its due times, and a ledger of the parts of it that were sent. The same
-replay again finishes the last choice, and then makes a new one without what was in the earlier ones.
+The tables of an audit have no bodies, so these are read from the streams of taps, as long as the streams keep them. A
+read removes nothing from a stream, so a folder records what was sent. It has a subfolder for each choice of messages,
+with the chosen messages, their due times, and a ledger of the parts that were sent. Another run of the same replay
+finishes the last choice, and then makes a new choice without the messages of earlier ones.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bide.durations import from_microseconds
@@ -41,32 +41,32 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 PART_ROWS: Final = 2_000
-"""Messages of a part: what is repeated at most for each task that is killed."""
+"""Messages in a part. After a task is killed, at most one part is sent again."""
 
-_MOST_PARTS: Final = 10_000
-"""Of a replay that is spread over a time: more files in the ledger would take longer than they help."""
+_MAX_PARTS: Final = 10_000
+"""The largest number of parts of a replay that is spread over time, because each part is a file in the ledger."""
 
 COLUMNS: Final = (
     *("message_id", "type", "queue", "endpoint", "reason", "failed_at", "attempts", "exception", "text", "group"),
     *("sent", "due", "place"),
 )
-"""What a filter can ask for. ``place`` is the number of the failure, the oldest first."""
+"""The columns that a filter can use. ``place`` is the number of the failure, with the oldest first."""
 
 SKEW: Final = timedelta(seconds=10)
-"""So far the clocks of senders, of the broker and of endpoints may be apart."""
+"""The largest expected difference between the clocks of senders, the broker and endpoints."""
 
 FINAL: Final = ("parked", "discarded", "expired")
-"""What an endpoint may have done with a message for good, other than to process it."""
+"""The final outcomes of a message at an endpoint, except for processed."""
 
 _KEY: Final = ("message_id", "queue", "failed_at")
 _CHOSEN: Final = (*_KEY, "stream", "offset", "deliver_at", "part")
 
 
 def failures(spark: SparkSession, folder: Folder) -> DataFrame:
-    """The messages with which endpoints ended otherwise than by processing them: the columns of :data:`COLUMNS`.
+    """The failed messages of an audit, with the columns of :data:`COLUMNS`.
 
-    Each message is there once for each queue, with what befell it there last. One that waits for a retry, or was
-    processed after all, is not.
+    There is one row for each message and queue, with its last outcome. Messages that wait for a retry or were processed
+    in the end are left out.
     """
     schema = facts.SCHEMAS["failed"]
     failed = folder.read(spark, "failed", schema)
@@ -85,18 +85,18 @@ def failures(spark: SparkSession, folder: Folder) -> DataFrame:
     return found.withColumn("place", F.row_number().over(order) - 1)
 
 
-def located(chosen: DataFrame, folder: Folder) -> DataFrame:
-    """With ``stream`` and ``offset`` of the newest copy that a tap has seen of it; null where none has.
+def locate(chosen: DataFrame, folder: Folder) -> DataFrame:
+    """Add ``stream`` and ``offset`` of the newest copy of each message in a tap; null if no tap has one.
 
-    Ids are used again, with other bodies. What bide sent at another time than the message that failed is another one;
-    of what others sent, what was due after the failure.
+    Applications may reuse a message id for another message. A copy belongs to another message if bide sent it at
+    another time, or if another system sent it and it was due after the failure.
     """
     spark = chosen.sparkSession
     seen = [
         folder.read(spark, table, facts.SCHEMAS[table]).select(
             *("message_id", "target", "stream", "offset", "layout"),
             F.col("sent").alias("copy_sent"),
-            # Not when it was seen: of one message, both taps are to tell the same time.
+            # The due time rather than the time of the tap, so that both taps have the same time for a message.
             F.coalesce("due", table).alias("at"),
             F.lit(rank).alias("rank"),
         )
@@ -104,15 +104,15 @@ def located(chosen: DataFrame, folder: Folder) -> DataFrame:
     ]
     failure = chosen.select("message_id", "queue", "failed_at", "sent")
     copies = seen[0].unionByName(seen[1]).join(failure, "message_id")
-    # Retries and replays keep the time of sending, which endpoints tell in whole milliseconds and NServiceBus does not.
-    # What that sent gets another one with its first retry by bide.
+    # Retries and replays keep the time of sending, which events have in whole milliseconds and NServiceBus in finer
+    # units. The first retry by bide changes the time of a message from NServiceBus.
     as_sent = F.abs(F.unix_millis("sent") - F.unix_millis("copy_sent")) <= 1
     same = F.when(as_sent | ~F.col("layout").startswith("nservicebus"), as_sent)
     in_time = F.col("at") <= F.col("failed_at") + F.lit(SKEW)
-    # An event may have gone to several queues, and come back to one of them for a retry.
+    # An event may have been routed to several queues, and be retried for one of them.
     is_its = F.col("target") == F.concat(F.lit("q:"), F.col("queue"))
-    known = (F.coalesce(column, F.lit(False)) for column in (same, is_its))
-    newest = F.struct(*known, in_time, "at", "rank", "offset")
+    matches = (F.coalesce(column, F.lit(False)) for column in (same, is_its))
+    newest = F.struct(*matches, in_time, "at", "rank", "offset")
     places = (
         copies.where(F.coalesce(same, in_time))
         .groupBy("message_id", "queue")
@@ -122,11 +122,11 @@ def located(chosen: DataFrame, folder: Folder) -> DataFrame:
     return joined.select(*chosen.columns, "copy.stream", "copy.offset")
 
 
-def is_there(url: str, located: DataFrame) -> DataFrame:
-    """With ``there``: whether the stream has a message at the offset. That it is this one is seen when it is sent.
+def mark_existing(url: str, located: DataFrame) -> DataFrame:
+    """Add ``there``: whether the stream still has the offset. The message id is compared when the message is sent.
 
     Raises:
-        BrokerError: the broker cannot be asked.
+        BrokerError: the broker cannot be reached, or refuses.
     """
     highest = located.where("stream is not null").groupBy("stream").agg(F.max("offset").alias("offset")).collect()
     there = F.lit(False)
@@ -137,13 +137,13 @@ def is_there(url: str, located: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Messages to send back, and those that cannot be.
+    """Messages to replay, and counts of messages that cannot be replayed.
 
     Attributes:
-        messages: that are there, with ``stream`` and ``offset``; kept by Spark.
-        parked: how many more were left out because they lie in an error queue.
-        unseen: how many no tap has seen.
-        dropped: how many the streams of the taps do not have any more.
+        messages: messages that a stream has, with ``stream`` and ``offset``; cached by Spark.
+        parked: messages that were left out because they are in an error queue.
+        unseen: messages that no tap has seen.
+        dropped: messages that the streams of the taps do not have any more.
     """
 
     messages: DataFrame
@@ -152,24 +152,23 @@ class Found:
     dropped: int
 
     def refuse_missing(self) -> None:
-        """See whether the bodies of all are there.
+        """Refuse a replay without the bodies of all messages.
 
         Raises:
-            NotFoundError: some are not.
+            NotFoundError: bodies are missing.
         """
-        said = [
+        missing = [
             f"{count:,} {what}"
             for count, what in (
-                (self.unseen, "that no tap has seen (it was off, or they were never delayed)"),
-                (self.dropped, "that the limits of a tap's stream dropped, or the stream is gone"),
+                (self.unseen, "that no tap has seen (the tap was off, or the messages were never delayed)"),
+                (self.dropped, "that the retention of a tap's stream has removed, or whose stream was deleted"),
             )
             if count
         ]
-        if said:
+        if missing:
             raise NotFoundError(
-                "the bodies of some messages are not there, and nothing was sent: "
-                f"{' and '.join(said)}. Send the others with --skip-missing; those that were parked are in an error "
-                "queue too, which --queue replays"
+                f"the bodies of some messages are missing, and nothing was sent: {' and '.join(missing)}. Send the "
+                "others with --skip-missing; parked messages are in an error queue too, which --queue replays"
             )
 
 
@@ -184,24 +183,24 @@ def find(
     parked: bool = False,
     skip_missing: bool = False,
 ) -> Found:
-    """Choose failures of an audit that no earlier choice has, and look for their messages.
+    """Choose failures of an audit that are in no earlier choice, and find their messages.
 
     Args:
-        url: the broker's, with the password.
+        url: the URL of the broker, with the password.
         where: a condition in SQL on :data:`COLUMNS`.
-        limit: only the oldest ones.
-        parked: also those that lie in an error queue, where they stay.
-        skip_missing: the limit is one of messages that are there. Else those that are not would stand before the
-            others for ever.
+        limit: at most this many failures, the oldest ones.
+        parked: include messages in an error queue, where they remain.
+        skip_missing: apply the limit to messages that exist. Otherwise, missing messages would use up the limit in each
+            run.
 
     Raises:
-        InvalidInputError: Spark cannot read the condition.
-        BrokerError: the broker cannot be asked.
+        InvalidInputError: the condition is invalid.
+        BrokerError: the broker cannot be reached, or refuses.
     """
     known = keep(choose(choices.without_earlier(failures(spark, folder)), where=where), where)
     left_out = 0 if parked else known.where("reason = 'parked'").count()
     chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=None if skip_missing else limit)
-    placed = is_there(url, located(chosen, folder).persist()).persist()
+    placed = mark_existing(url, locate(chosen, folder).persist()).persist()
     (counts,) = placed.agg(
         F.count_if(F.col("stream").isNull()).alias("unseen"),
         F.count_if(F.col("stream").isNotNull() & ~F.col("there")).alias("dropped"),
@@ -212,42 +211,42 @@ def find(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The folder in which choices and what was sent of them are written down.
+    """The folder with the choices of a replay, and the ledgers of what was sent.
 
     Attributes:
-        folder: a path, or a URI that Spark and Arrow know, which the driver and all executors reach.
+        folder: a path, or a URI that Spark and Arrow support, which the driver and all executors can access.
     """
 
     folder: str
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keep other runs from this folder, from before one looks what is unfinished until all is sent.
+        """Lock the folder against other runs. The lock of a dead process is taken over.
 
-        Two that chose at the same time would choose the same messages. A lock that a dead process has left does not
-        count.
+        Hold the lock from the call of :meth:`unfinished` until all messages are sent: two runs at the same time would
+        choose the same messages.
 
         Raises:
-            FolderInUseError: entering it, another run has it.
-            InvalidInputError: entering it, the folder cannot be made or written.
+            FolderInUseError: on entering the context, if another run holds the lock.
+            InvalidInputError: on entering the context, if the folder cannot be created or written to.
         """
         return Ledger(self.folder).lock()
 
     def ledger(self, number: int) -> Ledger:
-        """The ledger of a choice, from 1 on."""
+        """The ledger of a choice; the first one is number 1."""
         return Ledger(f"{self.folder.rstrip('/')}/{number:04}")
 
     def count(self) -> int:
-        """How many choices were made."""
+        """The number of choices so far."""
         number = 0
         while self.ledger(number + 1).head() is not None:
             number += 1
         return number
 
     def unfinished(self, plan: str, broker: str) -> Ledger | None:
-        """The last choice, if something of it was not sent.
+        """The ledger of the last choice, if some of its messages were not sent.
 
         Raises:
-            InvalidInputError: it was made with other options.
+            InvalidInputError: the choice was made with other options.
         """
         number = self.count()
         if not number:
@@ -259,13 +258,13 @@ class Choices:
             return None
         if (head.plan, head.broker) != (plan, broker):
             raise InvalidInputError(
-                f"the ledger {self.folder} has a replay that was not finished, to the broker {head.broker} or with "
-                "other options: repeat those to finish it, or name another ledger"
+                f"the ledger {self.folder} has an unfinished replay to the broker {head.broker}, with other options: "
+                "repeat the original command to finish it, or name another ledger"
             )
         return ledger
 
     def without_earlier(self, failures: DataFrame) -> DataFrame:
-        """Those failures that no earlier choice has."""
+        """The failures that are in no earlier choice."""
         folders = [for_spark(self.ledger(number + 1).folder, "chosen") for number in range(self.count())]
         if not folders:
             return failures
@@ -281,21 +280,22 @@ class Choices:
         broker: str,
         part_rows: int = PART_ROWS,
     ) -> Ledger:
-        """Write a choice down, with due times that are evenly spread from now on, before anything of it is sent.
+        """Record a choice, before any of its messages is sent.
 
-        Hold :meth:`lock` since before the messages were looked for.
+        Hold :meth:`lock` since before the messages were found.
 
         Args:
-            messages: with ``stream`` and ``offset``.
-            plan: a digest of how they were chosen and are sent.
-            broker: where to.
-            part_rows: messages that are sent, and written down as sent, together.
+            messages: the chosen messages, with ``stream`` and ``offset``.
+            over: spread the due times evenly over this time, from now on.
+            plan: a digest of the options.
+            broker: hosts, ports and virtual host of the broker.
+            part_rows: the number of messages in a part, which is sent and recorded as a whole.
         """
         ledger = self.ledger(self.count() + 1)
         order: tuple[str, ...] = ("stream", "offset", "queue")
         if over:
-            # Parts are sent one after the other, each as a whole: about one each second.
-            seconds = min(max(over.total_seconds(), 1), _MOST_PARTS)
+            # Each part is sent when its last message is due, so parts of about one second keep messages on time.
+            seconds = min(max(over.total_seconds(), 1), _MAX_PARTS)
             part_rows = min(part_rows, max(math.ceil(messages.count() / seconds), 1))
             order = ("deliver_at", *order)
         part = F.floor((F.row_number().over(Window.orderBy(*order)) - 1) / part_rows).cast("int")
@@ -307,81 +307,81 @@ class Choices:
 
 
 def chosen_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
-    """The messages of a choice, with their due times, ``deliver_at``, and their parts."""
+    """The messages of a choice, with their due times (``deliver_at``) and parts."""
     return spark.read.parquet(to_read(for_spark(ledger.folder, "chosen")))
 
 
-def left_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
-    """Those of them whose parts were not sent."""
+def remaining_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
+    """The messages of a choice whose parts were not sent."""
     return chosen_of(spark, ledger).where(~F.col("part").isin(sorted(ledger.numbers())))
 
 
 def send(
-    spark: SparkSession, ledger: Ledger, way: ReplayRun, *, to: str | None = None, skip_missing: bool = False
+    spark: SparkSession, ledger: Ledger, replay: ReplayRun, *, to: str | None = None, skip_missing: bool = False
 ) -> DataFrame:
-    """Send the messages of a choice whose parts the ledger does not have.
+    """Send the messages of a choice whose parts are not in the ledger.
 
-    Where they are spread over a time, this process sends each part when all of it is due, and an interruption lets it
-    finish the part that it is at. If the first is due already, all due times are moved on by that: so what an earlier
-    run left is spread as it was.
+    If the due times are spread over time, this process sends each part when its last message is due; an interruption
+    takes effect after the current part. If the first message is overdue, all due times are shifted, so that the rest of
+    an interrupted run keeps its spread.
 
     Args:
-        to: the queue to send all of them to, rather than to those that they failed on.
-        skip_missing: go on where a stream dropped a message since the choice was made.
+        to: a queue to send all messages to, rather than to the queues on which they failed.
+        skip_missing: continue if a stream has dropped a message since the choice was made.
 
     Returns:
-        ``part``, ``sent`` and ``rejected`` (not there any more): a row for each part that was sent.
+        A table with a row for each part that was sent: ``part``, ``sent`` and ``rejected`` (missing messages).
 
     Raises:
-        FolderInUseError: another run goes on with this choice.
-        NotFoundError: a stream dropped a message since the choice was made.
+        FolderInUseError: another run is sending this choice.
+        NotFoundError: a stream has dropped a message since the choice was made.
         PySparkException: a task failed, with the error of bide in its message.
     """
     with ledger.lock():
         done = ledger.numbers()
-        left = left_of(spark, ledger)
+        rows = remaining_of(spark, ledger)
         if to is not None:
-            left = left.withColumn("queue", F.lit(to))
-        left = left.select("part", "message_id", "queue", "stream", "offset", F.unix_micros("deliver_at").alias("due"))
+            rows = rows.withColumn("queue", F.lit(to))
+        rows = rows.select("part", "message_id", "queue", "stream", "offset", F.unix_micros("deliver_at").alias("due"))
         head = ledger.head()
         assert head is not None
         if len(done) < head.parts:
-            writer = _ReplayPartWriter(ledger=ledger, way=way, skip_missing=skip_missing)
-            times = left.groupBy("part").agg(F.min("due").alias("first"), F.max("due").alias("last")).collect()
+            writer = _ReplayPartWriter(ledger=ledger, replay=replay, skip_missing=skip_missing)
+            times = rows.groupBy("part").agg(F.min("due").alias("first"), F.max("due").alias("last")).collect()
             if min(row["first"] for row in times) == max(row["last"] for row in times):
-                write(left.drop("due").repartition(head.parts, "part"), writer)
+                write(rows.drop("due").repartition(head.parts, "part"), writer)
             else:
-                _send_when_due(left, times, writer)
+                _send_when_due(rows, times, writer)
     found = [(one.part, one.sent, one.rejected) for one in ledger.parts() if one.part not in done]
     return spark.createDataFrame(found, "part int, sent long, rejected long")
 
 
-def _send_when_due(left: DataFrame, times: list[Row], writer: _ReplayPartWriter) -> None:
-    """Send parts in the order of their due times, each when the last message of it is due."""
+def _send_when_due(messages: DataFrame, times: list[Row], writer: _ReplayPartWriter) -> None:
+    """Send parts in the order of their due times, each when its last message is due."""
     due = {row["part"]: row["last"] for row in times}
     late = max(datetime.now(UTC) - from_microseconds(min(row["first"] for row in times)), timedelta(0))
-    rows = left.orderBy("part").toLocalIterator()
-    for number, some in groupby(rows, key=lambda row: row["part"]):
-        wanted = [_wanted(row.asDict()) for row in some]
+    rows = messages.orderBy("part").toLocalIterator()
+    for number, part in groupby(rows, key=lambda row: row["part"]):
+        wanted = [_wanted(row.asDict()) for row in part]
         wait = from_microseconds(due[number]) + late - datetime.now(UTC)
         time.sleep(max(wait.total_seconds(), 0.0))
         with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
             sending = thread.submit(writer.send, number, wanted)
-            # An interruption waits, by the end of the block, for the part to be sent and written down.
+            # On an interruption, the end of the block waits until the part is sent and recorded.
             sending.result()
 
 
 def run_of(ledger: Ledger) -> str:
-    """Names the operation, the same whenever it goes on."""
+    """An id of the operation, which stays the same when an interrupted replay is continued."""
     return hashlib.sha256(ledger.folder.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReplayPartWriter(DataSourceArrowWriter):
-    """Sends parts, and writes them down: what a task does."""
+    """Sends parts in a task, and adds them to the ledger."""
 
     ledger: Ledger
-    way: ReplayRun
+    replay: ReplayRun
     skip_missing: bool
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -396,11 +396,11 @@ class _ReplayPartWriter(DataSourceArrowWriter):
         return Sent(confirmed=confirmed, rejected=rejected)
 
     def send(self, number: int, wanted: list[Wanted]) -> Sent:
-        """Send a part, and write it down."""
-        # Another attempt at the same task may have sent it.
+        """Send a part, and add it to the ledger."""
+        # Another attempt at the same task may have sent the part.
         if self.ledger.get(number) is not None:
             return Sent(confirmed=0)
-        sent = asyncio.run(send_back(wanted, self.way, skip_missing=self.skip_missing))
+        sent = asyncio.run(send_back(wanted, self.replay, skip_missing=self.skip_missing))
         self.ledger.add(Part(part=number, sent=sent, rejected=len(wanted) - sent))
         return Sent(confirmed=sent, rejected=len(wanted) - sent)
 

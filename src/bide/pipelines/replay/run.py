@@ -1,9 +1,9 @@
-"""Send failed messages back to where they failed, chosen in SQL and spread over time.
+"""Replay of an error queue: messages chosen in SQL are sent back and spread over time.
 
-The messages of an error queue become a table (:func:`failed`) of which some are chosen (:func:`choose`) and given their
-due times (:func:`spread`); nothing is taken out of the queue until then. Sending (:func:`send`) is done where the
-queue's messages are held, on the driver: each leaves the queue when the broker has confirmed its copy, and only the
-connection that holds it can say so. The copies are those that :meth:`bide.error_queues.ErrorQueue.retry` makes.
+The messages become a table (:func:`failed`), from which some are chosen (:func:`choose`) and given due times
+(:func:`spread`). Up to this point, the queue is only browsed. Sending (:func:`send`) happens on the driver, because a
+message can be acknowledged only on the channel that received it, and only after the broker has confirmed its copy. The
+copies are the same as those of :meth:`bide.error_queues.ErrorQueue.retry`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark.errors import (
     NumberFormatException,
 )
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 import bide.spark
 from bide.admin.locate import endpoints
@@ -47,36 +47,36 @@ COLUMNS: Final = (
     *("message_id", "type", "queue", "endpoint", "reason", "failed_at", "attempts", "exception", "text", "group"),
     *("sent", "due", "body", "size", "headers", "exchange", "routing_key", "correlation_id", "id", "place"),
 )
-"""What a filter can ask for. ``place`` is the number of the message in the queue, ``body`` is text."""
+"""The columns that a filter can use. ``place`` is the number of the message in the queue, ``body`` is text."""
 
 _KEY: Final = "_bide_key"
 _MICROSECOND: Final = timedelta(microseconds=1)
 _KEY_DIGITS: Final = 32
 
-_LAST_WORDS: Final = 30.0
-"""Seconds in which a replay that is interrupted has to settle and record what is on its way."""
+_CLEANUP_TIMEOUT: Final = 30.0
+"""Seconds for an interrupted replay to wait for confirms and record its result."""
 
 _RESULT: Final = "outcome string, queue string, reason string, messages long"
 
-_OF_VALUES: Final = (
+_VALUE_ERRORS: Final = (
     ArithmeticException,
     ArrayIndexOutOfBoundsException,
     DateTimeException,
     NumberFormatException,
 )
-"""What Spark raises where an expression does not go with what is in a row."""
+"""Exceptions of Spark when an expression fails for the values of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedIn:
-    """An error queue or dead-letter queue, and how its messages are sent.
+    """An error queue or dead-letter queue, and the options of sending its messages.
 
     Attributes:
-        url: the broker's, with the password.
-        queue: the error queue's name.
-        to: the queue to send all of them to, rather than to those that they failed on; or None.
+        url: the URL of the broker, with the password.
+        queue: the name of the error queue.
+        to: a queue to send all messages to; None for the queues on which they failed.
         management_url: see :class:`bide.error_queues.ErrorQueue`.
-        record: leave a record in the stream ``bide.audit``.
+        record: write a record to the stream ``bide.audit``.
     """
 
     url: str = field(repr=False)
@@ -86,28 +86,28 @@ class FailedIn:
     record: bool = True
 
     def check(self, *, sends: bool = True) -> None:
-        """See whether the queues are there, before anything takes its time.
+        """Check the queues before the slow steps.
 
         Args:
-            sends: whether there has to be the queue that they are sent to.
+            sends: whether the queue ``to`` has to exist.
 
         Raises:
-            InvalidUrlError: the management URL cannot be read.
-            TargetNotFoundError: there is no such queue.
-            BrokerError: the broker cannot be asked.
+            InvalidUrlError: the management URL is invalid.
+            TargetNotFoundError: a queue does not exist.
+            BrokerError: the broker cannot be reached, or refuses.
         """
         endpoints(BrokerUrl.parse(self.url), self.management_url, os.environ)
         missing = missing_queues(self.url, {self.queue, self.to or self.queue} if sends else [self.queue])
         if self.queue in missing:
             raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with --queue")
         if missing:
-            raise TargetNotFoundError(f"there is no queue {self.to!r} to send them to: name another with --to")
+            raise TargetNotFoundError(f"there is no queue {self.to!r} to send messages to: name another with --to")
 
 
 def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
-    """The messages of an error queue, which stay there: the columns of :data:`COLUMNS`, and a key.
+    """The messages of an error queue, with the columns of :data:`COLUMNS` and a key; they remain in the queue.
 
-    Each time that Spark needs this table it looks through the queue: ``persist`` what is to be used twice.
+    Spark browses the queue each time it evaluates this table, so ``persist`` a table that is used twice.
     """
     bide.spark.register(spark)
     rows = spark.read.format("rabbitmq").options(url=source.url, queue=source.queue, includeHeaders=True).load()
@@ -117,7 +117,7 @@ def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
         "sent": F.col("scheduled"),
         "body": _text("value"),
         "size": F.octet_length("value"),
-        # Of a queue there is one partition, in its order.
+        # The ids are the order of the queue, because a queue is read as a single partition.
         "place": F.monotonically_increasing_id(),
     }
     failed_at = F.coalesce(F.unix_micros("failed_at").cast("string"), F.lit("-"))
@@ -126,36 +126,37 @@ def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
 
 
 def _text(column: str) -> Column:
-    """Bytes as text: of UTF-8, or else of Latin-1, which any bytes can be read as.
+    """Decode bytes as UTF-8, or else as Latin-1, which accepts any bytes.
 
-    A cast alone leaves a text that is none, and is to be an error in a later Spark (SPARK-54586).
+    A cast alone results in invalid text, and will be an error in a later Spark (SPARK-54586).
     """
     value = F.col(column)
     return F.coalesce(F.try_validate_utf8(value.try_cast("string")), F.decode(value, "ISO-8859-1"))
 
 
 def choose(failed: DataFrame, *, where: str | None = None, limit: int | None = None) -> DataFrame:
-    """Those that a condition in SQL holds for, the first ones of them; without any, all.
+    """Choose messages by a condition in SQL, and up to a limit in the order of ``place``.
 
     Raises:
-        InvalidInputError: Spark cannot read the condition.
+        InvalidInputError: the condition is invalid.
     """
     chosen = failed
     if where is not None:
         try:
             chosen = failed.where(where)
-            # Of Spark Connect, this asks the server.
+            # Spark Connect checks the condition only when the server is asked for something, such as the columns.
             chosen.columns  # noqa: B018
         except AnalysisException as error:
-            raise _bad_filter(where, error, failed.columns) from error
+            raise _filter_error(where, error, failed.columns) from error
     return chosen if limit is None else chosen.orderBy("place").limit(limit)
 
 
 def spread(chosen: DataFrame, over: timedelta, *, begin: datetime) -> DataFrame:
-    """With the column ``deliver_at``: evenly spread over a time, in the order of ``place``.
+    """Add the column ``deliver_at``: due times that are spread evenly, in the order of ``place``.
 
     Args:
-        begin: when the first is due.
+        over: the length of the spread.
+        begin: the first due time.
     """
     everything = Window.orderBy("place")
     number = F.row_number().over(everything) - 1
@@ -165,9 +166,9 @@ def spread(chosen: DataFrame, over: timedelta, *, begin: datetime) -> DataFrame:
 
 
 def totals(messages: DataFrame) -> DataFrame:
-    """How many go to each queue: ``queue``, null where nothing tells, ``messages``, and the first and last due time.
+    """Totals for each target: ``queue`` (null if unknown), ``messages``, and the due times ``first`` and ``last``.
 
-    The times, ``first`` and ``last``, are in microseconds since 1970.
+    The times are in microseconds since 1970.
     """
     due = F.unix_micros("deliver_at")
     counts = (F.count(F.lit(1)).alias("messages"), F.min(due).alias("first"), F.max(due).alias("last"))
@@ -177,12 +178,12 @@ def totals(messages: DataFrame) -> DataFrame:
 def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> None:
     """Refuse to send messages to queues that no pattern allows.
 
-    Every client that may write to an error queue can write the headers that name where a message failed.
+    The check is needed because each client that may publish to an error queue chooses the header with the target.
 
     Args:
-        messages: with the column ``queue``.
-        to: the queue that all of them go to instead, or None.
-        allow: patterns of the queues that messages may go to; see :class:`bide.delay.allowed_targets.AllowedTargets`.
+        messages: a table with the column ``queue``.
+        to: the queue to which all messages are sent instead, or None.
+        allow: patterns of allowed queues; see :class:`bide.delay.allowed_targets.AllowedTargets`.
 
     Raises:
         TargetNotAllowedError: a queue is not allowed; nothing was sent.
@@ -195,15 +196,15 @@ def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> 
     if refused:
         raise TargetNotAllowedError(
             f"messages would go to queues that are not allowed ({', '.join(refused)}), and nothing was sent: allow "
-            "them with --allow if the senders may write there, or leave their messages out with --where"
+            "these queues with --allow, or leave out their messages with --where"
         )
 
 
 def missing_queues(url: str, queues: Iterable[str]) -> list[str]:
-    """Those of the queues that do not exist.
+    """The queues that do not exist.
 
     Raises:
-        BrokerError: the broker cannot be asked.
+        BrokerError: the broker cannot be reached, or refuses.
     """
     with connect_sync(url, declare=False) as client:
         return [name for name in queues if not client.wait_for(client.client.exists(name))]
@@ -217,30 +218,30 @@ def send(
     progress: Progress | None = None,
     interrupted: Callable[[OperationResult], None] | None = None,
 ) -> DataFrame:
-    """Send messages back, and take them out of the error queue, each when it is due.
+    """Send messages back when they are due, and remove them from the error queue.
 
-    If the first is due already, because Spark took its time to find them, then all due times are moved on by that. They
-    leave in the order of the queue: a message that stands behind one with a later due time waits for that.
+    If the first message is overdue, because Spark took long to choose, all due times are shifted. Messages are sent in
+    the order of the queue, so a message waits for those before it, even if it is due earlier.
 
-    An interruption, such as by Ctrl-C, leaves what is not yet due in the error queue.
+    After an interruption, such as Ctrl-C, messages that are not due yet remain in the error queue.
 
-    A message leaves the queue when the broker has confirmed its copy. Whatever ends this before that leaves it there:
-    what was on its way, :data:`bide.error_queues.operation.WINDOW` messages at once, and what was confirmed a moment
-    before, is sent once more by the next run, with the same message ids.
+    A message is acknowledged after the broker has confirmed its copy. If the process ends before that, the message
+    remains in the queue. Messages that were in flight (at most :data:`bide.error_queues.operation.WINDOW`) or were
+    confirmed immediately before are then sent again by the next run, with the same message ids.
 
     Args:
-        messages: of :func:`failed`, with ``deliver_at``.
-        details: why these, for the record.
-        progress: told how far it is.
-        interrupted: told what was done, if this is interrupted.
+        messages: a table from :func:`failed`, with ``deliver_at``.
+        details: details of the operation, for the record.
+        progress: called with the progress.
+        interrupted: called with the result so far if the replay is interrupted.
 
     Returns:
-        ``outcome`` (``sent``; ``kept``: it stays in the error queue; ``gone``: it left the error queue since it was
-        chosen), ``queue`` that it was sent to, ``reason`` why it stays, and ``messages``: how many.
+        A table with ``outcome``, ``queue``, ``reason`` and the number of ``messages``. The outcome is ``sent`` to the
+        queue, ``kept`` in the error queue for the reason, or ``gone`` from the error queue since it was chosen.
 
     Raises:
-        InvalidInputError: a value cannot be used.
-        TargetNotFoundError: there is no such error queue.
+        InvalidInputError: a value is invalid.
+        TargetNotFoundError: the error queue does not exist.
         BrokerError: the broker cannot be reached, or refuses.
     """
     chosen: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -257,36 +258,36 @@ def send(
         times = _Times(chosen, late)
         work = queue.replay(times.due, taken=times.take, to=source.to, total=total, details=details, progress=progress)
         try:
-            moved = _to_its_end(client, work)
+            result = _run_to_end(client, work)
         finally:
             if queue.interrupted is not None and interrupted is not None:
                 interrupted(queue.interrupted)
     found: list[tuple[str, str | None, str | None, int]] = [
-        *(("sent", name, None, count) for name, count in sorted(moved.queues.items())),
-        *(("kept", None, reason, count) for reason, count in sorted(moved.kept.items())),
+        *(("sent", name, None, count) for name, count in sorted(result.queues.items())),
+        *(("kept", None, reason, count) for reason, count in sorted(result.kept.items())),
     ]
-    if gone := total - moved.done - sum(moved.kept.values()):
+    if gone := total - result.done - sum(result.kept.values()):
         found.append(("gone", None, None, gone))
     return messages.sparkSession.createDataFrame(found, _RESULT)
 
 
 def keep(messages: DataFrame, where: str | None) -> DataFrame:
-    """Have Spark find the messages, and keep them, so that it looks for them once.
+    """Evaluate a table of messages and cache it, so that the queue or audit is read only once.
 
     Raises:
-        InvalidInputError: the condition does not go with what is in a message.
+        InvalidInputError: the condition fails for the values of a message.
     """
     kept = messages.persist()
     try:
         kept.count()
-    except _OF_VALUES as error:
+    except _VALUE_ERRORS as error:
         kept.unpersist()
-        raise _bad_filter(where or "", error, ()) from error
+        raise _filter_error(where or "", error, ()) from error
     return kept
 
 
-def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) -> OperationResult:
-    """Run a coroutine. An interruption cancels it, and then waits until it has written down what it did."""
+def _run_to_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) -> OperationResult:
+    """Run a coroutine. On an interruption, cancel it, and wait until it has recorded its result."""
     ended = threading.Event()
 
     async def run() -> OperationResult:
@@ -300,29 +301,29 @@ def _to_its_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) 
         return future.result()
     except (KeyboardInterrupt, SystemExit):
         future.cancel()
-        ended.wait(_LAST_WORDS)
+        ended.wait(_CLEANUP_TIMEOUT)
         raise
 
 
 class _Times:
-    """The due times of chosen messages, by their keys. Of messages that are alike, as many as were chosen have one."""
+    """The due times of chosen messages, by key. Equal messages have the same key, with one due time for each."""
 
     def __init__(self, chosen: Mapping[str, deque[int]], late: timedelta) -> None:
         self._chosen = chosen
         self._late = late
 
     def due(self, message: FailedMessage) -> datetime | None:
-        """When it is due, or None if it is not chosen."""
+        """The due time of a message; None if the message is not chosen."""
         times = self._chosen.get(_key_of(message))
         return from_microseconds(times[0]) + self._late if times else None
 
     def take(self, message: FailedMessage) -> None:
-        """Another one that is alike has the next due time."""
+        """Use up a due time: the next message with the same key has the next one."""
         self._chosen[_key_of(message)].popleft()
 
 
 def _key_of(message: FailedMessage) -> str:
-    """The same as in the table: one message may have failed twice, and only one of its failures been chosen."""
+    """The key of a message, as in the table. It has the time of the failure, because a message may fail twice."""
     at = message.failed_at
     if at is not None and at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
@@ -331,9 +332,9 @@ def _key_of(message: FailedMessage) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:_KEY_DIGITS]
 
 
-def _bad_filter(where: str, error: Exception, columns: list[str] | tuple[str, ...]) -> InvalidInputError:
-    said = str(error).strip().partition("\n")[0].partition(" SQLSTATE:")[0].rstrip(". ")
+def _filter_error(where: str, error: Exception, columns: list[str] | tuple[str, ...]) -> InvalidInputError:
+    reason = str(error).strip().partition("\n")[0].partition(" SQLSTATE:")[0].rstrip(". ")
     known = ", ".join(name for name in columns if name != _KEY)
     return InvalidInputError(
-        f"the filter {where!r} cannot be used: {said}{f'; the columns are {known}' if known else ''}"
+        f"the filter {where!r} cannot be used: {reason}{f'; the columns are {known}' if known else ''}"
     )

@@ -1,4 +1,4 @@
-"""Messages out of the streams of taps, and back to the queues that they failed on: what a task of a replay does."""
+"""Replay of messages from the streams of taps: read by offset, and sent to their queues."""
 
 from __future__ import annotations
 
@@ -15,21 +15,29 @@ from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.error_queues.operation import WINDOW
-from bide.error_queues.stream_browser import HEADER_OFFSET, answer, end_of, next_of, no_answer, offset_of, subscribe
+from bide.error_queues.stream_browser import (
+    HEADER_OFFSET,
+    end_of,
+    next_of,
+    no_answer,
+    offset_of,
+    require_answer,
+    subscribe,
+)
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import PreparedMessage
 from bide.pipelines.run_sync import wait_for
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 
-_NEAR: Final = 20_000
-"""Offsets that are read over rather than to subscribe anew behind them."""
+_MAX_SKIP: Final = 20_000
+"""Up to this many offsets are read and skipped; beyond a larger gap, a new subscription starts."""
 
 _READ_AHEAD: Final = 32 * 1024 * 1024
-"""Bytes of bodies that are kept from looking whether all are there until they are sent; others are read once more."""
+"""Bytes of bodies that are kept after the check that all messages exist; further messages are read again to be sent."""
 
-_PATIENCE: Final = 10.0
-"""Seconds without a message after which a stream is asked whether it is at its end."""
+_TIMEOUT: Final = 10.0
+"""Seconds without a message after which the end of the stream is looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +45,10 @@ class Wanted:
     """A message to send back.
 
     Attributes:
-        queue: where to.
-        stream: that has it, at the offset.
+        message_id: the id of the message.
+        queue: the queue to send the message to.
+        stream: the stream that has the message.
+        offset: the offset of the message in the stream.
     """
 
     message_id: str
@@ -49,11 +59,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRun:
-    """How messages are sent.
+    """The operation that messages are sent by.
 
     Attributes:
-        url: the broker's, with the password.
-        run: names the operation.
+        url: the URL of the broker, with the password.
+        run: the id of the operation.
     """
 
     url: str = field(repr=False)
@@ -61,14 +71,14 @@ class ReplayRun:
 
 
 def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
-    """The offsets that each stream has; streams that have none, or do not exist, are left out.
+    """The offsets that each stream has; streams that are empty or do not exist are left out.
 
     Args:
-        wanted: the highest offset of each stream that anybody asks for: what a stream has behind it is not looked for.
+        wanted: stream -> the highest offset of interest; later offsets are not looked up.
 
     Raises:
-        ConnectionLostError: the broker does not answer any more.
-        BrokerError: it cannot be reached, or refuses.
+        ConnectionLostError: the broker stopped answering.
+        BrokerError: the broker cannot be reached, or refuses.
     """
 
     async def work() -> dict[str, range]:
@@ -86,9 +96,9 @@ async def _held(connection: Connection, stream: str, wanted: int) -> range:
     first = await _first(connection, stream)
     if first is None or first > wanted:
         return range(0)
-    end = await end_of(connection, stream, patience=_PATIENCE, wanted=wanted)
+    end = await end_of(connection, stream, max_wait=_TIMEOUT, wanted=wanted)
     if end is None:
-        raise no_answer(connection, _PATIENCE)
+        raise no_answer(connection, _TIMEOUT)
     return range(first, end)
 
 
@@ -98,41 +108,41 @@ async def _first(connection: Connection, stream: str) -> int | None:
     except TargetNotFoundError:
         return None
     async with subscription.channel:
-        delivery = await next_of(subscription, _PATIENCE)
+        delivery = await next_of(subscription, _TIMEOUT)
         if delivery is None:
-            await answer(subscription, _PATIENCE)
-            # It may have stood still for a moment.
+            await require_answer(subscription, _TIMEOUT)
+            # The broker answers, so it may have been slow: a message may have arrived in the meantime.
             delivery = await next_of(subscription, 0)
         return offset_of(delivery) if delivery is not None else None
 
 
-async def send_back(wanted: Sequence[Wanted], way: ReplayRun, *, skip_missing: bool) -> int:
-    """Send messages back, and wait until the broker has all of them; says how many those are.
+async def send_back(wanted: Sequence[Wanted], replay: ReplayRun, *, skip_missing: bool) -> int:
+    """Send messages back, and wait for the confirms; returns the number of messages.
 
     Args:
-        skip_missing: leave those out that are not in their streams any more. Else all are looked for before the first
-            is sent: what was sent without the others would be sent again with them.
+        skip_missing: leave out messages that their streams do not have any more. Without it, all messages are read
+            before the first one is sent: a part of which some messages were sent would be sent again as a whole.
 
     Raises:
-        NotFoundError: some are not there any more. None was sent, unless they were dropped in just that moment.
-        BrokerError: the broker cannot be reached, or refuses a message: others may have been sent.
+        NotFoundError: messages are missing. Nothing was sent, unless a stream dropped messages after the check.
+        BrokerError: the broker cannot be reached, or refuses a message; other messages may have been sent.
     """
-    wanted = sorted(wanted, key=_place)
-    connection = await Connection.open(BrokerUrl.parse(way.url))
+    wanted = sorted(wanted, key=_position)
+    connection = await Connection.open(BrokerUrl.parse(replay.url))
     try:
-        held = [] if skip_missing else await _looked_for(connection, wanted)
+        held = [] if skip_missing else await _check_existing(connection, wanted)
         sent = len(held)
-        async with connect(way.url) as client:
-            sending = _TapCopy(client)
+        async with connect(replay.url) as client:
+            window = _SendWindow(client)
             try:
                 for row, message in held:
-                    await sending.put(_back(message, row, way))
-                async for row, message in _found(connection, wanted[len(held) :]):
-                    await sending.put(_back(message, row, way))
+                    await window.put(_retry_copy(message, row, replay))
+                async for row, message in _read_existing(connection, wanted[len(held) :]):
+                    await window.put(_retry_copy(message, row, replay))
                     sent += 1
-                await sending.finish()
+                await window.finish()
             finally:
-                sending.cancel()
+                window.cancel()
     finally:
         await connection.close()
     if sent < len(wanted) and not skip_missing:
@@ -140,15 +150,18 @@ async def send_back(wanted: Sequence[Wanted], way: ReplayRun, *, skip_missing: b
     return sent
 
 
-async def _looked_for(connection: Connection, wanted: Sequence[Wanted]) -> list[tuple[Wanted, FailedMessage]]:
-    """See that all are there, and keep the first ones of them, as many as memory has room for.
+async def _check_existing(connection: Connection, wanted: Sequence[Wanted]) -> list[tuple[Wanted, FailedMessage]]:
+    """Check that all messages exist; returns the first ones, up to :data:`_READ_AHEAD`.
 
     Args:
-        wanted: in the order of their places.
+        wanted: the messages, sorted by stream and offset.
+
+    Raises:
+        NotFoundError: messages are missing.
     """
     held: list[tuple[Wanted, FailedMessage]] = []
     count = size = 0
-    async for row, message in _found(connection, wanted):
+    async for row, message in _read_existing(connection, wanted):
         count += 1
         size += len(message.body)
         if size <= _READ_AHEAD:
@@ -158,97 +171,100 @@ async def _looked_for(connection: Connection, wanted: Sequence[Wanted]) -> list[
     return held
 
 
-async def _found(connection: Connection, wanted: Sequence[Wanted]) -> AsyncIterator[tuple[Wanted, FailedMessage]]:
-    """Those that are in their streams, in the order in which they are given, which is that of their places."""
-    for stream, some in groupby(wanted, key=lambda one: one.stream):
+async def _read_existing(
+    connection: Connection, wanted: Sequence[Wanted]
+) -> AsyncIterator[tuple[Wanted, FailedMessage]]:
+    """Read the messages that exist, which are sorted by stream and offset."""
+    for stream, group in groupby(wanted, key=lambda one: one.stream):
         rows: defaultdict[int, list[Wanted]] = defaultdict(list)
-        for one in some:
+        for one in group:
             rows[one.offset].append(one)
         async for offset, delivery in copies(connection, stream, list(rows)):
             message = read_copy(delivery)
             for row in rows[offset]:
-                # A stream that was deleted and declared again has other messages there.
+                # A stream that was deleted and declared again has another message at the offset.
                 if message.message_id == row.message_id:
                     yield row, message
 
 
-def _place(one: Wanted) -> tuple[str, int]:
+def _position(one: Wanted) -> tuple[str, int]:
     return one.stream, one.offset
 
 
-def _dropped(number: int, of: int) -> NotFoundError:
+def _dropped(number: int, total: int) -> NotFoundError:
     return NotFoundError(
-        f"{number:,} of {of:,} messages were dropped from the streams of the taps since they were chosen: go on with "
-        "--skip-missing"
+        f"{number:,} of {total:,} messages were dropped from the streams of the taps since they were chosen: continue "
+        "with --skip-missing"
     )
 
 
 def read_copy(delivery: Delivery) -> FailedMessage:
-    """The message of which a tap has seen a copy."""
+    """The original message of a copy in a tap."""
     headers = {name: value for name, value in (delivery.values.get("headers") or {}).items() if name != HEADER_OFFSET}
     return FailedMessage.read(
         delivery.exchange, delivery.routing_key, {**delivery.values, "headers": headers}, delivery.body
     )
 
 
-def _back(message: FailedMessage, row: Wanted, way: ReplayRun) -> PreparedMessage:
-    return redrive.back(message, to=row.queue, run=way.run)
+def _retry_copy(message: FailedMessage, row: Wanted, replay: ReplayRun) -> PreparedMessage:
+    return redrive.back(message, to=row.queue, run=replay.run)
 
 
 async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:
-    """What a stream has at these offsets, in their order; what is not there any more is left out.
+    """Read the messages at these offsets of a stream; missing ones are left out.
 
     Args:
         offsets: in ascending order.
 
     Raises:
-        ConnectionLostError: nothing comes, and that is not because the stream ends.
+        ConnectionLostError: the broker sends nothing, although the stream is not known to end before the offset.
         BrokerError: the stream cannot be read.
     """
-    left = deque(offsets)
-    while left:
+    remaining = deque(offsets)
+    while remaining:
         try:
-            subscription = await subscribe(connection, stream, left[0])
+            subscription = await subscribe(connection, stream, remaining[0])
         except TargetNotFoundError:
             return
         async with subscription.channel:
-            reached = left[0]
+            reached = remaining[0]
             asked = time.monotonic()
-            while left and left[0] - reached <= _NEAR:
-                delivery = await next_of(subscription, _PATIENCE)
-                # At its end, a stream that was declared again gives what is new: as slowly as that comes, for ever.
-                if delivery is None or time.monotonic() - asked > _PATIENCE:
-                    end = await end_of(connection, stream, patience=_PATIENCE, wanted=left[0])
-                    if end is not None and end <= left[0]:
+            while remaining and remaining[0] - reached <= _MAX_SKIP:
+                delivery = await next_of(subscription, _TIMEOUT)
+                # A stream that was declared again delivers new messages only, slowly and forever, so its end is looked
+                # up at intervals too.
+                if delivery is None or time.monotonic() - asked > _TIMEOUT:
+                    end = await end_of(connection, stream, max_wait=_TIMEOUT, wanted=remaining[0])
+                    if end is not None and end <= remaining[0]:
                         return
                     asked = time.monotonic()
                 if delivery is None:
                     raise ConnectionLostError(
-                        f"the stream {stream} has given nothing for {_PATIENCE:g} s, and is not known to end before "
-                        f"the offset {left[0]}: do the same again to go on"
+                        f"the broker sent nothing of the stream {stream} for {_TIMEOUT:g} s, and the stream is not "
+                        f"known to end before offset {remaining[0]}: run the same command again to continue"
                     )
                 reached = offset_of(delivery)
-                while left and left[0] < reached:
-                    left.popleft()
-                if left and left[0] == reached:
-                    yield left.popleft(), delivery
+                while remaining and remaining[0] < reached:
+                    remaining.popleft()
+                if remaining and remaining[0] == reached:
+                    yield remaining.popleft(), delivery
 
 
-class _TapCopy:
-    """Messages on their way, :data:`WINDOW` at once."""
+class _SendWindow:
+    """Sends messages concurrently, at most :data:`WINDOW` at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def put(self, message: PreparedMessage) -> None:
-        """Send one, as soon as few enough are on their way. Raises what befell an earlier one."""
+        """Send a message as soon as the window has room. Raises the error of an earlier message."""
         while len(self._tasks) >= WINDOW:
             await self._settle(asyncio.FIRST_COMPLETED)
         self._tasks.add(asyncio.create_task(self._client.forward(message)))
 
     async def finish(self) -> None:
-        """Wait until the broker has all. Raises what befell one."""
+        """Wait until all messages are confirmed. Raises the error of a message."""
         while self._tasks:
             await self._settle(asyncio.ALL_COMPLETED)
 
@@ -258,6 +274,6 @@ class _TapCopy:
             one.result()
 
     def cancel(self) -> None:
-        """Wait for none any more."""
+        """Cancel the unconfirmed messages."""
         for one in self._tasks:
             one.cancel()

@@ -1,3 +1,3 @@
-"""The report of an audit: a page with plots, counted by Spark."""
+"""Report of an audit: a page with plots, whose figures Spark computes."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the audit's tables to the figures of a report."""
+"""Figures of a report, collected from the tables of an audit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from bide.durations import EPOCH, from_microseconds
 from bide.pipelines.charts.scale import floored, span_for
 from bide.pipelines.report import counting, tables
 from bide.pipelines.report.figures import (
-    Building,
     FailureGroup,
     Failures,
     Figures,
     FlowFigures,
     Headline,
+    PendingFigures,
+    PendingTarget,
     ReportStep,
-    Skyline,
     Target,
     UndecodableFigures,
 )
@@ -26,26 +26,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 GRACE: Final = timedelta(minutes=10)
-"""How long a message may be overdue before it counts as lost: one that a target refused is tried again after 180 s."""
+"""Overdue time after which a message counts as lost. It is longer than the 180 s after which RabbitMQ retries a message
+that a target has rejected."""
 
 _FLOW_SPANS: Final = 120
-_SKYLINE_SPANS: Final = 96
+_PENDING_SPANS: Final = 96
 _FAILURE_SPANS: Final = 60
 _TARGETS: Final = 10
-_BUILDINGS: Final = 6
+_PENDING_TARGETS: Final = 6
 _GROUPS: Final = 12
-_CENTRE: Final = 3
-"""The skyline leaves out the most distant messages where they make it so many times wider than the others do."""
+_MAX_WIDENING: Final = 3
+"""Messages with extreme due times are left out of the plot if they would make its time axis wider by this factor."""
 
 _HOUR: Final = timedelta(hours=1)
 _SHORTEST: Final = timedelta(seconds=1)
 
 
 def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Figures:
-    """Read the tables in a folder, and count.
+    """Read the tables in a folder, and compute the figures of a report.
 
     Args:
-        grace: how long a message may be overdue before it counts as lost.
+        grace: the overdue time after which a message counts as lost.
 
     Raises:
         InvalidInputError: see :func:`bide.pipelines.report.tables.read`.
@@ -53,17 +54,17 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
     found = tables.read(spark, folder)
     pending, failures = found.get("pending"), found.get("failures")
     messages = counting.delayed(found["messages"]) if "messages" in found else None
-    skyline = None if pending is None else _skyline(pending)
+    pending_figures = None if pending is None else _pending(pending)
     headline = None if messages is None else _headline(messages, grace)
-    if headline is not None and skyline is not None:
-        # Those that wait to be tried again are in the table of what is pending only.
+    if headline is not None and pending_figures is not None:
+        # Messages that wait for a retry are counted in the table pending only.
         headline = replace(
             headline,
-            pending=sum(one.pending for one in skyline.buildings),
-            overdue=sum(one.pending_overdue for one in skyline.buildings),
+            pending=sum(one.pending for one in pending_figures.targets),
+            overdue=sum(one.pending_overdue for one in pending_figures.targets),
         )
     shown, more = ([], 0) if messages is None else _targets(messages)
-    odd, total = _undecodable(found["undecodable"]) if "undecodable" in found else ([], 0)
+    undecodable, total = _undecodable(found["undecodable"]) if "undecodable" in found else ([], 0)
     return Figures(
         folder=folder,
         missing=[name for name in tables.COLUMNS if name not in found],
@@ -72,16 +73,16 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
         lateness=None if messages is None else _lateness(messages),
         targets=shown,
         more_targets=more,
-        skyline=skyline,
+        pending=pending_figures,
         failures=None if failures is None else _failures(failures, found.get("failed")),
-        undecodable=odd,
+        undecodable=undecodable,
         undecodable_total=total,
     )
 
 
 def _headline(messages: DataFrame, grace: timedelta) -> Headline:
     row = counting.headline(messages).collect()[0].asDict()
-    row["since"], row["until"] = _moment(row["since"]), _moment(row["until"])
+    row["since"], row["until"] = _time_or_none(row["since"]), _time_or_none(row["until"])
     lost = 0
     if row["overdue"] and row["until"] is not None:
         lost = counting.lost(messages, row["until"] - grace).collect()[0]["lost"]
@@ -135,24 +136,24 @@ def _targets(messages: DataFrame) -> tuple[list[Target], int]:
     return found, more
 
 
-def _skyline(pending: DataFrame) -> Skyline:
+def _pending(pending: DataFrame) -> PendingFigures:
     by_target = counting.pending_targets(pending)
-    rows = by_target.limit(_BUILDINGS + 1).collect()
+    rows = by_target.limit(_PENDING_TARGETS + 1).collect()
     if not rows:
-        return Skyline(first=EPOCH, width=_HOUR, spans=0, buildings=[], others=0, earlier=0, later=0)
-    others = by_target.count() - _BUILDINGS if len(rows) > _BUILDINGS else 0
-    names = [row["target"] for row in rows[:_BUILDINGS]]
+        return PendingFigures(first=EPOCH, width=_HOUR, spans=0, targets=[], others=0, earlier=0, later=0)
+    others = by_target.count() - _PENDING_TARGETS if len(rows) > _PENDING_TARGETS else 0
+    names = [row["target"] for row in rows[:_PENDING_TARGETS]]
     first, last = _pending_range(pending)
-    width = max(span_for(last - first, _SKYLINE_SPANS), _HOUR)
+    width = max(span_for(last - first, _PENDING_SPANS), _HOUR)
     first = floored(first, width)
     spans = (last - first) // width + 1
-    found = counting.skyline(pending, names, first, width).collect()
-    buildings = [_building(name, found, spans) for name in [*names, *([None] if others else [])]]
-    return Skyline(
+    found = counting.pending_spans(pending, names, first, width).collect()
+    targets = [_pending_target(name, found, spans) for name in [*names, *([None] if others else [])]]
+    return PendingFigures(
         first=first,
         width=width,
         spans=spans,
-        buildings=buildings,
+        targets=targets,
         others=others,
         earlier=sum(row["count"] for row in found if row["span"] < 0),
         later=sum(row["count"] for row in found if row["span"] >= spans),
@@ -162,14 +163,14 @@ def _skyline(pending: DataFrame) -> Skyline:
 def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
     row = counting.pending_range(pending).collect()[0]
     first, last, low, high = (from_microseconds(row[name]) for name in ("first", "last", "low", "high"))
-    most = _CENTRE * max(high - low, 24 * _HOUR)
+    most = _MAX_WIDENING * max(high - low, 24 * _HOUR)
     return low if high - first > most else first, high if last - low > most else last
 
 
-def _building(name: str | None, rows: list[Row], spans: int) -> Building:
+def _pending_target(name: str | None, rows: list[Row], spans: int) -> PendingTarget:
     own = [row for row in rows if row["target"] == name]
     by_span = {row["span"]: row for row in own}
-    return Building(
+    return PendingTarget(
         name=name or "",
         counts=[by_span[span]["count"] if span in by_span else 0 for span in range(spans)],
         overdue=[by_span[span]["overdue"] if span in by_span else 0 for span in range(spans)],
@@ -225,5 +226,5 @@ def _undecodable(table: DataFrame) -> tuple[list[UndecodableFigures], int]:
     return found, table.count()
 
 
-def _moment(micros: int | None) -> datetime | None:
+def _time_or_none(micros: int | None) -> datetime | None:
     return None if micros is None else from_microseconds(micros)

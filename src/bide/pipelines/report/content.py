@@ -1,4 +1,4 @@
-"""What a report consists of: sections, each with a drawing, what it means, and the same in a table."""
+"""Content of a report: sections with a drawing, a note and a table."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bide.pipelines.report.figures import (
     Figures,
     FlowFigures,
     Headline,
+    PendingFigures,
     ReportStep,
-    Skyline,
     Target,
     UndecodableFigures,
 )
@@ -23,12 +23,14 @@ from bide.pipelines.report.figures import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Cells of text.
+    """A table of texts.
 
     Attributes:
-        numbers: how many of the last columns are numbers.
-        aside: shown only when it is asked for.
-        long: the column of long texts, if there is one.
+        head: the names of the columns.
+        rows: the cells, row by row.
+        numbers: how many columns at the end are numbers.
+        aside: whether the table is collapsed until the reader opens it.
+        long: the index of a column of long texts; None without one.
     """
 
     head: Sequence[str]
@@ -43,9 +45,11 @@ class Section:
     """A part of the report.
 
     Attributes:
-        name: unique in the report, of letters and dashes.
-        note: a sentence or two under the drawing; instead of it, where there is none.
-        draw: makes the drawing for a width; None if there is nothing to draw.
+        name: an id that is unique in the report, of letters and dashes.
+        title: the heading.
+        note: one or two sentences below the drawing, or in its place.
+        draw: creates the drawing for a width; None if there is nothing to draw.
+        table: the same data as a table; None without one.
     """
 
     name: str
@@ -60,7 +64,9 @@ class Card:
     """A figure of the headline.
 
     Attributes:
-        bad: whether it should be otherwise.
+        name: the name of the figure.
+        value: the formatted value.
+        bad: whether the value indicates a problem.
     """
 
     name: str
@@ -69,7 +75,7 @@ class Card:
 
 
 def cards(figures: Figures) -> list[Card]:
-    """The figures of the headline, those that are known."""
+    """The figures of the headline that are known."""
     found = []
     if (head := figures.headline) is not None:
         found = [
@@ -93,28 +99,28 @@ def summary(figures: Figures) -> str:
     """The headline in sentences."""
     head = figures.headline
     if head is None:
-        return "There is no table of messages in this folder, so that nothing is known of their delivery."
+        return "This folder has no table of messages, so their delivery is unknown."
     if not head.scheduled:
         return "No message was scheduled yet."
-    said = f"{head.delivered:,} of {texts.counted(head.scheduled, 'message')} {_were(head.delivered)} delivered"
+    sentence = f"{head.delivered:,} of {texts.counted(head.scheduled, 'message')} {_were(head.delivered)} delivered"
     if head.delivered == 1 and head.max is not None:
-        said += f", {texts.milliseconds(head.max)} late"
+        sentence += f", {texts.milliseconds(head.max)} late"
     elif head.p50 is not None and head.p99 is not None:
         half, most = texts.milliseconds(head.p50), texts.milliseconds(head.p99)
-        said += f", half of them at most {half} late, 99 in 100 at most {most}"
+        sentence += f", half of them at most {half} late, 99 in 100 at most {most}"
     if not head.pending:
-        return f"{said}. Nothing is pending."
-    said += f". {head.pending:,} {_are(head.pending)} pending"
+        return f"{sentence}. Nothing is pending."
+    sentence += f". {head.pending:,} {_are(head.pending)} pending"
     if head.overdue:
-        said += f", {head.overdue:,} of them overdue"
+        sentence += f", {head.overdue:,} of them overdue"
     if head.lost:
         which = "all of these" if head.lost == head.overdue else f"{head.lost:,} of these"
-        said += f", {which} by more than {texts.span(head.grace)}: they may be lost"
-    return said + "."
+        sentence += f", {which} by more than {texts.span(head.grace)}: they may be lost"
+    return sentence + "."
 
 
 def failed(figures: Figures) -> str:
-    """What failed, in a few words; empty where nothing did."""
+    """A short text about the failures; empty without any."""
     found = figures.failures
     if found is None or not found.total:
         return ""
@@ -123,20 +129,20 @@ def failed(figures: Figures) -> str:
 
 
 def undecodable(figures: Figures) -> str:
-    """What could not be decoded, in a few words; empty where all could."""
+    """A short text about undecodable messages; empty without any."""
     total = figures.undecodable_total
     return f"{texts.counted(total, 'message')} could not be decoded" if total else ""
 
 
 def sections(figures: Figures) -> Iterator[Section]:
-    """All parts of the report, also those of which there is nothing to show, which say so."""
+    """All sections of the report; a section without data has a note instead of a drawing."""
     yield _flow(figures.flow)
     yield _lateness(figures.lateness, figures.headline)
     if figures.flow is not None and any(one is not None for one in figures.flow.p50):
         yield _lateness_over_time(figures.flow)
     if any(one.p50 is not None for one in figures.targets):
         yield _targets(figures.targets, figures.more_targets)
-    yield _skyline(figures.skyline, figures.headline)
+    yield _pending(figures.pending, figures.headline)
     yield _failures(figures.failures)
     if figures.undecodable:
         yield _undecodable(figures.undecodable, figures.undecodable_total)
@@ -153,7 +159,7 @@ def _flow(found: FlowFigures | None) -> Section:
         for number, counts in enumerate(zip(found.scheduled, found.delivered, found.waiting(), strict=True))
     ]
     return section(
-        note="Upwards what was scheduled, downwards what was delivered; below, what the broker held meanwhile.",
+        note="Scheduled messages are drawn upwards, delivered ones downwards. Below: messages waiting in the broker.",
         draw=lambda width: plots.flow(found, width=width),
         table=Table(head=("from (UTC)", "scheduled", "delivered", "waiting"), rows=rows, numbers=3),
     )
@@ -165,16 +171,16 @@ def _lateness(found: Sequence[ReportStep] | None, headline: Headline | None) -> 
         return section(note=_no_table("messages"))
     if not found:
         return section(note="Nothing was delivered yet.")
-    total, so_far, rows = sum(one.count for one in found), 0, []
+    total, cumulative, rows = sum(one.count for one in found), 0, []
     for one in found:
-        so_far += one.count
-        rows.append((plots.lateness_range(one), texts.count(one.count), f"{100 * so_far / total:.3f} %"))
+        cumulative += one.count
+        rows.append((plots.lateness_range(one), texts.count(one.count), f"{100 * cumulative / total:.3f} %"))
     latest = texts.milliseconds(headline.max)
     early = f"{headline.early:,}" if headline.early else "None"
     return section(
         note=f"From due time to delivery, on a logarithmic scale. The latest was {latest} late. {early} came early.",
         draw=lambda width: plots.lateness(found, headline, width=width),
-        table=Table(head=("late", "messages", "so far"), rows=rows, numbers=2),
+        table=Table(head=("late", "messages", "cumulative"), rows=rows, numbers=2),
     )
 
 
@@ -206,7 +212,7 @@ def _targets(found: Sequence[Target], more: int) -> Section:
     return Section(
         name="targets",
         title="Lateness by target",
-        note=f"The targets of most messages.{left_out}",
+        note=f"The targets with most messages.{left_out}",
         draw=lambda width: plots.targets(found, width=width),
         table=Table(
             head=("target", "scheduled", "delivered", "overdue", "p50", "p95", "p99", "latest"), rows=rows, numbers=7
@@ -214,30 +220,30 @@ def _targets(found: Sequence[Target], more: int) -> Section:
     )
 
 
-def _skyline(found: Skyline | None, headline: Headline | None) -> Section:
+def _pending(found: PendingFigures | None, headline: Headline | None) -> Section:
     section = partial(Section, name="pending", title="Pending, by due time")
     if found is None:
         return section(note=_no_table("pending"))
-    if not found.buildings:
+    if not found.targets:
         return section(note="Nothing is pending.")
     rows = [
         (
-            plots.building_name(found, one),
+            plots.pending_name(found, one),
             texts.moment(found.first + found.width * number),
             *map(texts.count, (count, overdue)),
         )
-        for one in found.buildings
+        for one in found.targets
         for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True))
         if count
     ]
     now = None if headline is None else headline.until
-    note = "What waits for each target, at the time that it is due. The broken line is the end of the audit."
+    note = "Messages waiting for each target, by due time. The dashed line marks the end of the audit."
     for number, when in ((found.earlier, "before"), (found.later, "after")):
         if number:
-            note += f" Not shown: {texts.counted(number, 'message')} due long {when} that."
+            note += f" Not shown: {texts.counted(number, 'message')} due long {when} the others."
     return section(
         note=note,
-        draw=lambda width: plots.skyline(found, now=now, width=width),
+        draw=lambda width: plots.pending(found, now=now, width=width),
         table=Table(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, numbers=2),
     )
 
@@ -265,13 +271,13 @@ def _failures(found: Failures | None) -> Section:
         f" {texts.counted(found.others, 'group')} with fewer {_are(found.others)} left out." if found.others else ""
     )
     return section(
-        note=f"Attempts that failed, in groups of those that are alike, each with a height of its own.{left_out}",
+        note=f"Failed attempts, in groups of similar failures. Each group has its own vertical scale.{left_out}",
         draw=lambda width: plots.failures(found, width=width),
         table=Table(
             head=(
                 "exception",
                 "endpoint",
-                "the newest said",
+                "newest text",
                 "first (UTC)",
                 "last (UTC)",
                 "trend",
@@ -303,8 +309,8 @@ def _undecodable(found: Sequence[UndecodableFigures], total: int) -> Section:
     return Section(
         name="undecodable",
         title="Undecodable messages",
-        note="What the streams hold that is not a message of AMQP 1.0. The table undecodable of the audit has the "
-        f"bytes. No other section counts them.{left_out}",
+        note="Messages in the streams that are not AMQP 1.0. The table undecodable of the audit has their bytes. No "
+        f"other section counts them.{left_out}",
         table=Table(
             head=("stream", "reason", "first (UTC)", "last (UTC)", "first offset", "messages"),
             rows=rows,
@@ -316,7 +322,7 @@ def _undecodable(found: Sequence[UndecodableFigures], total: int) -> Section:
 
 
 def _no_table(name: str) -> str:
-    return f"There is no table {name!r} in this folder."
+    return f"This folder has no table {name!r}."
 
 
 def _were(number: int) -> str:

@@ -1,11 +1,11 @@
-"""Count and group the audit's tables by Spark. Every function's result is small, whatever the size of the tables."""
+"""Spark queries of a report. The results are small for tables of any size."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import to_microseconds
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WAITING: Final = ("scheduled", "overdue")
-"""Outcomes of messages that were not delivered yet; all others were."""
+"""Outcomes of messages that are not delivered yet."""
 
 STEPS: Final = 12
-"""Ranges of lateness in a power of ten."""
+"""Ranges of lateness per power of ten."""
 
 _ACCURACY: Final = 10_000
-"""Percentiles of all messages are exact to one rank in so many."""
+"""Percentiles of all messages have a relative rank error of 1 in this number."""
 
 _GROUP_ACCURACY: Final = 1000
-"""And those of many groups to one in so many, which takes less memory for each."""
+"""Percentiles of groups have a relative rank error of 1 in this number, which takes less memory per group."""
 
 _SHARES: Final = (50, 95, 99)
 
 _TEXT: Final = 240
-"""Letters of an exception's text that are shown."""
+"""Characters of an exception's text that are shown."""
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def delayed(messages: DataFrame) -> DataFrame:
-    """Only those that were delayed: what endpoints tell of has others as well, which have no due time."""
+    """Only the delayed messages: endpoints also write events of messages that were not delayed."""
     return messages.where(F.coalesce("due", "scheduled", "delivered").isNotNull())
 
 
@@ -52,30 +52,33 @@ def headline(messages: DataFrame) -> DataFrame:
 
 
 def lost(messages: DataFrame, before: datetime) -> DataFrame:
-    """How many overdue messages were due before a time, in one row: ``lost``."""
+    """The number of overdue messages that were due before a time, in one row: ``lost``."""
     return messages.agg(F.count_if((F.col("outcome") == "overdue") & (F.col("due") < moment(before))).alias("lost"))
 
 
 def flow(messages: DataFrame, first: datetime, width: timedelta) -> DataFrame:
-    """Messages per span, in at most two rows for each: ``span`` (its number) and ``scheduled``; or ``delivered``, with
-    percentiles of lateness."""
-    came = (
+    """Messages per span of time, in at most two rows for each.
+
+    Both have ``span``, the number of the span. One has ``scheduled``, the other ``delivered`` with percentiles of
+    lateness.
+    """
+    scheduled = (
         messages.where(F.col("scheduled").isNotNull())
         .groupBy(_span("scheduled", first, width))
         .agg(F.count(F.lit(1)).alias("scheduled"))
     )
-    went = (
+    delivered = (
         messages.where(F.col("delivered").isNotNull())
         .groupBy(_span("delivered", first, width))
         .agg(F.count(F.lit(1)).alias("delivered"), *_percentiles(_GROUP_ACCURACY))
     )
-    return came.unionByName(went, allowMissingColumns=True)
+    return scheduled.unionByName(delivered, allowMissingColumns=True)
 
 
 def lateness(messages: DataFrame) -> DataFrame:
-    """Delivered messages by lateness: ``step``, a range of it, and ``count``.
+    """Delivered messages by lateness: ``step``, the number of a range, and ``count``.
 
-    Step n begins at 10 ** (n / :data:`STEPS`) ms; step -1 is all below 1 ms.
+    Step n begins at 10 ** (n / :data:`STEPS`) ms; step -1 is lateness below 1 ms.
     """
     late = F.col("lateness_ms")
     step = F.when(late < 1, F.lit(-1)).otherwise(F.floor(F.log10(late) * STEPS))
@@ -97,7 +100,7 @@ def targets(messages: DataFrame) -> DataFrame:
 
 
 def pending_targets(pending: DataFrame) -> DataFrame:
-    """What waits for each target, most first: ``target``, ``count``, ``overdue``."""
+    """Pending messages by target, the one with most first: ``target``, ``count``, ``overdue``."""
     return (
         pending.groupBy("target")
         .agg(F.sum("count").alias("count"), F.sum("overdue").alias("overdue"))
@@ -107,8 +110,10 @@ def pending_targets(pending: DataFrame) -> DataFrame:
 
 
 def pending_range(pending: DataFrame) -> DataFrame:
-    """When what waits is due, in one row, in microseconds: ``first``, ``last``, and ``low`` and ``high``, between
-    which 99 of 100 messages are."""
+    """The range of due times of pending messages, in one row and in microseconds.
+
+    The columns are ``first``, ``last``, and ``low`` and ``high``, between which 99 % of the messages are due.
+    """
     hour, count = F.unix_micros("due_hour"), F.col("count")
     return pending.where(count > 0).agg(
         F.min(hour).alias("first"),
@@ -118,8 +123,8 @@ def pending_range(pending: DataFrame) -> DataFrame:
     )
 
 
-def skyline(pending: DataFrame, names: list[str], first: datetime, width: timedelta) -> DataFrame:
-    """What waits by target (null for all that are not named) and span, with ``count`` and ``overdue``."""
+def pending_spans(pending: DataFrame, names: list[str], first: datetime, width: timedelta) -> DataFrame:
+    """Pending messages by target (null for all targets that are not named) and span: ``count`` and ``overdue``."""
     target = F.when(F.col("target").isin(names), F.col("target"))
     return pending.groupBy(target.alias("target"), _span("due_hour", first, width)).agg(
         F.sum("count").alias("count"), F.sum("overdue").alias("overdue")
@@ -127,7 +132,7 @@ def skyline(pending: DataFrame, names: list[str], first: datetime, width: timede
 
 
 def failures(table: DataFrame) -> DataFrame:
-    """All failures in one row: ``total``, ``groups``, and the ``first`` and ``last`` one in microseconds."""
+    """All failures in one row: ``total``, ``groups``, and the times ``first`` and ``last`` in microseconds."""
     return table.agg(
         F.sum("count").alias("total"),
         F.count(F.lit(1)).alias("groups"),
@@ -137,7 +142,7 @@ def failures(table: DataFrame) -> DataFrame:
 
 
 def failure_groups(table: DataFrame) -> DataFrame:
-    """The groups, most failures first, with times in microseconds."""
+    """The groups of failures, the one with most first, with times in microseconds."""
     return table.select(
         *("group", "exception", "endpoint", "count", "messages", "recent", "before"),
         F.unix_micros("first_seen").alias("first_seen"),
@@ -149,7 +154,7 @@ def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: 
     """Failures of these groups per span: ``group``, ``endpoint``, ``span``, ``count``, and the newest ``text``."""
     return (
         failed.where(F.col("group").isin(groups) & (F.col("kind") != "expired"))
-        # An endpoint tells of one again when it does not know whether the broker has heard.
+        # An endpoint publishes an event again when a confirm is lost.
         .dropDuplicates(["message_id", "group", "endpoint", "kind", "started", "ended"])
         .groupBy("group", "endpoint", _span("ended", first, width))
         .agg(
@@ -161,7 +166,7 @@ def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: 
 
 
 def undecodable(table: DataFrame) -> DataFrame:
-    """What could not be decoded by stream and reason, most first, with times in microseconds."""
+    """Undecodable messages by stream and reason, most first, with times in microseconds."""
     return (
         table.groupBy("stream", "reason")
         .agg(
@@ -175,7 +180,7 @@ def undecodable(table: DataFrame) -> DataFrame:
 
 
 def moment(value: datetime) -> Column:
-    """A point in time, whatever the time zone of the session is."""
+    """A constant time as a column, in any time zone of the session."""
     return F.timestamp_micros(F.lit(to_microseconds(value)))
 
 
@@ -189,7 +194,7 @@ def _waits() -> Column:
 
 
 def _percentiles(accuracy: int) -> list[Column]:
-    """All of them from one sketch, which is most of the work."""
+    """Percentiles and maximum of lateness, all from one sketch, because building it is most of the work."""
     late = F.col("lateness_ms")
     shares = F.percentile_approx(late, [share / 100 for share in _SHARES], accuracy)
     return [*(shares[place].alias(f"p{share}") for place, share in enumerate(_SHARES)), F.max(late).alias("max")]

@@ -1,4 +1,4 @@
-"""What a report shows, as plain figures: a few hundred numbers, however many messages there were."""
+"""Figures of a report: a few hundred numbers for any number of messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from bide.pipelines.charts.scale import after
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """All messages together.
+    """The figures of all messages together.
 
     Attributes:
-        scheduled: messages that were scheduled, whatever became of them.
-        delivered: of them, those that were delivered, or processed.
-        pending: those that are not delivered yet, or wait to be tried again; with the overdue ones.
-        overdue: of the pending ones, those that were due.
-        lost: of the overdue ones, those that were due longer than *grace* before *until*.
-        early: delivered before they were due.
-        grace: how long a message may be overdue before it counts as lost.
-        since: when the first was scheduled or delivered.
-        until: when the last was: the time that the report is of.
-        p50: lateness in ms that half of the delivered messages did not exceed; None where none was delivered.
-        p95: and of 95 in 100.
-        p99: and of 99 in 100.
-        max: the highest lateness in ms.
+        scheduled: messages that were scheduled.
+        delivered: scheduled messages that were delivered or processed.
+        pending: messages that are not delivered yet or wait for a retry, including the overdue ones.
+        overdue: pending messages whose due time is over.
+        lost: overdue messages that were due more than *grace* before *until*.
+        early: messages that were delivered before their due time.
+        grace: the overdue time after which a message counts as lost.
+        since: when the first message was scheduled or delivered.
+        until: when the last message was scheduled or delivered, which is the time of the report.
+        p50: the median lateness in ms; None if no message was delivered.
+        p95: the 95th percentile of the lateness in ms.
+        p99: the 99th percentile of the lateness in ms.
+        max: the largest lateness in ms.
     """
 
     scheduled: int
@@ -46,15 +46,15 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFigures:
-    """Messages that came and went in each of equal spans of time.
+    """Messages scheduled and delivered in equal spans of time.
 
     Attributes:
-        first: the beginning of the first span.
-        width: of a span.
-        scheduled: for each span, messages scheduled.
-        delivered: for each span, messages delivered.
-        p50: for each span, lateness in ms of what was delivered in it, None where that is nothing.
-        p99: the same.
+        first: the start of the first span.
+        width: the length of a span.
+        scheduled: messages scheduled, for each span.
+        delivered: messages delivered, for each span.
+        p50: the median lateness in ms of the messages delivered in each span; None for a span without any.
+        p99: the 99th percentile of the same.
     """
 
     first: datetime
@@ -70,10 +70,10 @@ class FlowFigures:
         return after(self.first, self.width, len(self.scheduled))
 
     def waiting(self) -> list[int]:
-        """How many were scheduled and not delivered at the end of each span."""
+        """The number of messages that are scheduled and not delivered at the end of each span."""
         total, found = 0, []
-        for came, went in zip(self.scheduled, self.delivered, strict=True):
-            total += came - went
+        for scheduled, delivered in zip(self.scheduled, self.delivered, strict=True):
+            total += scheduled - delivered
             found.append(total)
         return found
 
@@ -83,8 +83,9 @@ class ReportStep:
     """Delivered messages whose lateness is in a range.
 
     Attributes:
-        low: from here on, in ms; 0 for what is less than the first range.
-        high: up to here.
+        low: the lower end of the range in ms; 0 for all values below the first range.
+        high: the upper end of the range in ms.
+        count: the number of messages.
     """
 
     low: float
@@ -98,10 +99,13 @@ class Target:
 
     Attributes:
         name: ``q:<queue>`` or ``x:<exchange>``.
-        p50: of their lateness, in ms, None where none was delivered.
-        p95: the same.
-        p99: the same.
-        max: the same.
+        scheduled: messages that were scheduled.
+        delivered: messages that were delivered.
+        overdue: messages that are overdue.
+        p50: the median lateness in ms; None if no message was delivered.
+        p95: the 95th percentile of the lateness in ms.
+        p99: the 99th percentile of the lateness in ms.
+        max: the largest lateness in ms.
     """
 
     name: str
@@ -115,13 +119,15 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Building:
-    """What waits for one target, in spans of the time that it is due at.
+class PendingTarget:
+    """Pending messages of one target, in spans of the due time.
 
     Attributes:
-        counts: for each span; with the overdue ones.
-        overdue: for each span.
-        pending: in all, also what is due before or after the spans.
+        name: ``q:<queue>`` or ``x:<exchange>``; empty for all other targets together.
+        counts: messages for each span, including overdue ones.
+        overdue: overdue messages for each span.
+        pending: all messages, including those due before or after the spans.
+        pending_overdue: all overdue messages.
     """
 
     name: str
@@ -132,22 +138,23 @@ class Building:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skyline:
-    """What waits, by target and the time it is due at.
+class PendingFigures:
+    """Pending messages by target and due time.
 
     Attributes:
-        first: the beginning of the first span.
-        width: of a span.
-        buildings: the targets with most, and after them one for all others, if there are more.
-        others: how many targets that one is.
+        first: the start of the first span.
+        width: the length of a span.
+        spans: the number of spans.
+        targets: the targets with most messages, then one for all others if there are more.
+        others: how many targets the last one stands for.
         earlier: messages due before the first span.
-        later: messages due after the last one.
+        later: messages due after the last span.
     """
 
     first: datetime
     width: timedelta
     spans: int
-    buildings: Sequence[Building]
+    targets: Sequence[PendingTarget]
     others: int
     earlier: int
     later: int
@@ -160,15 +167,20 @@ class Skyline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureGroup:
-    """Failures that are alike.
+    """A group of similar failures.
 
     Attributes:
-        count: attempts that failed.
-        messages: that failed so.
-        recent: of the last hour.
-        before: of the hour before that.
-        text: what the newest one said, cut off.
-        counts: for each span of the groups' time; empty where it is unknown.
+        name: the name of the group.
+        exception: the name of the exception.
+        endpoint: the endpoint on which the attempts failed.
+        count: failed attempts.
+        messages: messages that failed.
+        first_seen: the time of the first failure.
+        last_seen: the time of the last failure.
+        recent: failures in the last hour.
+        before: failures in the hour before that.
+        text: the text of the newest failure, shortened.
+        counts: failures for each span of time; empty if unknown.
     """
 
     name: str
@@ -189,12 +201,12 @@ class Failures:
     """The groups with most failures.
 
     Attributes:
-        first: the beginning of the first span.
-        width: of a span.
-        spans: how many there are.
-        groups: most failures first.
-        others: groups that are left out.
-        total: attempts that failed, those of all groups.
+        first: the start of the first span.
+        width: the length of a span.
+        spans: the number of spans.
+        groups: the groups, the one with most failures first.
+        others: the number of groups that are left out.
+        total: failed attempts in all groups.
     """
 
     first: datetime
@@ -212,10 +224,15 @@ class Failures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndecodableFigures:
-    """Messages of a stream that cannot be decoded, for one reason.
+    """Messages of a stream that cannot be decoded for the same reason.
 
     Attributes:
-        first_offset: of the first one in the stream.
+        stream: the name of the stream.
+        reason: why the messages cannot be decoded.
+        count: the number of messages.
+        first_offset: the offset of the first one.
+        first_seen: when the first one was stored.
+        last_seen: when the last one was stored.
     """
 
     stream: str
@@ -228,13 +245,14 @@ class UndecodableFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Everything that a report shows. What is None has no table in the folder; what is empty has an empty one.
+    """All figures of a report. A figure is None if its table is missing, and empty if its table is empty.
 
     Attributes:
-        folder: of the tables.
-        missing: tables that are not there.
-        undecodable: most messages first; those of the reasons after the first ones are left out.
-        undecodable_total: all of them.
+        folder: the folder of the tables.
+        missing: tables that are missing.
+        more_targets: the number of targets that are left out of *targets*.
+        undecodable: the most frequent reasons, the one with most messages first.
+        undecodable_total: undecodable messages of all reasons.
     """
 
     folder: str
@@ -244,7 +262,7 @@ class Figures:
     lateness: Sequence[ReportStep] | None = None
     targets: Sequence[Target] = ()
     more_targets: int = 0
-    skyline: Skyline | None = None
+    pending: PendingFigures | None = None
     failures: Failures | None = None
     undecodable: Sequence[UndecodableFigures] = ()
     undecodable_total: int = 0

@@ -1,4 +1,4 @@
-"""The report as one file of HTML: no script, and nothing that has to be fetched."""
+"""HTML page of a report: a single file without scripts and external resources."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WIDE: Final = 976
 NARROW: Final = 358
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may do for this page: whatever text a message brings along, nothing is run or fetched."""
+"""The content security policy: a browser runs and fetches nothing, even if a message contains HTML."""
 
 
 def page(figures: Figures, *, title: str = "Delayed delivery") -> str:
-    """The page."""
+    """The report as an HTML page."""
     return "\n".join([*_lines(figures, title), ""])
 
 
@@ -86,7 +86,7 @@ def _section(section: Section) -> Iterator[str]:
 def _table(table: Table, title: str) -> Iterator[str]:
     if table.aside:
         yield "<details><summary>The same as a table</summary>"
-    # What scrolls must be reached by the keyboard.
+    # tabindex makes the scrolling element accessible by keyboard.
     classes = "scroll" if table.aside else "scroll open"
     yield f'<div class="{classes}" tabindex="0" role="region" aria-label="{text(title)}, table">'
     yield "<table>"

@@ -1,4 +1,4 @@
-"""The report as one drawing, for a picture."""
+"""Picture of a report: all its drawings in one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARGIN: Final = 16
 
 
 def picture(figures: Figures, *, title: str = "Delayed delivery") -> Drawing:
-    """The headline, and the drawing of every section that has one, under its title."""
+    """Draw the headline, and each section with its title."""
     parts = list(_parts(figures, title))
     return stacked(parts, title=f"{title}. {content.summary(figures)}", margin=_MARGIN)
 

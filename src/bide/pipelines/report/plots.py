@@ -1,4 +1,4 @@
-"""What is drawn of the figures, for any width: a page for a phone is no page for a desk that was made smaller."""
+"""Plots of a report, drawn for the width of a phone or of a desktop."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bide.pipelines.charts.axes import Frame, filled, late_axis, legend, steps, 
 from bide.pipelines.charts.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
 from bide.pipelines.charts.scale import Linear, Logarithmic, Times, after
 from bide.pipelines.report.figures import (
-    Building,
     FailureGroup,
     Failures,
     FlowFigures,
     Headline,
+    PendingFigures,
+    PendingTarget,
     ReportStep,
-    Skyline,
     Target,
 )
 
@@ -30,7 +30,7 @@ _NARROW: Final = 600
 
 
 def flow(found: FlowFigures, *, width: float) -> Drawing:
-    """What came, upwards; what went, downwards; and below, how many were waiting meanwhile."""
+    """Scheduled messages upwards, delivered ones downwards; below, the number of waiting messages."""
     half, gap, lower = (96, 40, 84) if width > _NARROW else (80, 40, 70)
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=30 + 2 * half)
     times = Times(found.first, found.last, frame.left, frame.right)
@@ -60,8 +60,8 @@ def flow(found: FlowFigures, *, width: float) -> Drawing:
 
 
 def _flow_tips(found: FlowFigures, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
-    for number, (came, went) in enumerate(zip(found.scheduled, found.delivered, strict=True)):
-        if came or went:
+    for number, (scheduled, delivered) in enumerate(zip(found.scheduled, found.delivered, strict=True)):
+        if scheduled or delivered:
             start = texts.moment(found.first + found.width * number)
             yield Bar(
                 x=places[number],
@@ -69,7 +69,7 @@ def _flow_tips(found: FlowFigures, places: Sequence[float], frame: Frame) -> Ite
                 width=places[number + 1] - places[number],
                 height=frame.bottom - frame.top,
                 role=Role.POINTED,
-                tip=f"{start}: {came:,} scheduled, {went:,} delivered",
+                tip=f"{start}: {scheduled:,} scheduled, {delivered:,} delivered",
             )
 
 
@@ -87,7 +87,7 @@ def lateness(found: Sequence[ReportStep], headline: Headline, *, width: float) -
     height = 250 if width > _NARROW else 230
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=48, bottom=height - _AXIS)
     ratio = found[-1].high / max(found[-1].low, found[-1].high / 10)
-    # What is below one millisecond gets a place as wide as the others, before one.
+    # The range below one millisecond is drawn as wide as the others.
     low = min(one.low or one.high / ratio for one in found)
     across = Logarithmic(low, max(found[-1].high, low * 100), frame.left, frame.right)
     up = Linear(0, max(one.count for one in found), frame.bottom, frame.top)
@@ -115,7 +115,7 @@ def lateness(found: Sequence[ReportStep], headline: Headline, *, width: float) -
 
 
 def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Iterator[Mark]:
-    """Lines up from the percentiles, and their names side by side where they are far enough from one another."""
+    """Vertical lines at the percentiles, with labels that are moved apart so that they do not overlap."""
     free = frame.left
     entries = (("p50", headline.p50), ("p95", headline.p95), ("p99", headline.p99))
     for number, (name, value) in enumerate(entries):
@@ -133,14 +133,14 @@ def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Itera
 
 
 def lateness_range(step: ReportStep) -> str:
-    """Its range in words."""
+    """The range of lateness in words."""
     if not step.low:
         return f"less than {texts.milliseconds(step.high)}"
     return f"{texts.milliseconds(step.low)} to {texts.milliseconds(step.high)}"
 
 
 def lateness_over_time(found: FlowFigures, *, width: float) -> Drawing:
-    """Half of the messages, and one in a hundred, were later than this."""
+    """Median and 99th percentile of the lateness over time."""
     height = 200
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=height - _AXIS)
     times = Times(found.first, found.last, frame.left, frame.right)
@@ -164,14 +164,14 @@ def lateness_over_time(found: FlowFigures, *, width: float) -> Drawing:
 
 
 def _pieces(values: Sequence[float | None]) -> Iterator[list[tuple[int, float]]]:
-    """Runs of values without a gap, with their numbers."""
+    """Runs of consecutive values, with their indexes."""
     for known, run in groupby(enumerate(values), key=lambda one: one[1] is not None):
         if known:
             yield [(number, value) for number, value in run if value is not None]
 
 
 def targets(found: Sequence[Target], *, width: float) -> Drawing:
-    """For each target, a line from its median lateness to its 99th percentile, and one on to the maximum."""
+    """For each target, a bar from the median lateness to the 99th percentile, and a line to the maximum."""
     known = [
         (one, (one.p50, one.p99, one.max))
         for one in found
@@ -200,48 +200,50 @@ def targets(found: Sequence[Target], *, width: float) -> Drawing:
     return Drawing(title="Lateness by target", width=width, height=frame.bottom + 24, marks=tuple(marks))
 
 
-def skyline(found: Skyline, *, now: datetime | None, width: float) -> Drawing:
-    """What waits for each target, by the time it is due at; overdue messages in another colour.
+def pending(found: PendingFigures, *, now: datetime | None, width: float) -> Drawing:
+    """Pending messages of each target by due time, with overdue ones in another colour.
 
     Args:
-        now: marked where it is shown.
+        now: a time to mark with a dashed line; None for no line.
     """
     tall, gap = (72, 30) if width > _NARROW else (60, 32)
-    whole = Frame(left=_LEFT, right=width - _RIGHT, top=28, bottom=28 + len(found.buildings) * (tall + gap))
+    whole = Frame(left=_LEFT, right=width - _RIGHT, top=28, bottom=28 + len(found.targets) * (tall + gap))
     times = Times(found.first, found.last, whole.left, whole.right)
-    highest = max(max(max(one.counts, default=0) for one in found.buildings), 1)
+    highest = max(max(max(one.counts, default=0) for one in found.targets), 1)
     marks: list[Mark] = [*time_axis(times, whole)]
     marks += legend([("due later", Role.IN), ("overdue", Role.BAD)], x=whole.left, y=14)
     marks.append(Label(x=whole.right, y=14, text=f"per {texts.span(found.width)}", role=Role.FAINT, anchor="end"))
     if now is not None and found.first < now < found.last:
         x = times.place(now)
         marks.append(Line(points=((x, whole.top), (x, whole.bottom)), role=Role.MARK, width=1.25, dashed=True))
-    for number, one in enumerate(found.buildings):
+    for number, one in enumerate(found.targets):
         bottom = whole.top + (number + 1) * (tall + gap)
         frame = Frame(left=whole.left, right=whole.right, top=bottom - tall, bottom=bottom)
-        marks += _building(found, one, times, frame, highest)
+        marks += _pending_target(found, one, times, frame, highest)
     return Drawing(
-        title=f"What waits, by target and due time, per {texts.span(found.width)}",
+        title=f"Pending messages by target and due time, per {texts.span(found.width)}",
         width=width,
         height=whole.bottom + _AXIS,
         marks=tuple(marks),
     )
 
 
-def _building(found: Skyline, one: Building, times: Times, frame: Frame, highest: int) -> Iterator[Mark]:
+def _pending_target(
+    found: PendingFigures, one: PendingTarget, times: Times, frame: Frame, highest: int
+) -> Iterator[Mark]:
     up = Linear(0, highest, frame.bottom, frame.top)
     yield from value_axis(up, [tick for tick in up.ticks(2) if tick], frame, texts.brief)
-    name = building_name(found, one)
-    said = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
-    room = frame.right - frame.left - LETTER * 12 * len(said) - 12
+    name = pending_name(found, one)
+    counts = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
+    room = frame.right - frame.left - LETTER * 12 * len(counts) - 12
     yield Label(x=frame.left, y=frame.top - 6, text=shortened(name, room, bold=True), bold=True)
     role = Role.BAD if one.pending_overdue else Role.FAINT
-    yield Label(x=frame.right, y=frame.top - 6, text=said, role=role, anchor="end")
+    yield Label(x=frame.right, y=frame.top - 6, text=counts, role=role, anchor="end")
     for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True)):
         if not count:
             continue
         start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
-        # The smallest one is still to be seen.
+        # At least 1.5 pixels, so that the smallest bar is visible.
         top = min(up.place(count), frame.bottom - 1.5)
         base = frame.bottom - (frame.bottom - top) * overdue / count
         tip = f"{name}, due from {texts.moment(found.first + found.width * number)}: {count:,}, {overdue:,} overdue"
@@ -253,15 +255,15 @@ def _building(found: Skyline, one: Building, times: Times, frame: Frame, highest
     yield Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), role=Role.FAINT)
 
 
-def building_name(found: Skyline, one: Building) -> str:
-    """The target, or how many others."""
-    if found.others and one is found.buildings[-1]:
+def pending_name(found: PendingFigures, one: PendingTarget) -> str:
+    """The name of a target, or the number of other targets."""
+    if found.others and one is found.targets[-1]:
         return f"{texts.counted(found.others, 'other target')}"
     return target_name(one.name)
 
 
 def target_name(name: str) -> str:
-    """A target as people say it."""
+    """A target in words."""
     kind, colon, rest = name.partition(":")
     if colon and kind in ("q", "x"):
         return f"{'queue' if kind == 'q' else 'exchange'} {rest}"
@@ -269,7 +271,7 @@ def target_name(name: str) -> str:
 
 
 def failures(found: Failures, *, width: float) -> Drawing:
-    """For each group of failures, when they happened, and how often."""
+    """For each group of failures, the number of failures over time."""
     row = 62
     frame = Frame(left=16, right=width - 16, top=8, bottom=8 + row * len(found.groups))
     times = Times(found.first, found.last, frame.left, frame.right)
@@ -286,14 +288,14 @@ def failures(found: Failures, *, width: float) -> Drawing:
 
 
 def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> Iterator[Mark]:
-    said = f"{group.count:,}"
-    room = frame.right - frame.left - BOLD_LETTER * 13 * len(said) - 12
-    # What is before the last dot, of .NET for one, tells little and takes the room of the rest.
+    count_text = f"{group.count:,}"
+    room = frame.right - frame.left - BOLD_LETTER * 13 * len(count_text) - 12
+    # Without the namespace, for example of .NET, which would leave too little room for the name itself.
     name = group_name(group).rpartition(".")[2] or group_name(group)
     if group.endpoint:
         name += f", {group.endpoint}"
     yield Label(x=frame.left, y=frame.top + 14, text=shortened(name, room, bold=True), bold=True)
-    yield Label(x=frame.right, y=frame.top + 14, text=said, size=13, bold=True, anchor="end")
+    yield Label(x=frame.right, y=frame.top + 14, text=count_text, size=13, bold=True, anchor="end")
     base = frame.bottom
     yield Line(points=((frame.left, base), (frame.right, base)), role=Role.GRID)
     first, last = times.place(group.first_seen), times.place(group.last_seen)
@@ -309,12 +311,12 @@ def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> 
 
 
 def group_name(group: FailureGroup) -> str:
-    """The exception, which most groups are named after."""
+    """The exception of a group, or else its name."""
     return group.exception or group.name or "unknown"
 
 
 def trend(group: FailureGroup) -> str:
-    """What the last two hours of a group tell."""
+    """The trend of a group in the last two hours, in words."""
     if group.recent == group.before:
         return "over" if not group.recent else f"steady, {group.recent:,}/h"
     return f"{'rising' if group.recent > group.before else 'falling'}, {group.before:,}/h to {group.recent:,}/h"

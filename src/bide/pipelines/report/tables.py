@@ -1,4 +1,4 @@
-"""The audit's tables in a folder, as far as the report reads them."""
+"""Tables of an audit that a report reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "text": "string",
     },
 }
-"""The tables and columns that are read, with the types that they are read as."""
+"""The tables and columns that are read, with their types."""
 
 UNDECODABLE: Final[Mapping[str, str]] = {
     "stream": "string",
@@ -53,7 +53,7 @@ UNDECODABLE: Final[Mapping[str, str]] = {
     "reason": "string",
     "seen": "timestamp",
 }
-"""Those of the table ``undecodable``, which is there only if something could not be decoded."""
+"""The columns of the table ``undecodable``, which exists only if there are undecodable messages."""
 
 _ALL: Final = {**COLUMNS, "undecodable": UNDECODABLE}
 
@@ -61,13 +61,13 @@ _NAMES: Final = ("target", "group", "endpoint", "exception")
 
 
 def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
-    """The tables that are there, each with the columns of :data:`COLUMNS` or :data:`UNDECODABLE`.
+    """Read the tables that exist, each with the columns of :data:`COLUMNS` or :data:`UNDECODABLE`.
 
     Args:
-        folder: a path, or a URI that Spark and Arrow know.
+        folder: a path, or a URI that Spark and Arrow support.
 
     Raises:
-        InvalidInputError: as :func:`check`.
+        InvalidInputError: see :func:`check`.
         InvalidColumnError: a table lacks a column.
     """
     check(folder)
@@ -75,16 +75,16 @@ def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
 
 
 def check(folder: str) -> None:
-    """See whether there is anything to read, for which no Spark is needed.
+    """Check, without Spark, that a folder has tables.
 
     Raises:
-        InvalidInputError: there is no such folder, or it cannot be read, or it has none of the tables.
+        InvalidInputError: the folder does not exist, cannot be read, or has none of the tables.
     """
     if not any(_has_files(folder, name) for name in COLUMNS):
         wanted = ", ".join(COLUMNS)
         raise InvalidInputError(
-            f"the folder {folder} has no table of the audit ({wanted}): name the one that 'bide pipeline audit --into' "
-            "was given"
+            f"the folder {folder} has no table of an audit ({wanted}): name the folder that 'bide pipeline audit "
+            "--into' writes to"
         )
 
 
@@ -97,29 +97,29 @@ def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
     missing = [column for column in columns if column not in rows.columns]
     if missing:
         raise InvalidColumnError(
-            f"the table {place} has no column {', '.join(missing)}: it is none that the audit wrote"
+            f"the table {place} has no column {', '.join(missing)}, so an audit did not write it: name another folder"
         )
     return rows.select(*(_column(rows, column, kind) for column, kind in columns.items()))
 
 
 def _column(rows: DataFrame, column: str, kind: str) -> Column:
     value = rows[column].cast(kind)
-    # A name that is not known is one name, not none.
+    # An empty text instead of null, so that unknown names form one group.
     return (functions.coalesce(value, functions.lit("")) if column in _NAMES else value).alias(column)
 
 
 def _has_files(folder: str, name: str) -> bool:
-    """Whether a table has any file: Spark takes an empty folder for an error."""
+    """Whether a table has any file. Reading an empty folder is an error in Spark."""
     try:
         files, root = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
         if files.get_file_info(root).type != fs.FileType.Directory:
-            raise InvalidInputError(f"there is no folder {folder}: name the one that the audit writes to")
+            raise InvalidInputError(f"there is no folder {folder}: name the folder that the audit writes to")
         selector = fs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True, recursive=True)
         return any(one.is_file and not _hidden(one.path, root) for one in files.get_file_info(selector))
     except (ArrowInvalid, OSError) as error:
-        raise InvalidInputError(f"the folder {folder} cannot be read: {error}") from error
+        raise InvalidInputError(f"the folder {folder} cannot be read: {error}; name another folder") from error
 
 
 def _hidden(path: str, root: str) -> bool:
-    """Whether Spark passes a file over."""
+    """Whether Spark ignores a file."""
     return any(part.startswith(("_", ".")) for part in path.removeprefix(root).split("/"))

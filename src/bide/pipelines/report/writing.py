@@ -1,4 +1,4 @@
-"""The report as files."""
+"""Files of a report: the page, the picture, and the headline as JSON."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 def write(figures: Figures, *, out: Path, svg: Path | None, title: str) -> None:
-    """Write the page, and the picture where one is wanted, in the place of older ones.
+    """Write the page, and optionally the picture; existing files are replaced.
 
     Raises:
         InvalidInputError: a file cannot be written.
     """
     from bide.pipelines.report.page import page
 
-    with _replacing(out) as beside:
-        beside.write_text(page(figures, title=title), encoding="utf-8")
+    with _replacing(out) as file:
+        file.write_text(page(figures, title=title), encoding="utf-8")
     if svg is not None:
         from bide.pipelines.charts.svg import document
         from bide.pipelines.report.picture import picture
 
-        with _replacing(svg) as beside:
-            beside.write_text(document(picture(figures, title=title), name="report"), encoding="utf-8")
+        with _replacing(svg) as file:
+            file.write_text(document(picture(figures, title=title), name="report"), encoding="utf-8")
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write in place of another: whoever reads that meanwhile sees the old one or the new one."""
-    beside = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
+    """A temporary file that replaces another file atomically at the end of the block."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
     try:
-        yield beside
-        beside.replace(path)
+        yield temporary
+        temporary.replace(path)
     except OSError as error:
         raise InvalidInputError(f"the file {path} cannot be written: {error.strerror}; name another") from error
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def headline(figures: Figures) -> dict[str, Any]:

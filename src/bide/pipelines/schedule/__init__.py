@@ -1,1 +1,1 @@
-"""Scheduling the rows of a table."""
+"""Schedule of a message for each row of a table."""

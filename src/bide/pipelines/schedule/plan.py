@@ -1,4 +1,4 @@
-"""What becomes of the rows of a table that is scheduled: which columns are what, and where messages go."""
+"""Plan of a schedule: the meaning of the columns, and the target of the messages."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 
 WINDOW: Final = 1_000
-"""Messages of one task that are sent and not yet confirmed: each is late by as many as lie before it at the broker."""
+"""The largest number of unconfirmed messages of a task. A larger window makes messages that are due soon later, because
+each waits at the broker for those before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulePlan:
-    """What becomes of a row.
+    """How rows become messages.
 
     Attributes:
-        at_column: when it is due: a timestamp, a date, or text that Spark can cast to a timestamp. Where there is no
-            time zone, the session's counts.
-        delay_column: instead, how long after it is sent: an interval, milliseconds, or text such as ``5m``.
-        body_columns: whose values make the body, a JSON object; if empty, all columns but that of times or
-            delays and those of headers: the one of ids too.
-        body_column: whose value is the body as it is, text or binary; instead of *body_columns*.
-        id_column: whose value is the message id; if None, it is made of what is in the row.
-        header_columns: whose values are headers of the same names, as text; null leaves a header out.
-        name: tells schedules apart that have equal rows and are both meant.
-        settings: where messages go, and how.
+        at_column: the column of due times: timestamps, dates, or text that Spark can cast to a timestamp. Times without
+            a zone are in the time zone of the session.
+        delay_column: the column of delays, instead of *at_column*: intervals, milliseconds, or text such as ``5m``.
+        body_columns: the columns of the body, a JSON object. If empty: all columns, with that of ids, but without that
+            of due times or delays and without those of headers.
+        body_column: the column that is the body itself, as text or binary; instead of *body_columns*.
+        id_column: the column of message ids; if None, an id is derived from the contents of the row.
+        header_columns: the columns that become headers of the same names, as text; null leaves a header out.
+        name: a name that distinguishes schedules of equal rows; messages of different names have different ids.
+        settings: target and options of the messages.
     """
 
     at_column: str | None = None
@@ -48,32 +49,32 @@ class SchedulePlan:
     settings: SinkSettings = field(repr=False)
 
     def digest(self) -> str:
-        """Tells plans apart that make other messages of the same rows. The broker's address is no part of it.
+        """A digest that differs between plans that make different messages of the same row. It ignores the broker.
 
-        Message ids are made of it: an option that a later bide adds must not change those of who does not use it.
+        Message ids depend on the digest, so an option that a later bide adds must not change it unless it is set.
         """
         columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "settings"}
         return digest_of({**columns, "constants": self.settings.constants})
 
     def ledger_digest(self) -> str:
-        """Tells apart what ledgers are about: plans, and the infrastructures that delay what they make.
+        """A digest of the plan and the delay infrastructure, to recognize the plan of a ledger.
 
-        Message ids are not made of it: however a row is delayed, it is the same message.
+        Message ids do not depend on it, because the infrastructure does not change the message.
         """
         infrastructure = self.settings.infrastructure
-        told = {"plan": self.digest(), "layout": infrastructure.name, "settings": _settings_of(infrastructure)}
-        return digest_of(told)
+        named = {"plan": self.digest(), "layout": infrastructure.name, "settings": _settings_of(infrastructure)}
+        return digest_of(named)
 
     @property
     def time_column(self) -> str:
-        """The column that says when a message is due, or in what time.
+        """The column of due times or of delays.
 
         Raises:
-            InvalidInputError: there is none, or two.
+            InvalidInputError: neither or both are set.
         """
         found = [one for one in (self.at_column, self.delay_column) if one is not None]
         if len(found) != 1:
-            raise InvalidInputError("name the column of due times or that of delays, and not both")
+            raise InvalidInputError("name either the column of due times or the column of delays")
         return found[0]
 
     @property
@@ -82,23 +83,23 @@ class SchedulePlan:
         url = BrokerUrl.parse(self.settings.url)
         return f"{','.join(f'{host}:{port}' for host, port in url.hosts)}/{url.vhost.removeprefix('/')}"
 
-    def check_letters(self) -> None:
-        """See whether messages with such headers can be sent, delayed, to such a target: else no row could be.
+    def check_messages(self) -> None:
+        """Check a delayed sample message with the headers and the target of the plan: if it is invalid, all rows are.
 
         Raises:
-            InvalidInputError: they cannot.
+            InvalidInputError: the sample is invalid.
         """
         infrastructure, now = self.settings.infrastructure, datetime.now(UTC)
-        same = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
-        outgoing = OutgoingMessage(b"", delay=infrastructure.resolution, **same)
-        MessageChecker().check(outgoing).starting(now).route(infrastructure, now)
+        common = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
+        sample = OutgoingMessage(b"", delay=infrastructure.resolution, **common)
+        MessageChecker().check(sample).starting(now).route(infrastructure, now)
 
     def check(self) -> None:
-        """See whether the broker and the target are there, before anything takes its time.
+        """Check the broker and the target before the slow steps.
 
         Raises:
-            TargetNotFoundError: there is no such queue or exchange.
-            BrokerError: the broker cannot be asked.
+            TargetNotFoundError: the queue or exchange does not exist.
+            BrokerError: the broker cannot be reached, or refuses.
         """
         wait_for(self._check())
 
@@ -108,7 +109,7 @@ class SchedulePlan:
             what, target = f"queue {queue!r}", Topology(queues=[Queue(queue)])
         else:
             exchange = constants.get("exchange", "")
-            # The default exchange is there, and may not be asked for.
+            # The default exchange always exists, and RabbitMQ refuses to declare it, even passively.
             what, target = f"exchange {exchange!r}", Topology([Exchange(exchange)] if exchange else [])
         connection = await Connection.open(BrokerUrl.parse(self.settings.url))
         try:
@@ -119,7 +120,7 @@ class SchedulePlan:
 
 
 def _settings_of(infrastructure: Any) -> dict[str, Any]:
-    """What is set about an infrastructure, by name: defaults are left out, so that a later bide can add some."""
+    """The settings of an infrastructure, by name. Defaults are left out, so that a later bide can add settings."""
     if not is_dataclass(infrastructure):
         return {name: getattr(infrastructure, name) for name in ("delivery_exchange", "resolution", "max_delay")}
     given = ((one, getattr(infrastructure, one.name)) for one in fields(infrastructure))

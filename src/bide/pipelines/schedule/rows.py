@@ -1,6 +1,6 @@
-"""The messages that rows become: their columns, and their ids, which are made of what is in a row.
+"""Conversion of rows to messages: columns, and ids that are derived from the contents.
 
-Whatever order or files Spark reads rows from, they have the same ids.
+The ids do not depend on the order in which Spark reads the rows, or on the files that hold them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
 
 from bide.delay.protocol import MAX_NAME_BYTES
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from bide.pipelines.schedule.plan import SchedulePlan
 
 DIGEST: Final = "_bide_digest"
-"""The column with the digest of all that is in a message."""
+"""The column with the digest of a message's contents."""
 
 _SHOWN: Final = 40
-"""Characters of a message id that an error names."""
+"""Characters of a message id that an error shows."""
 
 
 def messages(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
-    """The messages of rows, in the columns of the sink: ``value``, ``deliver_at`` or ``delay``, ``message_id``, and
-    ``headers``.
+    """Convert rows to messages, with the columns of the sink.
 
-    Rows that are alike are counted: the second one gets a message id of its own, so that both arrive.
+    These are ``value``, ``deliver_at`` or ``delay``, ``message_id``, and ``headers``. Equal rows are numbered, so that
+    each has a message id of its own and all of them arrive.
 
     Raises:
-        InvalidColumnError: a column is not there, or cannot be used so.
+        InvalidColumnError: a column is missing, or has the wrong type.
     """
-    return identified(digested_rows(rows, plan), plan).select(*columns_of(plan))
+    return with_ids(digested_rows(rows, plan), plan).select(*columns_of(plan))
 
 
 def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
-    """The messages of rows without their ids, each with a digest of all that is in it."""
+    """Convert rows to messages without ids, each with a digest of its contents."""
     _check_columns(rows, plan)
     value = _body(rows, plan)
     time = rows[_quoted(plan.time_column)]
     if plan.at_column is not None:
         time = time.try_cast("timestamp")
-    columns: dict[str, Column] = {"value": value, _time(plan): time}
+    columns: dict[str, Column] = {"value": value, _time_field(plan): time}
     if plan.header_columns:
         entries = [
             F.struct(F.lit(name).alias("key"), rows[_quoted(name)].cast("string").alias("value"))
@@ -55,23 +55,23 @@ def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
         columns["headers"] = F.map_from_entries(F.filter(F.array(*entries), lambda one: one["value"].isNotNull()))
     if plan.id_column is not None:
         columns["message_id"] = rows[_quoted(plan.id_column)].cast("string")
-    told = F.unix_micros(time) if plan.at_column is not None else time
-    parts: list[Any] = [F.lit(plan.digest()), told.cast("string")]
+    due = F.unix_micros(time) if plan.at_column is not None else time
+    parts: list[Any] = [F.lit(plan.digest()), due.cast("string")]
     if "headers" in columns:
         parts.append(F.to_json(columns["headers"]))
     if "message_id" in columns:
         parts.append(columns["message_id"])
-    # The length before each part: no two rows run together to the same text.
-    known = [
+    # The length before each part keeps different rows from having the same concatenated text.
+    prefixed = [
         F.concat(F.length(one).cast("string"), F.lit(":"), one) for one in (F.coalesce(p, F.lit("-")) for p in parts)
     ]
-    whole = F.concat(*(one.cast("binary") for one in known), F.coalesce(value.cast("binary"), F.lit(b"")))
+    whole = F.concat(*(one.cast("binary") for one in prefixed), F.coalesce(value.cast("binary"), F.lit(b"")))
     columns[DIGEST] = F.substring(F.sha2(whole, 256), 1, 32)
     return rows.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def identified(digested: DataFrame, plan: SchedulePlan) -> DataFrame:
-    """With message ids: the digests, and for rows that are alike a number too."""
+def with_ids(digested: DataFrame, plan: SchedulePlan) -> DataFrame:
+    """Add message ids: the digests, with a number appended for repeated rows."""
     if plan.id_column is not None:
         return digested
     number = F.row_number().over(Window.partitionBy(DIGEST).orderBy(DIGEST))
@@ -84,61 +84,63 @@ def _body(rows: DataFrame, plan: SchedulePlan) -> Column:
         return rows[_quoted(plan.body_column)]
     taken = {plan.time_column, *plan.header_columns}
     names = plan.body_columns or tuple(name for name in rows.columns if name not in taken)
-    # A null stays a null: its absence would be another message.
+    # A null is kept in the JSON, because a consumer may distinguish null from a missing key.
     return F.to_json(F.struct(*(rows[_quoted(name)] for name in names)), {"ignoreNullFields": "false"})
 
 
 def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
     if plan.body_column is not None and plan.body_columns:
-        raise InvalidInputError("both one column as the body and columns for a JSON body were given: give one of them")
+        raise InvalidInputError("a column that is the body and columns of a JSON body were both given: give only one")
     named = (plan.time_column, plan.body_column, plan.id_column, *plan.body_columns, *plan.header_columns)
     for name in named:
         if name is not None and name not in rows.columns:
-            raise InvalidColumnError(f"there is no column {name!r}: there are {', '.join(rows.columns)}")
+            raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(rows.columns)}")
     kind = rows.schema[plan.time_column].dataType
     if plan.at_column is not None and not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
         raise InvalidColumnError(
-            f"the column {plan.at_column!r} is {kind.simpleString()}, which is no time: make a timestamp of it"
+            f"the column {plan.at_column!r} is {kind.simpleString()}, which is not a time: convert it to a timestamp"
         )
-    is_delay, wanted = COLUMNS["delay"]
+    is_delay, delay_types = COLUMNS["delay"]
     if plan.delay_column is not None and not is_delay(kind):
         raise InvalidColumnError(
-            f"the column {plan.delay_column!r} is {kind.simpleString()}, which is no delay: it has to be {wanted}"
+            f"the column {plan.delay_column!r} is {kind.simpleString()}, which is not a delay: convert it to "
+            f"{delay_types}"
         )
     if plan.body_column is not None:
         kind = rows.schema[plan.body_column].dataType
         if not isinstance(kind, StringType | BinaryType):
             raise InvalidColumnError(
-                f"the column {plan.body_column!r} is {kind.simpleString()}, which is no body as it is: name it among "
-                "the columns of a JSON body"
+                f"the column {plan.body_column!r} is {kind.simpleString()}, but a body is a string or binary: convert "
+                "it, or name it among the columns of a JSON body"
             )
     for name in (plan.id_column, *plan.header_columns):
         if name is not None and isinstance(rows.schema[name].dataType, BinaryType):
             raise InvalidColumnError(
-                f"the column {name!r} is binary, which is no text: make text of it, by base64() or hex() for one"
+                f"the column {name!r} is binary, which is not text: convert it to text, for example with base64() or "
+                "hex()"
             )
 
 
 def refuse_repeated_ids(digested: DataFrame, column: str) -> None:
-    """See whether each message id is there once, and can be one.
+    """Check that message ids are valid and unique.
 
     Raises:
-        InvalidRowError: some are not, or are null, empty, too long, or not UTF-8.
+        InvalidRowError: some ids are repeated, null, empty, too long, or not UTF-8.
     """
-    told = digested.groupBy("message_id").agg(
+    ids = digested.groupBy("message_id").agg(
         F.count(F.lit(1)).alias("count"),
         F.octet_length("message_id").alias("size"),
         F.is_valid_utf8("message_id").alias("is_text"),
         F.left(F.make_valid_utf8("message_id"), F.lit(_SHOWN)).alias("shown"),
     )
-    unfit = told.where(f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text")
-    if found := unfit.limit(3).collect():
-        shown = ", ".join(_unfit(row) for row in found)
-        raise InvalidRowError(f"the values of the column {column!r} are no message ids, each being there once: {shown}")
+    invalid = ids.where(f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text")
+    if found := invalid.limit(3).collect():
+        shown = ", ".join(_describe(row) for row in found)
+        raise InvalidRowError(f"the column {column!r} has values that are not unique, valid message ids: {shown}")
 
 
-def _unfit(row: Row) -> str:
-    """What is wrong with a message id."""
+def _describe(row: Row) -> str:
+    """An invalid message id, with the reason."""
     if row["size"] and not row["is_text"]:
         return f"{row['shown']} (which is not UTF-8)"
     if row["size"] and row["size"] > MAX_NAME_BYTES:
@@ -148,11 +150,11 @@ def _unfit(row: Row) -> str:
 
 
 def columns_of(plan: SchedulePlan) -> tuple[str, ...]:
-    """Those of messages, the two first of which are never null."""
-    return ("value", _time(plan), "message_id", *(("headers",) if plan.header_columns else ()))
+    """The columns of the messages. The first two must not be null."""
+    return ("value", _time_field(plan), "message_id", *(("headers",) if plan.header_columns else ()))
 
 
-def _time(plan: SchedulePlan) -> str:
+def _time_field(plan: SchedulePlan) -> str:
     return "delay" if plan.at_column is None else "deliver_at"
 
 

@@ -1,8 +1,8 @@
-"""Schedule a message for every row of a table.
+"""Run of a schedule: a message for each row of a table.
 
-Rows become messages (:mod:`bide.pipelines.schedule.rows`), which are looked over as a whole (:func:`survey`,
-:func:`due_times`) and sent in parts (:func:`send`). What is in a row decides its message id and its part: a run that
-was killed goes on with the parts that its ledger does not have.
+Rows become messages (:mod:`bide.pipelines.schedule.rows`), which are checked as a whole (:func:`survey`,
+:func:`due_times`) and then sent in parts (:func:`send`). The contents of a row decide its message id and its part, so
+after a crash a run continues with the parts that are not in the ledger.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bide.client.sync import connect_sync
@@ -22,7 +22,7 @@ from bide.durations import from_microseconds
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
-from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, identified, refuse_repeated_ids
+from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, refuse_repeated_ids, with_ids
 from bide.pipelines.schedule.times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.spark_task_writer import write
 from bide.spark.overdue import GRACE, Past, refusal
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PART_ROWS: Final = 10_000
-"""Rows of a part, about: what is repeated at most for each task that is killed."""
+"""The approximate number of rows in a part. After a task is killed, at most one part is sent again."""
 
 MAX_PARTS: Final = 10_000
-"""Of a table so large that there would be more, the parts are larger."""
+"""The largest number of parts; a table with more rows has larger parts."""
 
 _PART: Final = "_bide_part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A table of messages as a whole.
+    """Counts of a table of messages.
 
     Attributes:
-        rows: how many there are.
-        checksum: over all of them, in whatever order.
-        without_time: rows without a due time or delay, or with one that cannot be read.
+        rows: the number of rows.
+        checksum: a checksum over all rows, which does not depend on their order.
+        without_time: rows without a due time or delay, or with an invalid one.
         without_body: rows whose body is null.
         too_late: rows that are due later than the infrastructure can delay.
         bad_headers: rows with a header that is not UTF-8.
-        past: rows that are due already: they are delivered at once.
-        overdue: those of them that were due more than :data:`bide.spark.overdue.GRACE` before the first run began.
-        first: when the first is due, None where there is none. Delays are counted from when it was looked at.
-        last: when the last is due; the end of the year 9999 where that is later.
+        past: rows that are due already, which are delivered immediately.
+        overdue: rows that were due more than :data:`bide.spark.overdue.GRACE` before the first run began.
+        first: the earliest due time; None without any. Delays are added to the time of the survey.
+        last: the latest due time, at most the end of the year 9999; None without any.
     """
 
     rows: int
@@ -72,21 +72,22 @@ class Survey:
 
     @property
     def bad(self) -> int:
-        """Rows that cannot be sent."""
+        """The number of rows that cannot be sent."""
         return self.without_time + self.without_body + self.too_late + self.bad_headers
 
 
 def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetime | None = None) -> Survey:
-    """Look over the messages of rows.
+    """Count valid, invalid and overdue messages of a table.
 
     Args:
-        begun: when the first run began, for one that goes on. What was due since then is not overdue.
+        now: the time to which delays are added.
+        begun: when the first run began, if this run continues one. Rows due since then are not overdue.
 
     Raises:
         InvalidColumnError: see :func:`bide.pipelines.schedule.rows.messages`.
-        InvalidRowError: values of the id column are there more than once, or cannot be message ids.
+        InvalidRowError: message ids in the id column are repeated or invalid.
     """
-    # Infrastructures that go round hold longer delays than there are years.
+    # Some infrastructures allow delays that end after the year 9999.
     longest = min(plan.settings.infrastructure.max_delay, LATEST - now)
     latest = literal(now + longest)
     digested = digested_rows(rows, plan)
@@ -107,20 +108,20 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
     if plan.id_column is not None:
         refuse_repeated_ids(digested, plan.id_column)
     counts = found.asDict()
-    return Survey(first=_moment(counts.pop("first")), last=_moment(counts.pop("last")), **counts)
+    return Survey(first=_time_or_none(counts.pop("first")), last=_time_or_none(counts.pop("last")), **counts)
 
 
 def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = None) -> DataFrame:
-    """How many messages are due when: ``due``, the beginning of a span as long as *every*, and ``count``.
+    """Count messages by due time: ``due``, the start of a span of length *every*, and ``count``.
 
-    What is due after the year 9999 counts as due at its end: Python, which is to read this, knows no later time.
+    Messages due after the year 9999 count as due at its end, because Python cannot represent later times.
 
     Args:
-        now: what delays are counted from.
+        now: the time to which delays are added; None for the current time.
     """
     width = every // timedelta(microseconds=1)
     due = messages.select(due_of(messages, now or datetime.now(UTC)).alias("due"))
-    # The span in which the year 1 begins has begun before it.
+    # The first span of the year 1 may begin in the year 0, which Python cannot represent.
     micros = F.unix_micros(F.least(F.greatest("due", literal(EARLIEST + every)), literal(LATEST)))
     return (
         due.where(F.col("due").isNotNull())
@@ -131,10 +132,10 @@ def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = N
 
 
 def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
-    """What a ledger was begun with, which has to be this plan; None for a new one.
+    """Read the head of a ledger and compare it with the plan; None for a new ledger.
 
     Raises:
-        InvalidInputError: it was begun for another plan, or cannot be read.
+        InvalidInputError: the ledger was begun with another plan, or cannot be read.
     """
     head = ledger.head()
     if head is None:
@@ -142,30 +143,29 @@ def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
     if head.plan != plan.ledger_digest():
         raise InvalidInputError(
             f"the ledger {ledger.folder} was begun with other settings of target, columns, name or delay "
-            "infrastructure: repeat those to go on, or name another ledger to begin anew"
+            "infrastructure: repeat those to continue, or name another ledger to start a new run"
         )
     if head.past != (plan.settings.past or "send"):
         raise InvalidInputError(
-            f"the ledger {ledger.folder} was begun with --past {head.past}: repeat that to go on, or name "
+            f"the ledger {ledger.folder} was begun with --past {head.past}: repeat that option to continue, or name "
             "another ledger"
         )
     if head.broker != plan.broker:
         raise InvalidInputError(
-            f"the ledger {ledger.folder} was begun for the broker {head.broker}, and this is {plan.broker}: name "
-            "another ledger"
+            f"the ledger {ledger.folder} was begun for the broker {head.broker}, but this run is for {plan.broker}: "
+            "name another ledger"
         )
     return head
 
 
 def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
-    """What to begin a ledger for these rows with, or to go on with, where it was begun for the very same.
+    """The head of the ledger for these rows: a new one, or that of an earlier run with the same plan and rows.
 
-    Nothing is written yet.
+    Nothing is written.
 
     Raises:
-        InvalidRowError: rows are overdue, and the plan does not say what becomes of them. A ledger that was begun has
-            that written down.
-        InvalidInputError: it was begun for another plan, or for other rows.
+        InvalidRowError: the ledger is new, rows are overdue, and the plan does not say what to do with them.
+        InvalidInputError: the ledger was begun with another plan, or for other rows.
     """
     head = begun(ledger, plan)
     if head is None:
@@ -181,25 +181,26 @@ def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: in
         )
     if (head.rows, head.checksum) != (found.rows, found.checksum):
         raise InvalidInputError(
-            f"the input is not what it was when the ledger {ledger.folder} was begun ({head.rows:,} rows then, "
-            f"{found.rows:,} now, or other values): go on with that one, or name another ledger to send all of this one"
+            f"the input has changed since the ledger {ledger.folder} was begun ({head.rows:,} rows then, "
+            f"{found.rows:,} now, or other values): continue with the original input, or name another ledger to send "
+            "all rows of this input"
         )
     return head
 
 
 def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
-    """See that no row is overdue, unless the plan says what becomes of such rows.
+    """Refuse overdue rows, unless the plan says what to do with them.
 
     Raises:
-        InvalidRowError: some are.
+        InvalidRowError: rows are overdue.
     """
     if found.overdue and plan.settings.past is None and found.first is not None:
         raise InvalidRowError(
             refusal(
                 f"{found.overdue:,} of {found.rows:,} rows",
                 found.first,
-                "Correct the times, or say what becomes of such rows: --past send (at once), --past drop, or --past "
-                "reject (with --rejects DIR)",
+                "Correct the times, or choose what to do with such rows: --past send (immediately), --past drop, or "
+                "--past reject (with --rejects DIR)",
             )
         )
 
@@ -207,29 +208,29 @@ def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
 def send(
     rows: DataFrame, plan: SchedulePlan, ledger: Ledger, head: Head, *, begun: datetime | None = None
 ) -> DataFrame:
-    """Send the messages of those rows whose parts the ledger does not have.
+    """Send the messages of the parts that are not in the ledger.
 
     Args:
-        begun: when a first run began, which rows are overdue by; now, if None. A ledger that was begun knows it.
+        begun: when the first run began, to decide which rows are overdue; None for now. An existing ledger has its own.
 
     Returns:
-        ``part``, ``sent``, ``rejected`` and ``dropped``: a row for each part that was sent.
+        A table with a row for each part that was sent: ``part``, ``sent``, ``rejected`` and ``dropped``.
 
     Raises:
-        FolderInUseError: another run goes on with the ledger.
-        InvalidInputError: another run has begun the ledger meanwhile, for other rows, or in other parts.
-        TargetNotFoundError: the queue does not exist; the ledger is not begun.
+        FolderInUseError: another run is using the ledger.
+        InvalidInputError: another run has begun the ledger in the meantime, for other rows or with other parts.
+        TargetNotFoundError: the queue does not exist; the ledger is not written.
         BrokerError: the broker cannot be reached, or refuses.
         PySparkException: a task failed, with the error of bide in its message; see
-            :func:`bide.pipelines.session.spark_errors`. The parts that were done are in the ledger.
+            :func:`bide.pipelines.session.spark_errors`. The finished parts are in the ledger.
     """
     spark = rows.sparkSession
     with ledger.lock():
-        # It was looked at before it was locked: the parts of another run would count as those of this one.
+        # The head was read before the lock was taken: parts of another run must not count as parts of this one.
         if ledger.head() not in (None, head):
             raise InvalidInputError(
-                f"another run has begun the ledger {ledger.folder} meanwhile: the same command again goes on with it, "
-                "or says why it cannot"
+                f"another run has begun the ledger {ledger.folder} in the meantime: run the same command again to "
+                "continue with it, or to see why that is not possible"
             )
         before = ledger.parts()
         done = {one.part for one in before}
@@ -242,20 +243,20 @@ def send(
 def _send_rest(
     rows: DataFrame, plan: SchedulePlan, ledger: Ledger, head: Head, done: Collection[int], begun: datetime
 ) -> None:
-    # What was decided when the ledger was begun.
+    # The choice of the first run.
     settings = replace(plan.settings, past=cast("Past", head.past))
     if (queue := settings.constants.get("to")) is not None:
-        # Once, before many tasks do it at the same time: and whatever is wrong is said at once.
+        # Once here, rather than in many tasks at the same time; and an error is reported before they start.
         with connect_sync(settings.url, infrastructure=settings.infrastructure, declare=settings.declare) as client:
             client.wait_for(client.client.bind(queue))
     if ledger.head() is None:
         ledger.begin(head, begun)
     part = F.pmod(F.hash(DIGEST), F.lit(head.parts))
-    left = digested_rows(rows, plan)
+    remaining = digested_rows(rows, plan)
     if done:
-        left = left.where(~part.isin(sorted(done)))
-    # Spark gives a row to the partition that this very expression says.
-    placed = identified(left.repartition(head.parts, F.col(DIGEST)).withColumn(_PART, part), plan)
+        remaining = remaining.where(~part.isin(sorted(done)))
+    # repartition() puts a row into the partition of the same number, because Spark evaluates the same expression.
+    placed = with_ids(remaining.repartition(head.parts, F.col(DIGEST)).withColumn(_PART, part), plan)
     columns = columns_of(plan)
     checksum = head.checksum % (1 << 64)
     plan = replace(plan, settings=settings)
@@ -267,7 +268,7 @@ def _send_rest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SchedulePartWriter(DataSourceArrowWriter):
-    """Sends one part, and writes it down: what a task does."""
+    """Sends one part in a task, and adds it to the ledger."""
 
     plan: SchedulePlan
     columns: tuple[str, ...]
@@ -282,7 +283,7 @@ class _SchedulePartWriter(DataSourceArrowWriter):
             return Sent(confirmed=0)
         number = first.column(_PART)[0].as_py()
         if self.ledger.get(number) is not None:
-            # Another attempt at the same task has sent it.
+            # Another attempt at the same task has sent the part.
             return Sent(confirmed=0)
         settings = self.plan.settings
         sent = send_rows(
@@ -301,11 +302,11 @@ class _SchedulePartWriter(DataSourceArrowWriter):
         batch: pa.RecordBatch | None = first
         while batch is not None:
             if not pc.all(pc.equal(batch.column(_PART), number)).as_py():
-                # It would be written down as done without having been sent in whole.
-                raise BideError(f"Spark gave a task more than the part {number}: this is an error in bide")
+                # Otherwise a part would be recorded as finished although another task has some of its rows.
+                raise BideError(f"a Spark task got rows of other parts than {number}: this is a bug in bide, report it")
             yield batch.drop_columns([_PART])
             batch = next(rows, None)
 
 
-def _moment(micros: int | None) -> datetime | None:
+def _time_or_none(micros: int | None) -> datetime | None:
     return None if micros is None else from_microseconds(micros)

@@ -1,11 +1,11 @@
-"""When messages of a table will be due."""
+"""Due times of the messages of a table."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType
 
 from bide.durations import parse_delay, to_microseconds
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 LATEST: Final = datetime.max.replace(tzinfo=UTC)
-"""The ends of Python's calendar, which Spark's goes beyond: to the year 294247, and before the year 1."""
+"""The first and last time that Python can represent. Spark also has times before, and later ones up to year 294247."""
 
 _LONGEST: Final = 10**14
-"""Milliseconds of delays that nothing can hold: beyond this they are all the same."""
+"""Limit in milliseconds, longer than any infrastructure can delay; it keeps the sum of time and delay in range."""
 
 
 def due_of(messages: DataFrame, now: datetime) -> Column:
-    """When messages are due, null where that cannot be read, or is before the year 1.
+    """The due times of messages; null for an invalid value, or a time before the year 1.
 
     Args:
-        messages: with a column ``deliver_at``, or else ``delay``, of any type that the sink takes.
-        now: what delays are counted from.
+        messages: a table with a column ``deliver_at`` or ``delay``, of any type that the sink accepts.
+        now: the time to which delays are added.
     """
     if "deliver_at" in messages.columns:
         due = messages["deliver_at"]
@@ -36,22 +36,23 @@ def due_of(messages: DataFrame, now: datetime) -> Column:
     kind = messages.schema["delay"].dataType
     if isinstance(kind, DayTimeIntervalType):
         # Rounded up, as the sink does.
-        waited = F.ceil(F.unix_micros(F.timestamp_micros(F.lit(0)) + delay) / 1_000)
+        milliseconds = F.ceil(F.unix_micros(F.timestamp_micros(F.lit(0)) + delay) / 1_000)
     elif isinstance(kind, StringType):
-        # Arrow's conversions want Pandas on some releases.
-        waited = F.udf(_milliseconds, LongType(), useArrow=False)(delay)
+        # Without Arrow, because its conversion needs pandas on some releases of PySpark.
+        milliseconds = F.udf(_milliseconds, LongType(), useArrow=False)(delay)
     else:
-        waited = delay.cast("long")
-    return F.when(waited >= 0, F.timestamp_micros(F.least(waited, F.lit(_LONGEST)) * 1_000 + to_microseconds(now)))
+        milliseconds = delay.cast("long")
+    due = F.least(milliseconds, F.lit(_LONGEST)) * 1_000 + to_microseconds(now)
+    return F.when(milliseconds >= 0, F.timestamp_micros(due))
 
 
 def literal(moment: datetime) -> Column:
-    """A time as a column."""
+    """A constant time as a column."""
     return F.timestamp_micros(F.lit(to_microseconds(moment)))
 
 
 def _milliseconds(text: str | None) -> int | None:
-    """A delay in a column of text, None where that is none."""
+    """Parse a delay in a column of text; None if it is invalid."""
     try:
         return None if text is None else -(-parse_delay(text) // timedelta(milliseconds=1))
     except InvalidInputError:

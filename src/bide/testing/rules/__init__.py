@@ -1,6 +1,6 @@
-"""RabbitMQ's rules in memory: exchanges, queues, dead letters, on a clock that moves when it is told to.
+"""RabbitMQ's rules in memory: exchanges, queues and dead letters, on a virtual clock.
 
-Nothing here does input or output, and nothing is random. :mod:`bide.testing` puts AMQP in front of it.
+This package does no input or output and uses no random numbers. :mod:`bide.testing` adds AMQP to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A channel as the broker sees it: consumers, what they have in hand, and settling."""
+"""A channel on the broker's side: consumers, unsettled deliveries, settlement."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Any, Protocol
 
 from bide.testing.rules.consumers import BrokerConsumer
 from bide.testing.rules.entry import Entry
-from bide.testing.rules.errors import access_refused, not_modelled, precondition_failed, refusal
+from bide.testing.rules.errors import access_refused, channel_error, not_modelled, precondition_failed
 from bide.testing.rules.queue import BrokerQueue
 from bide.testing.rules.stream import StreamQueue
 from bide.testing.rules.virtual_host import REPLY_TO, Published, VirtualHost
 
 
 class Receiver(Protocol):
-    """The other end of a channel."""
+    """The client's end of a channel."""
 
     def delivered(self, delivery: BrokerDelivery) -> None:
-        """A message for a consumer."""
+        """Receive a message of a consumer."""
 
     def cancelled(self, tag: str) -> None:
-        """A consumer's queue is gone."""
+        """Be notified that the queue of a consumer was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerDelivery:
-    """A message on its way to a receiver.
+    """A delivery to the client.
 
     Attributes:
-        consumer_tag: None for one that was asked for.
-        properties: by their AMQP names, with all that the broker adds.
-        left: messages left in the queue, for one that was asked for.
+        consumer_tag: the consumer tag; None for basic.get.
+        delivery_tag: the delivery tag.
+        redelivered: whether the message was delivered before.
+        properties: the message's properties by AMQP name, with headers that the broker adds.
+        left: number of messages left in the queue, for basic.get.
     """
 
     consumer_tag: str | None
@@ -52,10 +54,12 @@ class _Unsettled:
 
 
 class BrokerChannel:
-    """One channel of a connection.
+    """A channel of a connection.
 
     Args:
-        connection: stands for it, as the owner of exclusive queues.
+        host: the virtual host.
+        connection: identifies the connection, as owner of exclusive queues.
+        receiver: the client's end.
     """
 
     def __init__(self, host: VirtualHost, connection: object, receiver: Receiver) -> None:
@@ -69,27 +73,27 @@ class BrokerChannel:
         self._consumers: dict[str, tuple[BrokerQueue, BrokerConsumer]] = {}
 
     @property
-    def in_hand(self) -> Collection[int]:
-        """The tags of the deliveries that are not settled."""
+    def unsettled(self) -> Collection[int]:
+        """The tags of unsettled deliveries."""
         return self._unsettled.keys()
 
     def qos(self, prefetch: int) -> None:
-        """How many unsettled messages each consumer that is made from now on may have; 0 is no limit."""
+        """Set the prefetch of consumers that are started from now on; 0 means no limit."""
         self._prefetch = prefetch
 
     def consume(
         self, queue: str, tag: str, *, no_ack: bool, exclusive: bool, arguments: Mapping[str, Any]
     ) -> Callable[[], None]:
-        """Start a consumer. Messages come once the result is called.
+        """Register a consumer. Deliveries begin when the returned function is called.
 
         Raises:
-            BrokerError: there is no such queue, it is taken, or the tag is.
+            BrokerError: the queue does not exist or is in exclusive use, or the tag is in use.
         """
         if queue == REPLY_TO:
             queue = self._make_reply_queue(no_ack=no_ack)
         found = self._host.queue(queue, owner=self._connection)
         if tag in self._consumers:
-            raise refusal(530, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
+            raise channel_error(530, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
         if isinstance(found, StreamQueue):
             found.refuse()
         is_classic = found.definition.type == "classic"
@@ -119,10 +123,10 @@ class BrokerChannel:
         return start
 
     def publish(self, exchange: str, routing_key: str, properties: Mapping[str, Any], body: bytes) -> Published:
-        """Publish a message; answers to the pseudo-queue of direct reply-to come to this channel.
+        """Publish a message. If it asks for direct reply-to, replies come to this channel.
 
         Raises:
-            BrokerError: there is no such exchange, or it takes no such message.
+            BrokerError: the exchange does not exist, or refuses the message.
         """
         if properties.get("reply_to") == REPLY_TO:
             if self._reply_queue is None:
@@ -140,7 +144,7 @@ class BrokerChannel:
         return self._reply_queue
 
     def cancel(self, tag: str) -> None:
-        """End a consumer; what it has in hand stays there."""
+        """Cancel a consumer; its deliveries stay unsettled."""
         found = self._consumers.pop(tag, None)
         if found is not None:
             queue, consumer = found
@@ -150,15 +154,15 @@ class BrokerChannel:
                 queue.cancel(consumer)
 
     def get(self, queue: str, *, no_ack: bool) -> BrokerDelivery | None:
-        """Take one message, or None if there is none.
+        """Deliver one message (basic.get), or None if the queue is empty.
 
         Raises:
-            BrokerError: there is no such queue, or it gives none in this way.
+            BrokerError: the queue does not exist, or does not support basic.get.
         """
         found = self._host.queue(queue, owner=self._connection)
         arguments = found.definition.arguments
         if found.definition.type == "quorum" and arguments.get("x-single-active-consumer") is True:
-            raise refusal(
+            raise channel_error(
                 405,
                 f"RESOURCE_LOCKED - cannot obtain access to locked queue '{queue}' in vhost '{self._host.name}'. "
                 "basic.get operations are not supported by quorum queues with single active consumer",
@@ -169,28 +173,28 @@ class BrokerChannel:
                 return None
             entry, left = taken
             if not no_ack:
-                return self._hand_out(found, None, entry, left=left)
+                return self._deliver_unsettled(found, None, entry, left=left)
             self._deliveries += 1
             return self._delivery(found, None, entry, left=left)
 
     def ack(self, delivery_tag: int, *, multiple: bool) -> None:
-        """Acknowledge.
+        """Acknowledge deliveries.
 
         Raises:
-            BrokerError: no such delivery waits for it.
+            BrokerError: the delivery tag is unknown.
         """
         with self._host.turn():
             for queue, _ in self._settle(delivery_tag, multiple=multiple):
                 queue.acknowledge()
 
     def reject(self, delivery_tag: int, *, multiple: bool, requeue: bool, failed: bool) -> None:
-        """Give back, or have dead-lettered.
+        """Requeue deliveries, or dead-letter them.
 
         Args:
-            failed: whether it counts as a failed attempt from 4.3 on.
+            failed: whether this counts as a failed attempt from 4.3 on.
 
         Raises:
-            BrokerError: no such delivery waits for it.
+            BrokerError: the delivery tag is unknown.
         """
         with self._host.turn():
             for queue, entries in self._settle(delivery_tag, multiple=multiple):
@@ -200,7 +204,7 @@ class BrokerChannel:
                     queue.discard(entries)
 
     def close(self) -> None:
-        """End the consumers, and give back what is not settled."""
+        """Cancel the consumers, and requeue unsettled messages."""
         with self._host.turn():
             entries: dict[BrokerQueue, list[Entry]] = {}
             for one in self._unsettled.values():
@@ -212,10 +216,10 @@ class BrokerChannel:
             self._consumers.clear()
             for queue in {**consumers, **entries}:
                 if not queue.is_gone:
-                    queue.lose(consumers.get(queue, []), entries.get(queue, []))
+                    queue.lose_channel(consumers.get(queue, []), entries.get(queue, []))
 
     def _settle(self, delivery_tag: int, *, multiple: bool) -> list[tuple[BrokerQueue, list[Entry]]]:
-        """Take deliveries out of the books, and give them by queue."""
+        """Remove deliveries from the unsettled ones, and return them by queue."""
         if multiple:
             tags = [tag for tag in self._unsettled if not delivery_tag or tag <= delivery_tag]
         else:
@@ -235,9 +239,9 @@ class BrokerChannel:
             self._deliveries += 1
             self._receiver.delivered(self._delivery(queue, consumer, entry))
         else:
-            self._receiver.delivered(self._hand_out(queue, consumer, entry))
+            self._receiver.delivered(self._deliver_unsettled(queue, consumer, entry))
 
-    def _hand_out(
+    def _deliver_unsettled(
         self, queue: BrokerQueue, consumer: BrokerConsumer | None, entry: Entry, *, left: int = 0
     ) -> BrokerDelivery:
         self._deliveries += 1
@@ -248,7 +252,7 @@ class BrokerChannel:
         self, queue: BrokerQueue, consumer: BrokerConsumer | None, entry: Entry, *, left: int = 0
     ) -> BrokerDelivery:
         message = entry.message
-        counts = queue.counts(entry, asked_for=consumer is None)
+        counts = queue.counts(entry, by_get=consumer is None)
         return BrokerDelivery(
             consumer_tag=None if consumer is None else consumer.tag,
             delivery_tag=self._deliveries,

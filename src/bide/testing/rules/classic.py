@@ -1,4 +1,4 @@
-"""Classic queues."""
+"""Rules of classic queues."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from bide.testing.rules.queue import BrokerQueue, Surroundings
 from bide.topology import Queue
 
 _PRECISION: Final = 1000
-"""Microseconds: nobody cares for a head that expires less than that before the timer."""
+"""Microseconds by which a message may expire before the timer without a new timer."""
 
 
 class ClassicQueue(BrokerQueue):
-    """A classic queue: rules of RabbitMQ's ``rabbit_amqqueue_process`` and ``rabbit_priority_queue``.
+    """A classic queue, by the rules of RabbitMQ's ``rabbit_amqqueue_process`` and ``rabbit_priority_queue``.
 
-    * What is rejected or given back takes its old place.
-    * Only the head expires; with priorities that is the head of the highest.
-    * A limit drops from the head, which with priorities is the most urgent message.
-    * ``reject-publish`` counts what the queue would hold, before it takes a message.
+    * Rejected and requeued messages return to their original positions.
+    * Only the head expires; with priorities, only the head of the highest priority.
+    * A length limit drops messages from the head; with priorities, the most urgent message is dropped.
+    * ``reject-publish`` compares the limit with the length that the queue would have with the new message.
     """
 
     def __init__(self, definition: Queue, surroundings: Surroundings, *, owner: object | None) -> None:
-        super().__init__(definition, surroundings, owner=owner, order=ByPriority(), keeps_place=True)
+        super().__init__(definition, surroundings, owner=owner, order=ByPriority(), keeps_turn=True)
         highest = definition.arguments.get("x-max-priority")
         self._highest = highest if isinstance(highest, int) else 0
 
@@ -44,15 +44,15 @@ class ClassicQueue(BrokerQueue):
             return False
         consumer = self.consumers.next()
         if consumer is not None and not self.message_count:
-            # Without a wait it does not expire either.
+            # A message that is delivered immediately does not expire.
             self._hand_over(consumer, entry)
             return True
-        # From 4.3 on a message that failed elsewhere counts as delivered here too.
+        # From 4.3 on, a message that failed in another queue is marked as redelivered here too.
         entry.redelivered = message.delivery_count is not None and self._surroundings.release >= (4, 3)
         self._ready.add(entry)
         self._ready_bytes += size
-        # Only one that comes to the head makes the queue look for what is expired, save with priorities: there one may
-        # come to the head of others, and is not noticed.
+        # The queue checks for expired messages only if the new one is at the head. With priorities, a new message can
+        # be at the head of other messages without a check.
         if self._keep_limit() or self.message_count == 1:
             self._drop_expired()
         return True
@@ -64,7 +64,7 @@ class ClassicQueue(BrokerQueue):
         self._restore(entries)
         self._changed()
 
-    def _take_back(self, entries: Sequence[Entry]) -> None:
+    def _return_from_lost(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self._count(entry, failed=True)
         self._restore(entries)
@@ -82,12 +82,12 @@ class ClassicQueue(BrokerQueue):
         self._dead_letter(entries, "rejected")
         self._changed()
 
-    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
-        """None: classic queues count for others at most."""
+    def counts(self, entry: Entry, *, by_get: bool) -> dict[str, int]:
+        """None: classic queues only count for the queues that messages are dead-lettered to."""
         return {}
 
     def _count(self, entry: Entry, *, failed: bool) -> None:
-        """From 4.3 on a dead letter takes along how often it failed here."""
+        """From 4.3 on, a dead letter carries the number of failures in this queue."""
         if failed and self._surroundings.release >= (4, 3):
             entry.failed = (entry.failed or 0) + 1
 
@@ -100,12 +100,12 @@ class ClassicQueue(BrokerQueue):
             self._hand_over(consumer, self._take_first())
             self._drop_expired()
 
-    def _left_behind(self) -> int:
+    def _count_after_get(self) -> int:
         self._drop_expired()
         return self.message_count
 
     def _keep_limit(self) -> bool:
-        """Drop what is too much from the head, and tell whether there was anything."""
+        """Drop messages from the head until the limit is met; True if any were dropped."""
         dropped = []
         if self._overflow == "drop-head":
             while self.message_count and self._is_over(self.message_count, self._ready_bytes):
@@ -123,6 +123,6 @@ class ClassicQueue(BrokerQueue):
         if timer is None or timer.cancelled:
             self._expiry_timer = self._surroundings.call_at(due, self._drop_expired)
         elif due + _PRECISION < timer.at:
-            # One that is too early is left as it is, and looks in vain.
+            # A timer that is too early stays, and finds nothing to expire.
             timer.cancel()
             self._expiry_timer = self._surroundings.call_at(due, self._drop_expired)

@@ -1,4 +1,4 @@
-"""Time that stands still until somebody moves it."""
+"""A virtual clock that stands still until a test advances it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 class Timer:
-    """Something to be done at a certain time; see :meth:`VirtualClock.call_at`."""
+    """A callback at a certain time; see :meth:`VirtualClock.call_at`."""
 
     __slots__ = ("_callback", "at")
 
@@ -38,29 +38,29 @@ class Timer:
 
     @property
     def cancelled(self) -> bool:
-        """Whether it will not be done, or is done already."""
+        """Whether the callback was cancelled or has been called."""
         return self._callback is None
 
     def cancel(self) -> None:
-        """Do not do it."""
+        """Cancel the callback."""
         self._callback = None
 
     def run(self) -> None:
-        """Do it, once."""
+        """Call the callback, once."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
 
 
 class VirtualClock:
-    """A clock that shows the same time until it is advanced. What is due on the way happens in order, each at its time.
+    """A clock that stands still until it is advanced. Events on the way happen in order, each at its time.
 
     Args:
-        start: what it shows at first, with a time zone; the beginning of 2030 if None.
-        guard: entered while it moves, a lock where several threads use the broker.
+        start: the initial time, with a time zone; the beginning of 2030 if None.
+        guard: entered while the clock moves: a lock, if several threads use the broker.
 
     Attributes:
-        microseconds: since the Unix epoch.
+        microseconds: the time in microseconds since the Unix epoch.
     """
 
     def __init__(self, start: DueTimeLike | None = None, *, guard: AbstractContextManager[Any] | None = None) -> None:
@@ -71,24 +71,24 @@ class VirtualClock:
         self._guard = nullcontext() if guard is None else guard
 
     def now(self) -> datetime:
-        """The time in UTC."""
+        """The current time in UTC."""
         return from_microseconds(self.microseconds)
 
     @property
     def milliseconds(self) -> int:
-        """Whole milliseconds since the Unix epoch, as the broker counts time."""
+        """The time in whole milliseconds since the Unix epoch, which is the broker's resolution."""
         return self.microseconds // 1000
 
     @property
     def next_due(self) -> datetime | None:
-        """When something happens next by itself; None if nothing is planned."""
+        """The time of the next event, or None if nothing is scheduled."""
         self._forget_cancelled()
         return from_microseconds(self._timers[0][0]) if self._timers else None
 
     def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
-        """Have something done at a time, given in microseconds since the Unix epoch.
+        """Schedule a callback at a time in microseconds since the Unix epoch.
 
-        One in the past comes with the next advance, before anything else.
+        A callback in the past is called at the beginning of the next advance.
         """
         timer = Timer(microseconds, callback)
         heappush(self._timers, (microseconds, next(self._numbers), timer))
@@ -98,7 +98,7 @@ class VirtualClock:
         """Let time pass.
 
         Raises:
-            InvalidDelayError: it is negative, leads beyond the year 9999, or cannot be read.
+            InvalidDelayError: the delay is negative or malformed, or ends after the year 9999.
         """
         wait = parse_delay(delay)
         with self._guard:
@@ -111,10 +111,10 @@ class VirtualClock:
             self._move(target)
 
     def advance_to(self, moment: DueTimeLike) -> None:
-        """Let time pass until a moment.
+        """Let time pass until the given time.
 
         Raises:
-            InvalidDueTimeError: the clock is beyond it, or it has no time zone.
+            InvalidDueTimeError: the time is in the past, or has no time zone.
         """
         due = parse_due_time(moment)
         target = to_microseconds(due)
@@ -124,8 +124,8 @@ class VirtualClock:
     def _move_forward(self, due: datetime, target: int) -> None:
         if target < self.microseconds:
             raise InvalidDueTimeError(
-                f"{due.isoformat()} lies {format_delay(self.now() - due)} before {self.now().isoformat()}, which the "
-                "clock shows: a clock only goes forward"
+                f"{due.isoformat()} is {format_delay(self.now() - due)} before the clock's time "
+                f"{self.now().isoformat()}: a clock only goes forward, so give a later time"
             )
         self._move(target)
 
@@ -135,7 +135,7 @@ class VirtualClock:
             if not self._timers or self._timers[0][0] > target:
                 break
             at, _, timer = heappop(self._timers)
-            # What was planned for the past happens now.
+            # A callback that was scheduled in the past is called now.
             self.microseconds = max(self.microseconds, at)
             timer.run()
         self.microseconds = max(self.microseconds, target)

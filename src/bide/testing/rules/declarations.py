@@ -1,4 +1,4 @@
-"""What may be declared, and what counts as the same."""
+"""Checks of declarations: invalid ones, and those that differ from what exists."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _NOT_MODELLED: Final = {
 
 
 def check_exchange(exchange: Exchange) -> None:
-    """Check an exchange that is new.
+    """Check a new exchange.
 
     Raises:
-        BrokerError: RabbitMQ would not take it, or its rules are not modelled.
+        BrokerError: RabbitMQ would refuse it, or its rules are not modelled.
     """
     if exchange.type not in TYPES:
-        not_modelled(f"exchanges of the type {exchange.type!r}: it has {', '.join(sorted(TYPES))}")
+        not_modelled(f"exchanges of the type {exchange.type!r}: use one of {', '.join(sorted(TYPES))}")
     if exchange.type == "x-consistent-hash" and "hash-property" in exchange.arguments:
-        not_modelled("consistent hash exchanges with hash-property: use the routing key, or hash-header")
+        not_modelled("consistent-hash exchanges with hash-property: use the routing key, or hash-header")
 
 
 def check_queue(queue: Queue, *, release: Release) -> None:
-    """Check a queue that is new.
+    """Check a new queue.
 
     Raises:
-        BrokerError: RabbitMQ would not take it, or its rules are not modelled.
+        BrokerError: RabbitMQ would refuse it, or its rules are not modelled.
     """
     kind = queue.type
     if kind not in QUEUE_TYPES:
@@ -56,17 +56,17 @@ def check_queue(queue: Queue, *, release: Release) -> None:
                 raise precondition_failed(f"invalid property '{flag}' for queue '{queue.name}'")
         if kind == "quorum" and "x-max-length-bytes" in queue.arguments and release >= (4, 0):
             not_modelled(
-                "x-max-length-bytes on quorum queues from RabbitMQ 4.0 on, which counts what it stores beside the body"
+                "x-max-length-bytes on quorum queues from RabbitMQ 4.0 on, which counts more than bodies: leave it out"
             )
     elif queue.arguments.get("x-single-active-consumer") is True and queue.exclusive:
         not_modelled("exclusive queues with a single active consumer")
 
 
 def compare_exchange(wanted: Exchange, found: Exchange, vhost: str) -> None:
-    """Check that an exchange that exists is what is asked for.
+    """Check that an existing exchange has the declared properties.
 
     Raises:
-        BrokerError: it is not.
+        BrokerError: it has others.
     """
     _compare_flags("exchange", ("type", "durable", "auto_delete", "internal"), wanted, found, vhost)
     mine, theirs = (one.arguments.get("alternate-exchange") for one in (wanted, found))
@@ -75,16 +75,16 @@ def compare_exchange(wanted: Exchange, found: Exchange, vhost: str) -> None:
 
 
 def compare_queue(wanted: Queue, found: Queue, vhost: str, *, release: Release) -> None:
-    """Check that a queue that exists is what is asked for.
+    """Check that an existing queue has the declared properties.
 
     Raises:
-        BrokerError: it is not.
+        BrokerError: it has others.
     """
     if wanted.exclusive != found.exclusive:
         raise locked(wanted.name, vhost)
     _compare_flags("queue", ("durable", "auto_delete"), wanted, found, vhost)
     if wanted.type != found.type:
-        # From 4.0 on the broker writes the type down where the declaration does not say.
+        # From 4.0 on, the broker adds the default type to a queue that was declared without one.
         usual = "classic" if release >= (4, 0) else None
         mine, theirs = wanted.arguments.get("x-queue-type"), found.arguments.get("x-queue-type", usual)
         raise inequivalent("queue", wanted.name, "x-queue-type", vhost, wanted=mine, found=theirs)

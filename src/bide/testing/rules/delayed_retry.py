@@ -1,4 +1,4 @@
-"""The delayed retry of quorum queues: what comes back rests before it is delivered again (RabbitMQ 4.3)."""
+"""The delayed retry of quorum queues (RabbitMQ 4.3): failed messages wait before redelivery."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bide.topology import Argument
 
 
 class DelayedRetry:
-    """Messages of one queue that rest.
+    """The messages of a queue that wait for their redelivery.
 
     Args:
-        arguments: of the queue; ``x-delayed-retry-type`` and its kin.
+        arguments: the arguments of the queue, with ``x-delayed-retry-type`` and similar.
     """
 
     def __init__(self, arguments: Mapping[str, Argument]) -> None:
@@ -22,38 +22,39 @@ class DelayedRetry:
         self._shortest = shortest if isinstance(shortest, int) else 0
         self._longest = longest if isinstance(longest, int) else self._shortest
         self._kind = kind if self._shortest else "disabled"
-        self._resting: list[tuple[int, int, Entry]] = []
+        self._waiting: list[tuple[int, int, Entry]] = []
 
     def __len__(self) -> int:
-        return len(self._resting)
+        return len(self._waiting)
 
-    def takes(self, *, failed: bool) -> bool:
-        """Whether what comes back in this way rests."""
+    def delays(self, *, failed: bool) -> bool:
+        """Whether a message that returns in this way is delayed."""
         return self._kind in ("all", "failed" if failed else "returned")
 
     def add(self, entry: Entry, now: int) -> None:
-        """Let one rest, the longer the more often it failed.
+        """Delay a message; the delay grows with the number of its failures.
 
         Args:
-            now: in milliseconds.
+            entry: the message.
+            now: the time in milliseconds.
         """
-        rest = min(self._shortest * max(1, entry.failed or 0), self._longest)
-        heappush(self._resting, ((now + rest) * 1000, entry.number, entry))
+        delay = min(self._shortest * max(1, entry.failed or 0), self._longest)
+        heappush(self._waiting, ((now + delay) * 1000, entry.number, entry))
 
     @property
     def next_due(self) -> int | None:
-        """When the next has rested, in microseconds; None if there is none."""
-        return self._resting[0][0] if self._resting else None
+        """When the next delay ends, in microseconds; None if no message is delayed."""
+        return self._waiting[0][0] if self._waiting else None
 
-    def rested(self, now: int) -> list[Entry]:
-        """Those that have rested by now, given in microseconds."""
+    def pop_due(self, now: int) -> list[Entry]:
+        """Remove and return the messages whose delay has ended; *now* is in microseconds."""
         done = []
-        while self._resting and self._resting[0][0] <= now:
-            done.append(heappop(self._resting)[2])
+        while self._waiting and self._waiting[0][0] <= now:
+            done.append(heappop(self._waiting)[2])
         return done
 
     def clear(self) -> int:
-        """Forget all, and tell how many there were."""
-        number = len(self._resting)
-        self._resting.clear()
+        """Drop all messages; returns their number."""
+        number = len(self._waiting)
+        self._waiting.clear()
         return number

@@ -1,4 +1,4 @@
-"""What waits in a queue, and in which order."""
+"""Messages of a queue, and the order in which they leave it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Protocol
 from bide.testing.rules.message import StoredMessage
 
 
-class Holder(Protocol):
-    """What an entry was sent to."""
+class EntryRecipient(Protocol):
+    """The consumer that a message was delivered to."""
 
-    def grow(self) -> None:
-        """It has room for one more from now on."""
+    def raise_prefetch(self) -> None:
+        """Allow one more unsettled message from now on."""
 
 
 class Entry:
     """A message in one queue.
 
     Attributes:
-        number: counts what the queue took, and gives the order.
-        level: the priority that the queue sorts it by.
-        size: bytes that count towards the queue's limit.
-        expires_at: in microseconds since the Unix epoch, or None.
+        message: the message.
+        number: a number that defines the order of messages in the queue.
+        level: the priority by which the queue orders it.
+        size: number of bytes that count towards the queue's limit.
+        expires_at: when it expires, in microseconds since the Unix epoch, or None.
         redelivered: whether it was delivered before.
-        acquired: how often it was delivered and came back; quorum queues count it.
-        failed: how many of these count towards the delivery limit.
-        holder: the consumer that it was sent to last; None where it was asked for by itself.
+        acquired: how often it was delivered and returned; counted by quorum queues.
+        failed: how many of these deliveries count towards the delivery limit.
+        recipient: the consumer that it was delivered to last; None for basic.get.
     """
 
-    __slots__ = ("acquired", "expires_at", "failed", "holder", "level", "message", "number", "redelivered", "size")
+    __slots__ = ("acquired", "expires_at", "failed", "level", "message", "number", "recipient", "redelivered", "size")
 
     def __init__(
         self, message: StoredMessage, *, number: int, level: int = 0, size: int = 0, expires_at: int | None = None
@@ -43,10 +44,10 @@ class Entry:
         self.redelivered = False
         self.acquired: int | None = None
         self.failed: int | None = None
-        self.holder: Holder | None = None
+        self.recipient: EntryRecipient | None = None
 
     def is_expired(self, now: int) -> bool:
-        """Whether its time is up."""
+        """Whether it has expired."""
         return self.expires_at is not None and now >= self.expires_at
 
 
@@ -58,29 +59,29 @@ class EntryOrder(Protocol):
     def __iter__(self) -> Iterator[Entry]: ...
 
     def heads(self) -> list[Entry]:
-        """The first of each priority whose expiry the queue watches, the first of all first."""
+        """The first message of each priority whose expiry the queue checks; the next one to leave comes first."""
 
     def add(self, entry: Entry) -> None:
-        """Put one at the end of its priority."""
+        """Add a message at the end of its priority."""
 
     def pop(self) -> Entry:
-        """Take the first of all."""
+        """Remove the next message."""
 
     def pop_expired(self, now: int) -> list[Entry]:
-        """Take those whose time is up, as far as the queue looks for them."""
+        """Remove the expired messages that the queue checks."""
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """Put some back where they were."""
+        """Return messages to their positions."""
 
     def clear(self) -> list[Entry]:
-        """Take all."""
+        """Remove all messages."""
 
 
 class ByPriority:
-    """The highest priority first, and in each the oldest.
+    """Messages by priority, the highest first, and then by age.
 
     Args:
-        all_heads: watch the head of every priority for expiry, not of the highest alone.
+        all_heads: check the head of every priority for expiry, not only that of the highest.
     """
 
     def __init__(self, *, all_heads: bool = False) -> None:
@@ -142,8 +143,8 @@ class ByPriority:
         return entries
 
 
-class TwoLevels:
-    """High priorities and others, two of the former to one of the latter: quorum queues of 4.0 to 4.2."""
+class TwoPriorities:
+    """High priorities and others, in a ratio of two to one: quorum queues of 4.0 to 4.2."""
 
     _WEIGHT = 2
 
@@ -189,7 +190,7 @@ class TwoLevels:
         return expired
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """Quorum queues put what comes back elsewhere."""
+        """Not used: quorum queues return messages to another position."""
         raise NotImplementedError
 
     def clear(self) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""How a broker says no: with a reply code and a text, which close the channel."""
+"""Errors of the broker in memory, with RabbitMQ's reply codes and texts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, NoReturn
 from bide.errors import BrokerError, NotModelledError
 
 
-def refusal(code: int, text: str) -> BrokerError:
-    """The error for which the broker closes a channel.
+def channel_error(code: int, text: str) -> BrokerError:
+    """The error with which the broker closes a channel.
 
     Args:
         code: the AMQP 0-9-1 reply code.
-        text: in RabbitMQ's form, so that clients read it as RabbitMQ's own.
+        text: the text in RabbitMQ's form, which clients parse.
     """
     return BrokerError(text, reply_code=code)
 
 
 def not_modelled(feature: str) -> NoReturn:
-    """Refuse what the memory broker has no rules for.
+    """Refuse a feature that the memory broker has no rules for.
 
     Args:
-        feature: in words; a way out after a colon.
+        feature: a description, and after a colon what to do instead.
 
     Raises:
         NotModelledError: always.
@@ -30,17 +30,17 @@ def not_modelled(feature: str) -> NoReturn:
 
 
 def not_found(kind: str, name: str, vhost: str) -> BrokerError:
-    """There is no such exchange or queue."""
-    return refusal(404, f"NOT_FOUND - no {kind} '{name}' in vhost '{vhost}'")
+    """The error for an exchange or queue that does not exist."""
+    return channel_error(404, f"NOT_FOUND - no {kind} '{name}' in vhost '{vhost}'")
 
 
 def precondition_failed(reason: str) -> BrokerError:
-    """What is asked for contradicts what there is, or itself."""
-    return refusal(406, f"PRECONDITION_FAILED - {reason}")
+    """The error for an invalid request, or one that contradicts what exists."""
+    return channel_error(406, f"PRECONDITION_FAILED - {reason}")
 
 
 def inequivalent(kind: str, name: str, argument: str, vhost: str, *, wanted: Any, found: Any) -> BrokerError:
-    """It exists with another property or argument."""
+    """The error for a declaration that differs from what exists."""
     return precondition_failed(
         f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '{vhost}': received {_described(wanted)} but "
         f"current is {_described(found)}"
@@ -48,18 +48,18 @@ def inequivalent(kind: str, name: str, argument: str, vhost: str, *, wanted: Any
 
 
 def locked(name: str, vhost: str) -> BrokerError:
-    """The queue is another connection's."""
+    """The error for a queue that is exclusive to another connection."""
     reason = f"cannot obtain exclusive access to locked queue '{name}' in vhost '{vhost}'"
-    return refusal(405, f"RESOURCE_LOCKED - {reason}")
+    return channel_error(405, f"RESOURCE_LOCKED - {reason}")
 
 
 def access_refused(reason: str) -> BrokerError:
-    """Nobody may do that."""
-    return refusal(403, f"ACCESS_REFUSED - {reason}")
+    """The error for a request that is not permitted."""
+    return channel_error(403, f"ACCESS_REFUSED - {reason}")
 
 
 def _described(value: Any) -> str:
-    """A value in RabbitMQ's wording."""
+    """Format a value like RabbitMQ."""
     if value is None:
         return "none"
     text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""An exchange and its bindings, which come and go."""
+"""An exchange on the broker's side, with its bindings."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ class BrokerExchange:
     """An exchange.
 
     Attributes:
-        definition: as it was declared.
-        alternate: the exchange that is asked where no binding matches, or None.
+        definition: the exchange as declared.
+        alternate: the name of its alternate exchange, or None.
+        was_bound: whether it ever had a binding.
     """
 
     def __init__(self, definition: Exchange) -> None:
         self.definition = definition
         alternate = definition.arguments.get("alternate-exchange")
         self.alternate = alternate if isinstance(alternate, str) else None
-        # In the order in which they came, which matters to consistent hashing.
+        # In order of creation, which matters for consistent hashing.
         self._bindings: dict[Binding, None] = {}
-        # Of several bindings to one destination the first gives it buckets, and the removal of any takes them away.
+        # Of several bindings to one destination, only the first counts, and removing any of them removes the buckets.
         self._with_buckets: dict[tuple[str, str], Binding] = {}
         self._table: BindingTable | None = None
-        self.had_any = False
+        self.was_bound = False
 
     @property
     def bindings(self) -> Collection[Binding]:
-        """From it, the oldest first."""
+        """Its bindings, the oldest first."""
         return self._bindings.keys()
 
     def bind(self, binding: Binding) -> None:
-        """Make a binding; one that there is already is no other.
+        """Add a binding; an existing one stays.
 
         Raises:
-            BrokerError: its arguments or its key are none for this type of exchange.
+            BrokerError: the arguments or the key are invalid for this type of exchange.
         """
         kind = self.definition.type
         match = binding.arguments.get("x-match", "all")
@@ -59,20 +60,20 @@ class BrokerExchange:
             self._bindings[binding] = None
             self._with_buckets.setdefault(_destination(binding), binding)
         self._table = None
-        self.had_any = True
+        self.was_bound = True
 
     def unbind(self, binding: Binding) -> None:
-        """Remove a binding, if there is one."""
+        """Remove a binding, if it exists."""
         if binding in self._bindings:
             del self._bindings[binding]
             self._with_buckets.pop(_destination(binding), None)
             self._table = None
 
     def matches(self, message: StoredMessage) -> Collection[Destination]:
-        """The destinations of the bindings that match.
+        """The destinations of the matching bindings.
 
         Raises:
-            BrokerError: a rule that is not modelled would decide.
+            BrokerError: the matching rule is not modelled.
         """
         if self._table is None:
             found = self._with_buckets.values() if self.definition.type == _HASH else self._bindings

@@ -1,12 +1,12 @@
-"""A message as a broker keeps it, and the record of its deaths.
+"""Messages on the broker's side, and the record of their dead-lettering.
 
 The rules are those of RabbitMQ's modules ``rabbit_dead_letter`` (below 4.0) and ``mc`` (from 4.0 on). They differ:
 
-* Below 4.0 the record *is* the header ``x-death``: what a client sends there is taken for it. From 4.0 on the record is
-  kept apart and written over the header when the message is delivered, so that a client's own counts for nothing.
-* A queue with a dead-letter routing key removes the header ``CC`` below 4.0, and leaves it from then on.
-* ``x-last-death-*`` came with 4.0.
-* Below 4.0 the entries that stay behind the latest one change their order with every death.
+* Below 4.0, the header ``x-death`` is the record, and clients can forge it. From 4.0 on, the record is kept separately
+  and replaces the header on delivery, so that a client's header has no effect.
+* A queue with a dead-letter routing key removes the header ``CC`` below 4.0, and keeps it from 4.0 on.
+* ``x-last-death-*`` exists from 4.0 on.
+* Below 4.0, the entries after the latest one change their order with every dead-lettering.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ class Death:
     """How often a message was dead-lettered from a queue for a reason.
 
     Attributes:
-        exchange, routing_keys: where it had been published to the first time, BCC keys left out.
+        queue: the queue.
+        reason: the reason.
+        exchange, routing_keys: where the message was first published to, without BCC keys.
         at: the first time, in seconds since the Unix epoch.
-        expiration: the message's own that it had the first time, as text.
+        count: how often.
+        expiration: the message's own expiration at the first time, as text.
     """
 
     queue: str
@@ -44,7 +47,7 @@ class Death:
     expiration: str | None = None
 
     def as_table(self) -> dict[str, Any]:
-        """The entry of ``x-death``."""
+        """The entry of ``x-death`` for this record."""
         table: dict[str, Any] = {
             "count": self.count,
             "reason": self.reason,
@@ -60,16 +63,18 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """A message in a broker.
+    """A message on the broker's side.
 
     Attributes:
-        exchange: the exchange that it was published, or last dead-lettered, to.
-        routing_keys: the routing key, then those of CC and BCC.
+        exchange: the exchange that it was published or last dead-lettered to.
+        routing_keys: the routing key, then the keys of CC and BCC.
+        properties: the properties by AMQP name, with headers without BCC; below 4.0 with ``x-death``.
+        body: the body.
         bcc: the keys of BCC.
-        properties: by their AMQP names; the headers without BCC. Below 4.0 with ``x-death``.
-        deaths: the latest first; from 4.0 on.
+        deaths: the record of dead-lettering, the latest entry first; from 4.0 on.
         first_death, last_death: reason, queue and exchange; from 4.0 on.
-        delivery_count: what a dead letter takes along from quorum queues (from 4.0 on) and classic ones (from 4.3 on).
+        delivery_count: number of failures that dead letters carry from quorum queues (from 4.0 on) and classic queues
+            (from 4.3 on).
     """
 
     exchange: str
@@ -90,7 +95,7 @@ class StoredMessage:
 
     @classmethod
     def published(cls, exchange: str, routing_key: str, properties: Mapping[str, Any], body: bytes) -> StoredMessage:
-        """A message as its publisher hands it over.
+        """The message that the broker gets from a publisher.
 
         Raises:
             InvalidInputError: the header CC or BCC is not a list.
@@ -105,35 +110,37 @@ class StoredMessage:
 
     @property
     def routing_key(self) -> str:
-        """The one that receivers see."""
+        """The routing key that receivers see."""
         return self.routing_keys[0]
 
     @property
     def expiration(self) -> int | None:
-        """Its own time to live, in milliseconds."""
+        """The message's own TTL in milliseconds."""
         value = self.properties.get("expiration")
         return None if value is None else int(value)
 
     @property
     def priority(self) -> int | None:
-        """As its publisher set it."""
+        """The priority that the publisher set."""
         value = self.properties.get("priority")
         return value if isinstance(value, int) else None
 
     @property
     def visible_keys(self) -> tuple[str, ...]:
-        """The routing key and those of CC, as a release below 4.0 records them in ``x-death``."""
+        """The routing key and the keys of CC, which releases below 4.0 record in ``x-death``."""
         return (self.routing_key, *_texts((self.properties.get("headers") or {}).get("CC", ())))
 
     def dead_lettered(
         self, reason: Reason, queue: str, *, exchange: str, routing_key: str | None, at: int, release: tuple[int, ...]
     ) -> StoredMessage:
-        """The message as a queue publishes it to its dead-letter exchange.
+        """The message that a queue publishes to its dead-letter exchange.
 
         Args:
-            queue: that it leaves.
-            exchange, routing_key: of the dead letter; None keeps the message's own keys.
-            at: now, in seconds since the Unix epoch.
+            reason: the reason.
+            queue: the queue that it leaves.
+            exchange, routing_key: those of the dead letter; None as key keeps the message's own keys.
+            at: the current time, in seconds since the Unix epoch.
+            release: the release of RabbitMQ.
         """
         headers = dict(self.properties.get("headers") or {})
         death = Death(
@@ -163,13 +170,13 @@ class StoredMessage:
         return replace(moved, properties={**properties, "headers": headers})
 
     def is_cycle(self, queue: str, *, release: tuple[int, ...]) -> bool:
-        """Whether a dead letter comes back to a queue without that a client rejected it since."""
+        """Whether a dead letter returns to a queue although no client has rejected it since it left that queue."""
         deaths: list[tuple[Any, Any]] = [(one.queue, one.reason) for one in self.deaths]
         if release < (4, 0):
             entries = (self.properties.get("headers") or {}).get(X_DEATH)
             if not isinstance(entries, list):
                 return False
-            # What is no table was put there by a client, and ends the search as a rejection does.
+            # An entry that is not a table comes from a client, and ends the search like a rejection.
             deaths = [
                 (one.get("queue"), one.get("reason")) if isinstance(one, Mapping) else (None, "rejected")
                 for one in entries
@@ -186,6 +193,7 @@ class StoredMessage:
 
         Args:
             counts: headers that the queue adds, such as ``x-delivery-count``.
+            release: the release of RabbitMQ.
         """
         values = dict(self.properties)
         headers = dict(values.get("headers") or {})
@@ -208,7 +216,7 @@ class StoredMessage:
 
 
 def _with_death(headers: dict[str, Any], death: Death) -> dict[str, Any]:
-    """Headers of a release below 4.0 with one more death."""
+    """Add a dead-lettering to headers, by the rules of releases below 4.0."""
     entries = headers.get(X_DEATH)
     if entries is None:
         headers |= {
@@ -229,7 +237,7 @@ def _with_death(headers: dict[str, Any], death: Death) -> dict[str, Any]:
 
 
 def _grouped(tables: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Each queue and reason once, the last first: RabbitMQ turns them round."""
+    """Merge entries with the same queue and reason, and reverse their order, as RabbitMQ does."""
     found: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for one in tables:
         found.setdefault((one.get("queue"), one.get("reason")), []).append(one)
@@ -241,7 +249,7 @@ def _texts(keys: Any) -> tuple[str, ...]:
 
 
 def _without(keys: tuple[str, ...], removed: tuple[str, ...]) -> tuple[str, ...]:
-    """Erlang's ``--``: each of those to be removed takes away one."""
+    """Erlang's ``--``: each key to remove takes away one equal key."""
     left = list(keys)
     for key in removed:
         if key in left:

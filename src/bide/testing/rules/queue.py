@@ -1,4 +1,4 @@
-"""What classic and quorum queues have in common."""
+"""Rules that classic and quorum queues share."""
 
 from __future__ import annotations
 
@@ -18,46 +18,47 @@ Release = tuple[int, ...]
 
 
 class Surroundings(Protocol):
-    """What a queue needs from its virtual host.
+    """The virtual host, as a queue sees it.
 
     Attributes:
-        clock: its time.
-        release: the release of RabbitMQ whose rules count.
+        clock: the virtual clock.
+        release: the release of RabbitMQ whose rules apply.
     """
 
     clock: VirtualClock
     release: Release
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Have something done as soon as what is under way is done."""
+    def run_later(self, work: Callable[[], None]) -> None:
+        """Call a function after the current operation."""
 
     def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
         """See :meth:`bide.testing.rules.clock.VirtualClock.call_at`."""
 
     def dead_letter(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> None:
-        """Publish a dead letter, at most once, as soon as what is under way is done."""
+        """Publish a dead letter, at most once, after the current operation."""
 
     def dead_letter_of(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> StoredMessage:
-        """The dead letter of a message."""
+        """Make the dead letter of a message."""
 
-    def queues_for(self, queue: BrokerQueue, letter: StoredMessage, reason: Reason) -> Sequence[BrokerQueue]:
-        """The queues that a dead letter goes to, without those that it would come back to for ever."""
+    def queues_for(self, queue: BrokerQueue, dead_letter: StoredMessage, reason: Reason) -> Sequence[BrokerQueue]:
+        """The queues that a dead letter is routed to, without those in which it would loop."""
 
     def remove_queue(self, queue: BrokerQueue) -> None:
-        """Delete a queue with all that is in it."""
+        """Delete a queue with its messages."""
 
 
 class BrokerQueue(ABC):
     """A queue.
 
     Args:
-        definition: as it was declared.
-        owner: the connection that has it for itself.
-        keeps_place: see :class:`bide.testing.rules.consumers.Consumers`.
-        order: of the messages that are ready.
+        definition: the queue as declared.
+        surroundings: its virtual host.
+        owner: the connection that has exclusive use of it, or None.
+        order: the order of ready messages.
+        keeps_turn: see :class:`bide.testing.rules.consumers.Consumers`.
 
     Attributes:
-        is_gone: whether it was deleted.
+        is_gone: whether the queue was deleted.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BrokerQueue(ABC):
         *,
         owner: object | None,
         order: EntryOrder,
-        keeps_place: bool,
+        keeps_turn: bool,
     ) -> None:
         arguments = definition.arguments
         self.definition = definition
@@ -76,8 +77,8 @@ class BrokerQueue(ABC):
         self.is_gone = False
         self.consumers = Consumers(
             single_active=arguments.get("x-single-active-consumer") is True,
-            widest_first=definition.type == "quorum" and surroundings.release >= (4, 0),
-            keeps_place=keeps_place,
+            largest_prefetch_first=definition.type == "quorum" and surroundings.release >= (4, 0),
+            keeps_turn=keeps_turn,
         )
         self.dead_letter_exchange = _text(arguments.get("x-dead-letter-exchange"))
         self.dead_letter_key = _text(arguments.get("x-dead-letter-routing-key"))
@@ -93,103 +94,103 @@ class BrokerQueue(ABC):
         self._ready_bytes = 0
         self._expiry_timer: Timer | None = None
         self._idle_timer: Timer | None = None
-        self.touch()
+        self.mark_used()
 
-    # -- the faces of a queue
+    # -- operations
 
     @property
     def message_count(self) -> int:
-        """Ready messages."""
+        """Number of ready messages."""
         return len(self._ready)
 
     @abstractmethod
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
-        """Take a message; False if the queue refuses it.
+        """Add a message; False if the queue refuses it.
 
         Args:
-            publisher: who waits for the confirm; None for a dead letter that nobody waits for.
+            publisher: the channel or queue that waits for the confirm; None for an at-most-once dead letter.
         """
 
     @abstractmethod
     def requeue(self, entries: Sequence[Entry], *, failed: bool) -> None:
-        """Take messages back.
+        """Requeue messages.
 
         Args:
-            failed: whether it counts as a failed attempt, where the queue makes a difference.
+            failed: whether this counts as a failed attempt, if the queue distinguishes that.
         """
 
     @abstractmethod
-    def _take_back(self, entries: Sequence[Entry]) -> None:
-        """Messages whose consumer is gone are ready again."""
+    def _return_from_lost(self, entries: Sequence[Entry]) -> None:
+        """Requeue messages of a lost channel."""
 
     @abstractmethod
-    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
-        """The headers about its deliveries that a message gets.
+    def counts(self, entry: Entry, *, by_get: bool) -> dict[str, int]:
+        """The headers with delivery counts that a delivered message gets.
 
         Args:
-            asked_for: whether it was asked for by itself, not sent to a consumer.
+            by_get: whether it is delivered by basic.get instead of to a consumer.
         """
 
     def get(self) -> tuple[Entry, int] | None:
-        """Take one message, and tell how many are left; None if there is none."""
-        self.touch()
+        """Remove one message; returns it with the number of messages left, or None if there is none."""
+        self.mark_used()
         if not self.message_count:
             return None
         entry = self._take_first()
-        entry.holder = None
-        return entry, self._left_behind()
+        entry.recipient = None
+        return entry, self._count_after_get()
 
     def consume(self, consumer: BrokerConsumer) -> None:
-        """Start to send messages to a consumer."""
+        """Start to deliver messages to a consumer."""
         self.consumers.add(consumer)
-        self.touch()
+        self.mark_used()
         self._changed()
 
     def cancel(self, consumer: BrokerConsumer) -> None:
-        """End a consumer; what it has in hand stays there."""
-        if not self._without([consumer]):
+        """Cancel a consumer; its messages stay unsettled."""
+        if not self._remove_consumers([consumer]):
             self._changed()
 
-    def lose(self, consumers: Sequence[BrokerConsumer], entries: Sequence[Entry]) -> None:
-        """Consumers are gone with their channel: take back what they had before others get anything."""
-        if self._without(consumers):
+    def lose_channel(self, consumers: Sequence[BrokerConsumer], entries: Sequence[Entry]) -> None:
+        """Remove the consumers of a lost channel, and requeue its messages before other consumers get any."""
+        if self._remove_consumers(consumers):
             return
         if entries:
-            self._take_back(entries)
+            self._return_from_lost(entries)
         self._changed()
 
-    def _without(self, consumers: Sequence[BrokerConsumer]) -> bool:
-        """Forget consumers, and tell whether the queue is gone with them."""
+    def _remove_consumers(self, consumers: Sequence[BrokerConsumer]) -> bool:
+        """Remove consumers; True if the queue was deleted with the last of them."""
         for one in consumers:
             self.consumers.remove(one)
         if consumers and not len(self.consumers):
             if self.definition.auto_delete:
                 self._surroundings.remove_queue(self)
                 return True
-            self.touch()
+            self.mark_used()
         return False
 
     def settled(self, consumer: BrokerConsumer, number: int = 1) -> None:
-        """A consumer has so many messages less in hand; call it before what becomes of them."""
-        consumer.in_hand -= number
-        self.consumers.has_room_again(consumer)
+        """Reduce a consumer's number of unsettled messages. Call this before the messages are requeued or discarded."""
+        consumer.unsettled -= number
+        self.consumers.on_settled(consumer)
 
     def acknowledge(self) -> None:
-        """Messages were acknowledged: forget them, and send more."""
+        """Deliver more messages after some were acknowledged."""
         self._changed()
 
     @abstractmethod
     def discard(self, entries: Sequence[Entry]) -> None:
-        """Messages were rejected: dead-letter them, and send more."""
+        """Dead-letter rejected messages, and deliver more."""
 
     def purge(self) -> int:
-        """Throw the ready messages away, and tell how many there were."""
+        """Delete the ready messages; returns their number."""
         entries = self._clear()
         self._changed()
         return entries
 
     def remove(self) -> int:
-        """The queue is deleted: tell its consumers, and how many messages went with it."""
+        """Delete the queue, and notify its consumers; returns the number of deleted messages."""
         self.is_gone = True
         entries = self._clear()
         for timer in (self._expiry_timer, self._idle_timer):
@@ -200,8 +201,8 @@ class BrokerQueue(ABC):
             consumer.cancelled(consumer)
         return entries
 
-    def touch(self) -> None:
-        """The queue is used: its own expiry counts from now."""
+    def mark_used(self) -> None:
+        """Restart the time after which the unused queue expires."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -209,16 +210,16 @@ class BrokerQueue(ABC):
             due = self._clock.microseconds + self._expires * 1000
             self._idle_timer = self._surroundings.call_at(due, self._expire_itself)
 
-    # -- for the types of queue
+    # -- for the types of queues
 
     def _take_first(self) -> Entry:
-        """Take the first message; there must be one."""
+        """Remove the first message; there must be one."""
         entry = self._ready.pop()
         self._ready_bytes -= entry.size
         return entry
 
     def _take_expired(self) -> list[Entry]:
-        """Take the messages at the head whose time is up."""
+        """Remove expired messages at the head."""
         expired = self._ready.pop_expired(self._clock.microseconds)
         self._ready_bytes -= sum(one.size for one in expired)
         return expired
@@ -230,32 +231,32 @@ class BrokerQueue(ABC):
 
     def _hand_over(self, consumer: BrokerConsumer, entry: Entry) -> None:
         if not consumer.no_ack:
-            consumer.in_hand += 1
-        entry.holder = consumer
-        self.consumers.served(consumer)
+            consumer.unsettled += 1
+        entry.recipient = consumer
+        self.consumers.on_delivered(consumer)
         consumer.deliver(consumer, entry)
 
     @abstractmethod
     def _changed(self) -> None:
-        """Something may be possible now that was not before."""
+        """Deliver and expire messages after a change of the queue or its consumers."""
 
     @abstractmethod
-    def _left_behind(self) -> int:
-        """The first message was taken: see to those behind it, and tell how many are left."""
+    def _count_after_get(self) -> int:
+        """Process the messages behind one that basic.get removed; returns how many are left."""
 
     def _dead_letter(self, entries: Sequence[Entry], reason: Reason) -> None:
         if self.dead_letter_exchange is not None:
             for entry in entries:
-                self._surroundings.dead_letter(self, self.marked(entry), reason)
+                self._surroundings.dead_letter(self, self.with_count(entry), reason)
 
-    def marked(self, entry: Entry) -> StoredMessage:
-        """The message with what its dead letter takes along of its deliveries."""
+    def with_count(self, entry: Entry) -> StoredMessage:
+        """The message with the number of failures that its dead letter carries."""
         if entry.failed is None or self._surroundings.release < (4, 0):
             return entry.message
         return replace(entry.message, delivery_count=entry.failed)
 
     def _expiry_of(self, message: StoredMessage) -> int | None:
-        """The time to live of a message in this queue, in milliseconds."""
+        """The TTL of a message in this queue, in milliseconds."""
         limits = [one for one in (self._message_ttl, message.expiration) if one is not None]
         return min(limits, default=None)
 

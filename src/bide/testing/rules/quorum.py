@@ -1,4 +1,4 @@
-"""Quorum queues."""
+"""Rules of quorum queues."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from typing import Final
 from bide.testing.rules.consumers import BrokerConsumer
 from bide.testing.rules.dead_letter_worker import DeadLetterWorker
 from bide.testing.rules.delayed_retry import DelayedRetry
-from bide.testing.rules.entry import ByPriority, Entry, EntryOrder, TwoLevels
+from bide.testing.rules.entry import ByPriority, Entry, EntryOrder, TwoPriorities
 from bide.testing.rules.message import Reason, StoredMessage
 from bide.testing.rules.queue import BrokerQueue, Release, Surroundings
 from bide.topology import Queue
 
 _DEFAULT_LIMIT: Final = 20
-"""Deliveries of a message before it is dropped or dead-lettered, from 4.0 on."""
+"""Delivery limit of a queue without the argument, from 4.0 on."""
 
 _DEFAULT_PRIORITY: Final = 4
 _HIGHEST_PRIORITY: Final = 31
 _NO_PREFETCH: Final = 2000
-_GO_AGAIN: Final = 0.8
-"""A queue that refuses takes messages again when it is filled to this part."""
+_ACCEPT_BELOW: Final = 0.8
+"""A queue that refuses publishes accepts them again when it is filled to this fraction of its limit."""
 
 
 class QuorumQueue(BrokerQueue):
-    """A quorum queue: rules of RabbitMQ's ``rabbit_fifo``.
+    """A quorum queue, by the rules of RabbitMQ's ``rabbit_fifo``.
 
-    * What is given back, or comes back from a consumer that is gone, is delivered before all others; below 4.3
-      what is given back goes to the end instead where there is no delivery limit.
-    * Below 4.3 only the head expires, from then on the head of each priority.
-    * ``reject-publish`` takes one message more than the limit, and refuses until a fifth of it is free again. Dead
-      letters are taken all the same, unless they come from a queue that dead-letters at least once.
-    * Messages that wait to be dead-lettered at least once count towards the limit.
-    * On 3.10 a consumer that gives a message back once too often has room for one more from then on: the broker counts
-      the place of that message twice, as dead-lettered and as given back.
+    * Requeued messages, and those of lost consumers, are delivered before all others. Below 4.3, requeued messages go
+      to the end instead if the queue has no delivery limit.
+    * Below 4.3 only the head expires, from 4.3 on the head of each priority.
+    * ``reject-publish`` accepts one message more than the limit, and then refuses until a fifth of the limit is free.
+      Dead letters are accepted anyway, unless they come from a queue that dead-letters at least once.
+    * Messages that wait for at-least-once dead-lettering count towards the limit.
+    * On 3.10, when a consumer requeues a message beyond its delivery limit, the consumer's prefetch grows by one: the
+      broker credits the message twice, as dead-lettered and as requeued.
     * A consumer without a prefetch has a prefetch of 2,000.
-    * From 4.0 on a dead letter takes along how many attempts failed, and the next queue goes on counting: those of
-      channels that were lost, from 4.0 to 4.2 also the rejected one, from 4.3 on also those given back by
-      ``basic.reject``.
-    * Of several messages that a limit drops at once, below 4.3 the last is dead-lettered first.
+    * From 4.0 on a dead letter carries its number of failed attempts, and the next queue continues to count. Lost
+      channels count; from 4.0 to 4.2 the rejection counts too, and from 4.3 on ``basic.reject`` with requeue does.
+    * If a limit drops several messages at once, below 4.3 the last one is dead-lettered first.
     """
 
     def __init__(self, definition: Queue, surroundings: Surroundings, *, prefetch: int) -> None:
-        super().__init__(definition, surroundings, owner=None, order=_order(surroundings.release), keeps_place=False)
+        super().__init__(definition, surroundings, owner=None, order=_order(surroundings.release), keeps_turn=False)
         arguments = definition.arguments
         limit = arguments.get("x-delivery-limit", _DEFAULT_LIMIT if surroundings.release >= (4, 0) else -1)
         self._delivery_limit = limit if isinstance(limit, int) and limit >= 0 else None
@@ -58,7 +57,7 @@ class QuorumQueue(BrokerQueue):
             and self.dead_letter_exchange is not None
         )
         self._worker = (
-            DeadLetterWorker(self, surroundings, prefetch=prefetch, on_taken=self._keep_limit)
+            DeadLetterWorker(self, surroundings, prefetch=prefetch, on_confirmed=self._keep_limit)
             if at_least_once
             else None
         )
@@ -69,12 +68,12 @@ class QuorumQueue(BrokerQueue):
         return len(self._ready) + len(self._returns)
 
     @property
-    def _kept(self) -> int:
-        """Messages that count towards the limit: those to be dead-lettered at least once are still here."""
+    def _counted(self) -> int:
+        """Number of messages that count towards the limit, including those that wait for dead-lettering."""
         return self.message_count + len(self._retries) + (0 if self._worker is None else len(self._worker))
 
     @property
-    def _kept_bytes(self) -> int:
+    def _counted_bytes(self) -> int:
         return self._ready_bytes + (0 if self._worker is None else self._worker.size)
 
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
@@ -90,7 +89,7 @@ class QuorumQueue(BrokerQueue):
             expires_at=self._expires_at(message),
         )
         if message.delivery_count is not None:
-            # It goes on counting where the queue that dead-lettered it stopped.
+            # Continue the count of the queue that dead-lettered the message.
             entry.failed = message.delivery_count
             entry.redelivered = True
         self._ready.add(entry)
@@ -106,22 +105,22 @@ class QuorumQueue(BrokerQueue):
     def requeue(self, entries: Sequence[Entry], *, failed: bool) -> None:
         """See :class:`BrokerQueue`."""
         for entry in entries:
-            # Below 4.3 what a client gives back is no failed attempt.
+            # Below 4.3, a message that a client requeues has not failed.
             self._count(entry, failed=failed and self._surroundings.release >= (4, 3))
             if self._delivery_limit is None and self._surroundings.release < (4, 3):
-                # It keeps its age, but not its place, nor its priority.
+                # The message keeps its expiry, but gets a new position and the default priority.
                 entry.level = self._ordinary_level
                 entry.number = next(self._numbers)
                 self._ready.add(entry)
                 self._ready_bytes += entry.size
             else:
-                self._give_back(entry, failed=failed)
+                self._return(entry, failed=failed)
         self._changed()
 
-    def _take_back(self, entries: Sequence[Entry]) -> None:
+    def _return_from_lost(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             self._count(entry, failed=True)
-            self._give_back(entry, failed=True)
+            self._return(entry, failed=True)
 
     def discard(self, entries: Sequence[Entry]) -> None:
         """See :class:`BrokerQueue`."""
@@ -131,10 +130,10 @@ class QuorumQueue(BrokerQueue):
         self._dead_letter(entries, "rejected")
         self._changed()
 
-    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
-        """Headers that say how often it was delivered before, from the second time on."""
+    def counts(self, entry: Entry, *, by_get: bool) -> dict[str, int]:
+        """The headers with the number of earlier deliveries, from the second delivery on."""
         release = self._surroundings.release
-        if release < (4, 0) and asked_for:
+        if release < (4, 0) and by_get:
             return {"x-delivery-count": entry.acquired or 0}
         acquired = entry.failed if entry.acquired is None and release >= (4, 0) else entry.acquired
         if acquired is None:
@@ -146,7 +145,7 @@ class QuorumQueue(BrokerQueue):
             counts["x-delivery-count"] = entry.failed
         return counts
 
-    # -- what is inside
+    # -- internals
 
     def _count(self, entry: Entry, *, failed: bool) -> None:
         entry.redelivered = True
@@ -154,16 +153,16 @@ class QuorumQueue(BrokerQueue):
         if failed:
             entry.failed = (entry.failed or 0) + 1
 
-    def _give_back(self, entry: Entry, *, failed: bool) -> None:
-        """To the front, or away where the delivery limit is reached."""
+    def _return(self, entry: Entry, *, failed: bool) -> None:
+        """Requeue a message at the front, or dead-letter it if the delivery limit is reached."""
         deliveries = entry.failed if self._surroundings.release >= (4, 3) else entry.acquired
         if self._delivery_limit is not None and (deliveries or 0) > self._delivery_limit:
-            if entry.holder is not None and self._surroundings.release < (4, 0):
-                entry.holder.grow()
+            if entry.recipient is not None and self._surroundings.release < (4, 0):
+                entry.recipient.raise_prefetch()
             self._dead_letter([entry], "delivery_limit")
             return
         self._ready_bytes += entry.size
-        if self._retries.takes(failed=failed):
+        if self._retries.delays(failed=failed):
             self._retries.add(entry, self._clock.milliseconds)
         else:
             self._returns.append(entry)
@@ -181,7 +180,7 @@ class QuorumQueue(BrokerQueue):
         while self._returns and self._returns[0].is_expired(now):
             expired.append(self._returns.popleft())
         self._ready_bytes -= sum(one.size for one in expired)
-        # Below 4.3 nothing behind a returned message is looked at.
+        # Below 4.3, messages behind a returned one are not checked.
         if self._surroundings.release >= (4, 3) or not self._returns:
             expired += super()._take_expired()
         return expired
@@ -192,14 +191,14 @@ class QuorumQueue(BrokerQueue):
         return number
 
     def purge(self) -> int:
-        """See :class:`BrokerQueue`; from 4.3 on dead letters that wait for their sending go too."""
+        """See :class:`BrokerQueue`; from 4.3 on, dead letters that were not sent yet are deleted too."""
         kept = 0
         if self._worker is not None and self._surroundings.release >= (4, 3):
             kept = self._worker.clear()
         return kept + super().purge()
 
     def remove(self) -> int:
-        """See :class:`BrokerQueue`; what is not ready goes too, and is not counted."""
+        """See :class:`BrokerQueue`; messages that are not ready are deleted too, and not counted."""
         self._retries.clear()
         if self._worker is not None:
             self._worker.clear()
@@ -208,13 +207,13 @@ class QuorumQueue(BrokerQueue):
     def _changed(self) -> None:
         if self.is_gone:
             return
-        self._returns.extend(self._retries.rested(self._clock.microseconds))
+        self._returns.extend(self._retries.pop_due(self._clock.microseconds))
         self._dead_letter(self._take_expired(), "expired")
         while self.message_count and (consumer := self.consumers.next()) is not None:
             self._hand_over(consumer, self._take_first())
             self._dead_letter(self._take_expired(), "expired")
         self._keep_limit()
-        self._watch()
+        self._schedule_expiry()
 
     def _keep_limit(self) -> None:
         if self._overflow != "reject-publish":
@@ -231,11 +230,11 @@ class QuorumQueue(BrokerQueue):
         self._was_low = is_low
 
     def _is_full(self) -> bool:
-        return self._is_over(self._kept, self._kept_bytes)
+        return self._is_over(self._counted, self._counted_bytes)
 
     def _is_low(self) -> bool:
-        return (self._max_length is None or self._kept <= int(self._max_length * _GO_AGAIN)) and (
-            self._max_bytes is None or self._kept_bytes <= int(self._max_bytes * _GO_AGAIN)
+        return (self._max_length is None or self._counted <= int(self._max_length * _ACCEPT_BELOW)) and (
+            self._max_bytes is None or self._counted_bytes <= int(self._max_bytes * _ACCEPT_BELOW)
         )
 
     def _dead_letter(self, entries: Sequence[Entry], reason: Reason) -> None:
@@ -260,17 +259,17 @@ class QuorumQueue(BrokerQueue):
 
     def _expires_at(self, message: StoredMessage) -> int | None:
         ttl = self._expiry_of(message)
-        # A message may be taken in the millisecond in which it came.
+        # A message can be delivered in the same millisecond in which it arrived.
         return None if ttl is None else (self._clock.milliseconds + max(ttl, 1)) * 1000
 
-    def _left_behind(self) -> int:
-        # What expires behind it is counted for the last time.
+    def _count_after_get(self) -> int:
+        # The count includes messages that expire now.
         left = self.message_count
         self._changed()
         return left
 
-    def _watch(self) -> None:
-        """Plan the next expiry."""
+    def _schedule_expiry(self) -> None:
+        """Set the timer for the next expiry."""
         due = self._next_expiry()
         timer = self._expiry_timer
         if timer is not None and not timer.cancelled:
@@ -290,4 +289,4 @@ class QuorumQueue(BrokerQueue):
 def _order(release: Release) -> EntryOrder:
     if release < (4, 0):
         return ByPriority()
-    return ByPriority(all_heads=True) if release >= (4, 3) else TwoLevels()
+    return ByPriority(all_heads=True) if release >= (4, 3) else TwoPriorities()

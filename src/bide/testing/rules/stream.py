@@ -1,4 +1,4 @@
-"""Streams: they may be declared, and nothing more."""
+"""Streams, which can only be declared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StreamQueue(BrokerQueue):
     """A stream, whose use is not modelled."""
 
     def __init__(self, definition: Queue, surroundings: Surroundings) -> None:
-        super().__init__(definition, surroundings, owner=None, order=ByPriority(), keeps_place=True)
+        super().__init__(definition, surroundings, owner=None, order=ByPriority(), keeps_turn=True)
 
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
         """Refuse."""
@@ -39,23 +39,23 @@ class StreamQueue(BrokerQueue):
         """Refuse."""
         self.refuse()
 
-    def counts(self, entry: Entry, *, asked_for: bool) -> dict[str, int]:
+    def counts(self, entry: Entry, *, by_get: bool) -> dict[str, int]:
         """Refuse."""
         self.refuse()
 
-    def _take_back(self, entries: Sequence[Entry]) -> None:
-        """Nothing is ever given away."""
+    def _return_from_lost(self, entries: Sequence[Entry]) -> None:
+        """Do nothing: a stream has no deliveries."""
 
     def _changed(self) -> None:
-        """Nothing ever does."""
+        """Do nothing: a stream has no deliveries."""
 
-    def _left_behind(self) -> int:
+    def _count_after_get(self) -> int:
         self.refuse()
 
     def refuse(self) -> NoReturn:
-        """Say that it cannot be used.
+        """Refuse the use of the stream.
 
         Raises:
             NotModelledError: always.
         """
-        not_modelled(f"streams, and {self.name!r} is one: use a real broker for what is written to it or read from it")
+        not_modelled(f"reading and writing streams such as {self.name!r}: use a real broker")

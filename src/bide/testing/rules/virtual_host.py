@@ -1,4 +1,4 @@
-"""A virtual host: exchanges and queues by name, and the way of a message between them."""
+"""A virtual host: exchanges and queues by name, and routing between them."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue
 from bide.topology.routing import PREDECLARED
 
 DEFAULT_PREFETCH: Final = 32
-"""Dead letters that an at-least-once queue has under way at a time; RabbitMQ's default."""
+"""Unconfirmed dead letters of a queue that dead-letters at least once; RabbitMQ's default."""
 
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
-"""The pseudo-queue of direct reply-to: who consumes from it gets answers without declaring a queue."""
+"""The pseudo-queue of direct reply-to: its consumer receives replies without declaring a queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What became of a published message.
+    """The result of publishing a message.
 
     Attributes:
-        routed: whether there was a queue for it.
-        stored: whether every queue took it.
+        routed: whether it was routed to a queue.
+        stored: whether every queue accepted it.
     """
 
     routed: bool
@@ -47,7 +47,9 @@ class VirtualHost:
     """A virtual host.
 
     Args:
-        release: the release of RabbitMQ whose rules count.
+        name: its name.
+        clock: the virtual clock.
+        release: the release of RabbitMQ whose rules apply.
         dead_letter_prefetch: see ``DEFAULT_PREFETCH``.
     """
 
@@ -60,17 +62,17 @@ class VirtualHost:
         self._prefetch = dead_letter_prefetch
         self._exchanges = {one.name: BrokerExchange(one) for one in PREDECLARED}
         self._queues: dict[str, BrokerQueue] = {}
-        self._later: deque[Callable[[], None]] = deque()
+        self._pending: deque[Callable[[], None]] = deque()
         self._is_busy = False
         self._reply_numbers = count(1)
 
     # -- exchanges and queues
 
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
-        """Declare an exchange, or only ask for it.
+        """Declare an exchange, or check that it exists if *passive*.
 
         Raises:
-            BrokerError: it is not there, exists otherwise, or cannot be.
+            BrokerError: the exchange is missing, differs, or is invalid.
         """
         found = self._exchanges.get(exchange.name)
         if exchange.name == DEFAULT_EXCHANGE or (found is None and exchange.name.startswith("amq.") and not passive):
@@ -84,20 +86,20 @@ class VirtualHost:
             compare_exchange(exchange, found.definition, self.name)
 
     def declare_queue(self, queue: Queue, *, owner: object, passive: bool = False) -> BrokerQueue:
-        """Declare a queue, or only ask for it.
+        """Declare a queue, or check that it exists if *passive*.
 
         Args:
-            owner: the connection that asks.
+            owner: the connection that declares it.
 
         Raises:
-            BrokerError: it is not there, exists otherwise, is another's, or cannot be.
+            BrokerError: the queue is missing, differs, is exclusive to another connection, or is invalid.
         """
         found = self._queues.get(queue.name)
         if found is not None:
             self._check_owner(found, owner)
             if not passive:
                 compare_queue(queue, found.definition, self.name, release=self.release)
-            found.touch()
+            found.mark_used()
             return found
         if passive:
             raise not_found("queue", queue.name, self.name)
@@ -115,19 +117,19 @@ class VirtualHost:
         return made
 
     def make_reply_queue(self) -> str:
-        """What the answers to one channel go to: gone with its consumer. Returns its name."""
+        """Create the queue for direct replies to one channel, deleted with its consumer. Returns its name."""
         name = f"{REPLY_TO}.{next(self._reply_numbers)}"
         self._queues[name] = ClassicQueue(Queue(name, durable=False, auto_delete=True), self, owner=None)
         return name
 
     def queue(self, name: str, *, owner: object | None = None) -> BrokerQueue:
-        """The queue of that name.
+        """A queue by name.
 
         Args:
-            owner: the connection that asks; None may use every queue.
+            owner: the connection that uses it; None may use every queue.
 
         Raises:
-            BrokerError: there is none, or it is another connection's.
+            BrokerError: the queue does not exist, or is exclusive to another connection.
         """
         found = self._queues.get(name)
         if found is None:
@@ -138,14 +140,14 @@ class VirtualHost:
 
     @property
     def queues(self) -> Sequence[BrokerQueue]:
-        """All of them."""
+        """All queues."""
         return list(self._queues.values())
 
     def delete_queue(self, name: str, *, owner: object, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue, and tell how many messages went with it; that there is none is no error.
+        """Delete a queue, if it exists; returns the number of deleted messages.
 
         Raises:
-            BrokerError: it is used, or not empty, where this is asked for.
+            BrokerError: the queue is in use or not empty, and *if_unused* or *if_empty* is set.
         """
         found = self._queues.get(name)
         if found is None:
@@ -158,10 +160,10 @@ class VirtualHost:
         return self._remove(found)
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange with its bindings; that there is none is no error.
+        """Delete an exchange with its bindings, if it exists.
 
         Raises:
-            BrokerError: it is predeclared, or has bindings where this is asked for.
+            BrokerError: the exchange is predeclared, or has bindings and *if_unused* is set.
         """
         if name == DEFAULT_EXCHANGE or name.startswith("amq."):
             raise access_refused(f"deletion of system exchange '{name}' in vhost '{self.name}' not allowed")
@@ -178,7 +180,7 @@ class VirtualHost:
         self._remove(queue)
 
     def remove_owned(self, owner: object) -> None:
-        """A connection is gone, and its exclusive queues with it."""
+        """Delete the exclusive queues of a lost connection."""
         for queue in self.queues:
             if queue.owner is owner:
                 self._remove(queue)
@@ -186,18 +188,18 @@ class VirtualHost:
     # -- bindings
 
     def bind(self, binding: Binding, *, owner: object) -> None:
-        """Make a binding.
+        """Create a binding.
 
         Raises:
-            BrokerError: an end of it is missing, or it cannot be.
+            BrokerError: its source or destination is missing, or it is invalid.
         """
         self._ends(binding, owner).bind(binding)
 
     def unbind(self, binding: Binding, *, owner: object) -> None:
-        """Remove a binding, if there is one.
+        """Delete a binding, if it exists.
 
         Raises:
-            BrokerError: an end of it is reserved or another's.
+            BrokerError: its source is the default exchange, or its queue is exclusive to another connection.
         """
         if binding.source not in self._exchanges or (
             binding.destination not in (self._queues if binding.destination_type == "queue" else self._exchanges)
@@ -230,7 +232,7 @@ class VirtualHost:
                 self._delete_if_unbound(exchange)
 
     def _delete_if_unbound(self, exchange: BrokerExchange) -> None:
-        if exchange.definition.auto_delete and exchange.had_any and not exchange.bindings:
+        if exchange.definition.auto_delete and exchange.was_bound and not exchange.bindings:
             self._exchanges.pop(exchange.definition.name, None)
             self._unbind_all("exchange", exchange.definition.name)
 
@@ -242,10 +244,10 @@ class VirtualHost:
         """Publish a message.
 
         Args:
-            publisher: the channel; quorum queues remember it.
+            publisher: identifies the channel, which quorum queues remember.
 
         Raises:
-            BrokerError: there is no such exchange, or it takes no such message.
+            BrokerError: the exchange does not exist, or refuses the message.
         """
         if exchange != DEFAULT_EXCHANGE:
             found = self._exchanges.get(exchange)
@@ -266,9 +268,9 @@ class VirtualHost:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Do something to queues; what it entails in other queues comes after it, in order.
+        """Perform an operation on queues; its consequences in other queues follow after it, in order.
 
-        So a message that is published to two queues is in both before the dead letter of one gets to the other.
+        So a message that is published to two queues is in both of them before the dead letter of one reaches the other.
         """
         if self._is_busy:
             yield
@@ -278,14 +280,14 @@ class VirtualHost:
             yield
         finally:
             try:
-                while self._later:
-                    self._later.popleft()()
+                while self._pending:
+                    self._pending.popleft()()
             finally:
                 self._is_busy = False
 
-    def later(self, work: Callable[[], None]) -> None:
+    def run_later(self, work: Callable[[], None]) -> None:
         """See :class:`bide.testing.rules.queue.Surroundings`."""
-        self._later.append(work)
+        self._pending.append(work)
 
     def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
         """See :class:`bide.testing.rules.queue.Surroundings`."""
@@ -298,13 +300,13 @@ class VirtualHost:
 
     def dead_letter(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> None:
         """See :class:`bide.testing.rules.queue.Surroundings`."""
-        letter = self.dead_letter_of(queue, message, reason)
+        dead_letter = self.dead_letter_of(queue, message, reason)
 
         def publish() -> None:
-            for target in self.queues_for(queue, letter, reason):
-                target.publish(letter, None)
+            for target in self.queues_for(queue, dead_letter, reason):
+                target.publish(dead_letter, None)
 
-        self.later(publish)
+        self.run_later(publish)
 
     def dead_letter_of(self, queue: BrokerQueue, message: StoredMessage, reason: Reason) -> StoredMessage:
         """See :class:`bide.testing.rules.queue.Surroundings`."""
@@ -317,24 +319,24 @@ class VirtualHost:
             release=self.release,
         )
 
-    def queues_for(self, queue: BrokerQueue, letter: StoredMessage, reason: Reason) -> Sequence[BrokerQueue]:
+    def queues_for(self, queue: BrokerQueue, dead_letter: StoredMessage, reason: Reason) -> Sequence[BrokerQueue]:
         """See :class:`bide.testing.rules.queue.Surroundings`."""
-        if letter.exchange != DEFAULT_EXCHANGE and letter.exchange not in self._exchanges:
+        if dead_letter.exchange != DEFAULT_EXCHANGE and dead_letter.exchange not in self._exchanges:
             return []
-        targets = self._route(letter.exchange, letter)
+        targets = self._route(dead_letter.exchange, dead_letter)
         if reason == "rejected":
             return targets
-        return [one for one in targets if not letter.is_cycle(one.name, release=self.release)]
+        return [one for one in targets if not dead_letter.is_cycle(one.name, release=self.release)]
 
     def _route(self, exchange: str, message: StoredMessage) -> list[BrokerQueue]:
-        """The queues that a message goes to; what an exchange has no match for goes to its alternate exchange."""
+        """The queues that a message is routed to; an exchange without a match uses its alternate exchange."""
         names: dict[str, None] = {}
         if exchange == DEFAULT_EXCHANGE:
             names = dict.fromkeys(message.routed.keys)
         seen = {exchange}
-        ahead = deque([exchange])
-        while ahead:
-            here = self._exchanges.get(ahead.popleft())
+        pending = deque([exchange])
+        while pending:
+            here = self._exchanges.get(pending.popleft())
             if here is None:
                 continue
             destinations = here.matches(message)
@@ -345,7 +347,7 @@ class VirtualHost:
                     names[destination] = None
                 elif destination not in seen:
                     seen.add(destination)
-                    ahead.append(destination)
+                    pending.append(destination)
         return [self._queues[name] for name in names if name in self._queues]
 
     def _remove(self, queue: BrokerQueue) -> int:

@@ -25,7 +25,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
-from bide.relay.lane import RelayedInFlight, RelaySender
+from bide.relay.sender import RelayedInFlight, RelaySender
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
@@ -33,22 +33,22 @@ from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 log = logger(__name__)
 
 _PAUSE: Final = 1.0
-"""Seconds until a part of the hall that takes no messages is tried again."""
+"""Seconds until a part of the hall that refuses messages is tried again."""
 
 _KNOWN_FOR: Final = 30.0
-"""Seconds for which an exchange that was there counts as being there."""
+"""Seconds for which an exchange counts as existing after a check."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Relayed:
-    """What a relay has done.
+    """The counts of a relay.
 
     Attributes:
-        rounds: messages sent to meditate.
+        rounds: messages sent to the meditating queue.
         delayed: messages sent to the levels.
-        delivered: messages that their target took.
-        refused: times that a target refused a message, which then waits to be offered again.
-        undeliverable: messages set aside, because nothing takes them.
+        delivered: messages that their target accepted.
+        refused: refusals of targets; a refused message waits and is sent again.
+        undeliverable: messages sent to the undeliverable queue.
     """
 
     rounds: int = 0
@@ -59,7 +59,7 @@ class Relayed:
 
 
 class ConnectionLoop:
-    """The work on one connection."""
+    """Consumes and publishes on one connection."""
 
     def __init__(
         self,
@@ -79,29 +79,29 @@ class ConnectionLoop:
         self._grace = grace
         self._user = connection.url.user
         self._consuming: Channel | None = None
-        # An exchange of others may make the broker close the channel, and what else is on it is then sent once more:
-        # not what goes to queues, and still less what stays within the hall.
-        self._aside = RelaySender(connection, told=self._told_aside, failed=self._fail)
-        self._inside = RelaySender(connection, told=self._told_inside, failed=self._fail)
-        self._to_queues = RelaySender(connection, told=self._told_outside, failed=self._fail)
-        self._to_exchanges = RelaySender(connection, told=self._told_outside, failed=self._fail)
+        # A publish to an application's exchange may make the broker close the channel, and other messages on it are
+        # then sent again. Separate channels spare messages to queues and messages within the hall.
+        self._aside = RelaySender(connection, on_result=self._on_aside_result, failed=self._fail)
+        self._inside = RelaySender(connection, on_result=self._on_inside_result, failed=self._fail)
+        self._to_queues = RelaySender(connection, on_result=self._on_outside_result, failed=self._fail)
+        self._to_exchanges = RelaySender(connection, on_result=self._on_outside_result, failed=self._fail)
         self._over: asyncio.Future[BideError] = connection.loop.create_future()
         self._idle = asyncio.Event()
         self._draining = False
-        self._in_hand: set[int] = set()
-        self._resting: dict[RelayedInFlight, asyncio.TimerHandle] = {}
+        self._unsettled: set[int] = set()
+        self._paused: dict[RelayedInFlight, asyncio.TimerHandle] = {}
         self._known = BoundedCache[str, float]()
-        self._asking: dict[str, list[RelayedInFlight]] = {}
+        self._checking: dict[str, list[RelayedInFlight]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints = BoundedCache[str, int]()
+        self._warnings = BoundedCache[str, int]()
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
-        """Relay until *stopping*, or until something breaks.
+        """Relay messages until *stopping* is set, or until an error.
 
         Raises:
-            BideError: what broke.
+            BideError: the connection or a channel failed.
         """
-        told = asyncio.create_task(stopping.wait())
+        stop = asyncio.create_task(stopping.wait())
         try:
             channel = self._consuming = await self._connection.channel()
             await channel.qos(self._prefetch)
@@ -111,17 +111,17 @@ class ConnectionLoop:
             ]
             if on_start is not None:
                 on_start(self._connection)
-            await self._first_of(told)
+            await self._first_of(stop)
             if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
                 await self._finish(channel, tags)
             else:
                 self._raise()
         finally:
-            told.cancel()
+            stop.cancel()
             self._close()
 
     async def _first_of(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
-        """Wait until it is done, or something breaks."""
+        """Wait until the task is done, or until an error."""
         ends: set[asyncio.Future[Any]] = {task, self._over, self._connection.lost}
         await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
@@ -132,24 +132,24 @@ class ConnectionLoop:
             raise self._connection.lost.result()
 
     async def _finish(self, channel: Channel, tags: Sequence[str]) -> None:
-        """Take no more, and wait for what is on its way; what rests goes back to its queue at once."""
+        """Cancel the consumers, and wait for messages in flight. Paused messages go back to their queue at once."""
         finishing = asyncio.create_task(self._drain(channel, tags))
-        # A broker that takes no publishes (an alarm) answers nothing at all on this connection.
+        # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
         await self._first_of(finishing, seconds=self._grace)
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
-        if self._in_hand:
-            log.warning("%d messages go back to their queues, which were not confirmed in time", len(self._in_hand))
-            # To close it politely, the broker would have to answer.
+        if self._unsettled:
+            log.warning("%d messages go back to their queues: they were not confirmed in time", len(self._unsettled))
+            # A closing handshake would need an answer of the broker.
             self._connection.give_up(ClosedError("the relay was stopped"))
 
     async def _drain(self, channel: Channel, tags: Sequence[str]) -> None:
         for tag in tags:
             await channel.cancel(tag)
-        for parcel in list(self._resting):
-            self._give_back(parcel)
+        for message in list(self._paused):
+            self._give_back(message)
         self._draining = True
-        while self._in_hand:
+        while self._unsettled:
             self._idle.clear()
             await self._idle.wait()
 
@@ -158,7 +158,7 @@ class ConnectionLoop:
         self._inside.close()
         self._to_queues.close()
         self._to_exchanges.close()
-        for handle in self._resting.values():
+        for handle in self._paused.values():
             handle.cancel()
         for task in self._tasks:
             task.cancel()
@@ -169,7 +169,7 @@ class ConnectionLoop:
         if not self._over.done():
             self._over.set_result(error)
 
-    # -- messages as they come
+    # -- received messages
 
     def _received(self, delivery: Delivery) -> None:
         self._take(delivery, lambda relayed, now: relayed.forward(now))
@@ -178,7 +178,7 @@ class ConnectionLoop:
         self._take(delivery, lambda relayed, _: relayed.deliver())
 
     def _take(self, delivery: Delivery, decide: Callable[[RelayedMessage, int], RelayDecision]) -> None:
-        self._in_hand.add(delivery.delivery_tag)
+        self._unsettled.add(delivery.delivery_tag)
         now = time.time_ns() // 1_000_000
         try:
             relayed = RelayedMessage.read(
@@ -199,85 +199,85 @@ class ConnectionLoop:
             )
         self._send(RelayedInFlight(delivery, decision, relayed))
 
-    def _send(self, parcel: RelayedInFlight) -> None:
-        exchange = parcel.decision.exchange
-        if parcel.decision.step != "target":
-            self._inside.put(parcel)
+    def _send(self, message: RelayedInFlight) -> None:
+        exchange = message.decision.exchange
+        if message.decision.step != "target":
+            self._inside.put(message)
         elif exchange in (DEFAULT_EXCHANGE, self._hall.delivery_exchange):
-            self._to_queues.put(parcel)
+            self._to_queues.put(message)
         elif self._is_known(exchange):
-            self._to_exchanges.put(parcel)
-        elif exchange in self._asking:
-            self._asking[exchange].append(parcel)
+            self._to_exchanges.put(message)
+        elif exchange in self._checking:
+            self._checking[exchange].append(message)
         else:
-            self._asking[exchange] = [parcel]
-            task = asyncio.create_task(self._ask_for(exchange))
+            self._checking[exchange] = [message]
+            task = asyncio.create_task(self._check_exchange(exchange))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _is_known(self, exchange: str) -> bool:
         return self._known.get(exchange, 0.0) > self._connection.loop.time()
 
-    async def _ask_for(self, exchange: str) -> None:
-        """A publish to an exchange that does not exist would cost the channel, with all that is on it."""
+    async def _check_exchange(self, exchange: str) -> None:
+        """Check that an exchange exists. A publish to a missing exchange would close the channel."""
         reason = f"the exchange {exchange!r} does not exist"
         try:
             there = await exists(self._connection, Topology([Exchange(exchange)]))
         except AccessRefusedError as error:
-            # From 4.3 on it is not told to a user without any right to it.
+            # Since 4.3, RabbitMQ does not tell a user without any permission for an exchange whether it exists.
             there, reason = False, str(error)
         except BideError as error:
             self._fail(error)
             return
-        parcels = self._asking.pop(exchange)
+        waiting = self._checking.pop(exchange)
         if there:
             self._known[exchange] = self._connection.loop.time() + _KNOWN_FOR
-        for parcel in parcels:
+        for message in waiting:
             if there:
-                self._to_exchanges.put(parcel)
+                self._to_exchanges.put(message)
             else:
-                self._set_aside(parcel.delivery, reason)
+                self._set_aside(message.delivery, reason)
 
-    # -- what becomes of them
+    # -- results
 
-    def _told_inside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
+    def _on_inside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
         match error:
             case None:
-                self._count(parcel.decision.step)
-                self._settled(parcel.delivery)
+                self._count(message.decision.step)
+                self._settled(message.delivery)
             case PublishRefusedError() | UnroutableError():
-                # A queue of the hall has no leader, or is missing: the message is safe where it is, so try again.
-                self._complain(f"{parcel.exchange!r} takes no messages at the moment: tried again every {_PAUSE:g} s")
-                self._resting[parcel] = self._connection.loop.call_later(_PAUSE, self._try_again, parcel)
+                # A queue of the hall has no leader, or is missing: the message is still in its queue, so try again.
+                self._warn(f"{message.exchange!r} refuses messages at the moment: trying again every {_PAUSE:g} s")
+                self._paused[message] = self._connection.loop.call_later(_PAUSE, self._try_again, message)
                 if self._draining:
-                    self._give_back(parcel)
+                    self._give_back(message)
             case InvalidInputError():
-                self._set_aside(parcel.delivery, str(error))
+                self._set_aside(message.delivery, str(error))
             case AccessRefusedError() | TargetNotFoundError():
                 self._fail(error)
             case _:
-                self._set_aside(parcel.delivery, str(error))
+                self._set_aside(message.delivery, str(error))
 
-    def _told_outside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
-        relayed = parcel.relayed
+    def _on_outside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+        relayed = message.relayed
         assert relayed is not None
         match error:
             case None:
-                self._count(parcel.decision.step)
-                self._settled(parcel.delivery)
+                self._count(message.decision.step)
+                self._settled(message.delivery)
             case PublishRefusedError():
                 self._done.refused += 1
-                self._complain(f"{relayed.target} refuses messages, which wait to be offered again")
-                self._inside.put(RelayedInFlight(parcel.delivery, relayed.again(), relayed))
-            case AccessRefusedError() if parcel.exchange == DEFAULT_EXCHANGE:
-                # That is no matter of one target.
+                self._warn(f"{relayed.target} refuses messages: they wait and are sent again")
+                self._inside.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
+            case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
+                # The permission for the default exchange affects all targets.
                 self._fail(error)
             case UnroutableError():
-                key = f" with the routing key {parcel.routing_key!r}" if parcel.exchange else ""
-                self._set_aside(parcel.delivery, f"no queue takes messages for {relayed.target}{key}")
+                key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
+                self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
             case _:
-                self._known.pop(parcel.exchange, None)
-                self._set_aside(parcel.delivery, str(error))
+                self._known.pop(message.exchange, None)
+                self._set_aside(message.delivery, str(error))
 
     def _count(self, step: RelayStep) -> None:
         match step:
@@ -290,41 +290,42 @@ class ConnectionLoop:
             case "aside":
                 self._done.undeliverable += 1
 
-    def _try_again(self, parcel: RelayedInFlight) -> None:
-        del self._resting[parcel]
-        self._inside.put(parcel)
+    def _try_again(self, message: RelayedInFlight) -> None:
+        del self._paused[message]
+        self._inside.put(message)
 
     def _settled(self, delivery: Delivery) -> None:
         self._settle(delivery, lambda channel: channel.ack(delivery.delivery_tag))
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
-        """Publish it to the undeliverable queue, with the reason."""
-        self._complain(f"set aside in {self._hall.undeliverable}: {reason}")
+        """Publish a message to the undeliverable queue, with the reason."""
+        self._warn(f"set aside in {self._hall.undeliverable}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._aside.put(RelayedInFlight(delivery, decision))
 
-    def _told_aside(self, parcel: RelayedInFlight, error: BideError | None) -> None:
-        self._count(parcel.decision.step)
+    def _on_aside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+        self._count(message.decision.step)
         if error is None:
-            self._settled(parcel.delivery)
+            self._settled(message.delivery)
             return
-        # Too large with one more header, or not to be written by us: dead-lettering takes it there without the reason.
-        log.info("the message %r is set aside without the reason: %s", parcel.message_id, error)
-        self._settle(parcel.delivery, lambda channel: channel.reject(parcel.delivery.delivery_tag, requeue=False))
+        # The message is too large with one more header, or this user may not write to the queue: reject it, so that the
+        # queue dead-letters it without the reason.
+        log.info("the message %r is set aside without the reason: %s", message.message_id, error)
+        self._settle(message.delivery, lambda channel: channel.reject(message.delivery.delivery_tag, requeue=False))
 
-    def _give_back(self, parcel: RelayedInFlight) -> None:
-        self._resting.pop(parcel).cancel()
-        self._settle(parcel.delivery, lambda channel: channel.nack(parcel.delivery.delivery_tag))
+    def _give_back(self, message: RelayedInFlight) -> None:
+        self._paused.pop(message).cancel()
+        self._settle(message.delivery, lambda channel: channel.nack(message.delivery.delivery_tag))
 
     def _settle(self, delivery: Delivery, how: Callable[[Channel], None]) -> None:
         if self._consuming is not None and self._consuming.is_open:
             how(self._consuming)
-        self._in_hand.discard(delivery.delivery_tag)
-        if not self._in_hand:
+        self._unsettled.discard(delivery.delivery_tag)
+        if not self._unsettled:
             self._idle.set()
 
-    def _complain(self, what: str) -> None:
-        """Warn of the same thing at its 1st, 10th, 100th... time."""
-        count = self._complaints[what] = self._complaints.get(what, 0) + 1
+    def _warn(self, what: str) -> None:
+        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
+        count = self._warnings[what] = self._warnings.get(what, 0) + 1
         if str(count).strip("0") == "1":
             log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

@@ -1,0 +1,162 @@
+"""Pipelined, confirmed publishing for the relay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+
+from bide.amqp import codec
+from bide.amqp.channel import Channel
+from bide.amqp.confirms import Unconfirmed
+from bide.amqp.connection import Connection
+from bide.amqp.delivery import Delivery
+from bide.client.channel_closure import ChannelClosure
+from bide.errors import BideError, InvalidInputError, PublishError
+from bide.relay.decision import RelayDecision, RelayedMessage
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+
+class RelayedInFlight(Unconfirmed):
+    """A message that a relay has consumed and sends on.
+
+    Attributes:
+        delivery: the delivery to acknowledge once the broker has confirmed the copy.
+        decision: how the message is sent on.
+        relayed: the message as it was read; None if it could not be read, or is set aside.
+    """
+
+    __slots__ = ("_sender", "decision", "delivery", "relayed")
+
+    def __init__(self, delivery: Delivery, decision: RelayDecision, relayed: RelayedMessage | None = None) -> None:
+        super().__init__(decision.exchange, decision.routing_key, delivery.values.get("message_id"), delivery.body)
+        self.delivery = delivery
+        self.relayed = relayed
+        self.decision = decision
+        self._sender: RelaySender | None = None
+
+    def sent_by(self, sender: RelaySender) -> None:
+        """Remember the sender, and forget an earlier return."""
+        self._sender = sender
+        self.returned = None
+
+    def settle(self, error: BideError | None) -> None:
+        """Pass the result on to the sender."""
+        assert self._sender is not None
+        self._sender.settled(self, error)
+
+
+OnResult = Callable[[RelayedInFlight, BideError | None], None]
+"""Called once for each message: with None if the broker has it, else with the reason why the broker rejects it."""
+
+
+class RelaySender:
+    """A publishing channel with confirms, opened again when the broker closes it.
+
+    If it is not known for which message the broker closed the channel, the unconfirmed messages are sent again one at a
+    time, until the rejected one is found.
+
+    Args:
+        on_result: receives the result of each message. Not called for unconfirmed messages if the connection breaks.
+        failed: called when no channel can be opened.
+    """
+
+    def __init__(self, connection: Connection, *, on_result: OnResult, failed: Callable[[BideError], None]) -> None:
+        self._connection = connection
+        self._on_result = on_result
+        self._failed = failed
+        self._waiting: deque[RelayedInFlight] = deque()
+        self._unconfirmed: dict[RelayedInFlight, None] = {}
+        self._lost: list[RelayedInFlight] = []
+        self._suspects = 0
+        self._channel: Channel | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    def put(self, message: RelayedInFlight) -> None:
+        """Send it as soon as possible."""
+        self._waiting.append(message)
+        self._go_on()
+
+    def close(self) -> None:
+        """Send no more messages, and report no more results."""
+        self._waiting.clear()
+        self._unconfirmed.clear()
+        if self._opening is not None:
+            self._opening.cancel()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.abandon()
+
+    def _go_on(self) -> None:
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            if self._opening is None and not self._lost:
+                self._opening = asyncio.create_task(self._open())
+            return
+        while self._waiting and not (self._suspects and self._unconfirmed):
+            self._send(channel, self._waiting.popleft())
+
+    def _send(self, channel: Channel, message: RelayedInFlight) -> None:
+        try:
+            frames = codec.publish(
+                channel.number,
+                exchange=message.exchange,
+                routing_key=message.routing_key,
+                mandatory=True,
+                encoded_properties=codec.properties(message.decision.values),
+                body=message.body,
+                frame_max=self._connection.frame_max,
+            )
+        except InvalidInputError as error:
+            self._on_result(message, error)
+            return
+        self._unconfirmed[message] = None
+        message.sent_by(self)
+        channel.post(b"".join(frames), message)
+
+    async def _open(self) -> None:
+        try:
+            self._channel = await self._connection.channel(confirms=True)
+        except BideError as error:
+            self._failed(error)
+            return
+        finally:
+            self._opening = None
+        self._go_on()
+
+    def settled(self, message: RelayedInFlight, error: BideError | None) -> None:
+        """Handle the confirm of one message, or the close of the channel."""
+        if message not in self._unconfirmed:
+            # The sender was closed meanwhile.
+            return
+        del self._unconfirmed[message]
+        if error is not None and not isinstance(error, PublishError):
+            if not self._lost:
+                self._connection.loop.call_soon(self._on_channel_closed, self._channel, error)
+            self._lost.append(message)
+            return
+        self._suspects = max(self._suspects - 1, 0)
+        self._on_result(message, error)
+        if self._waiting:
+            self._go_on()
+
+    def _on_channel_closed(self, channel: Channel | None, error: BideError) -> None:
+        """Report the messages for which the broker closed the channel, and send the others again."""
+        lost, self._lost = self._lost, []
+        if channel is None or self._channel is not channel or not self._connection.is_open:
+            return
+        self._channel = None
+        self._suspects = max(self._suspects - 1, 0)
+        closure = ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost))
+        rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
+        if not rejected:
+            log.info(
+                "the broker closed a channel with %d messages on it, which are sent one by one: %s", len(lost), error
+            )
+            self._suspects = len(lost)
+        self._waiting.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
+        for one in rejected:
+            self._on_result(one, error)
+        self._go_on()
