@@ -85,7 +85,7 @@ class Gate:
         self.fenced_at = -FRESH
         self.beats: dict[int, int] = {}
         self.search: defaultdict[str, set[int]] = defaultdict(set)
-        self.cycle: tuple[str, int, int] | None = None
+        self.cycle: tuple[str, int] | None = None
         self.chunks: list[SnapshotChunk] = []
         self.ticked_at = self.w.now
         self.claims_sent: dict[tuple[str, str, int], int] = {}
@@ -156,9 +156,9 @@ class Gate:
 
     def free_room(self) -> None:
         assert self.cycle is not None
-        _, since, tickets = self.cycle
-        if self.state.position.count - since < self.w.retention // 4:
-            self.w.tickets = max(self.w.tickets - tickets, 0)
+        # The queue can only be purged as a whole, so what came after the snapshot has to be little.
+        if self.state.position.count - self.cycle[1] < self.w.retention // 8 or self.w.fault == "trim-early":
+            self.w.tickets = 0
         self.cycle = None
 
     def publish(self, record: ScheduleRecord) -> None:
@@ -295,7 +295,7 @@ class Gate:
         if self.w.fault == "sessions-not-carried":
             entries = [one for one in entries if type(one).__name__ not in ("ScheduleSession", "RememberedAnswer")]
         self.chunks = list(snapshot.cut(name, position, entries, most=self.w.chunk_entries))
-        self.cycle = (name, position.count, self.w.tickets)
+        self.cycle = (name, position.count)
         if self.w.fault == "trim-early":
             self.free_room()
             position.carried = position.count

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bide.schedules.entries import ScheduleAnswer
-from bide.schedules.fold import ANSWER_TICKS, SESSION_TICKS, FoldResult, ScheduleFold
+from bide.schedules.fold import ANSWER_TICKS, MAX_RANGES, SESSION_TICKS, FoldResult, ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
 from bide.schedules.records import (
@@ -198,6 +198,13 @@ def test_an_answer_that_was_forgotten_is_not_made_up(log: Log) -> None:
     assert log.answer(cancel).outcome == "forgotten"
 
 
+def test_a_session_that_leaves_out_numbers_is_ignored_in_the_end(log: Log) -> None:
+    for number in range(1, 2 * MAX_RANGES, 2):
+        log.read(log.add(request=RequestId("b", number)))
+    assert log.read(log.add(request=RequestId("b", 2 * MAX_RANGES + 1))) == FoldResult()
+    assert not log.read(log.add(request=RequestId("b", 2))).is_repeat
+
+
 def test_sessions_are_forgotten_after_a_day_of_ticks(log: Log) -> None:
     add = log.add()
     log.read(add)
@@ -214,7 +221,7 @@ def test_a_filter_is_applied_to_all_that_wait(log: Log) -> None:
     for key, due in zip(keys, (100, 200, 300), strict=True):
         log.read(log.add(key, due=due))
     applied = log.read(log.change("cancel", None, filter=ScheduleFilter(prefix="k", due_from=100, due_before=300)))
-    assert applied.answer == ScheduleAnswer(outcome="cancelled", keys=tuple(sorted(keys[:2])))
+    assert applied.answer == ScheduleAnswer(outcome="cancelled", count=2, keys=tuple(sorted(keys[:2])))
     assert [one.key for one in log.state.select(ScheduleFilter())] == keys[2:]
 
 

@@ -142,6 +142,7 @@ ENTRIES: st.SearchStrategy[StateEntry] = st.one_of(
             outcome=st.sampled_from(ANSWER_OUTCOMES),
             version=st.none() | TEXTS,
             under_way=st.lists(TEXTS, max_size=3).map(tuple),
+            count=st.integers(0, 10**9),
             keys=st.lists(TEXTS, max_size=3).map(tuple),
         ),
     ),
@@ -174,6 +175,7 @@ RECORDS: st.SearchStrategy[ScheduleRecord] = st.one_of(
         clock=TIMES,
         after=st.integers(-1, 2**40),
         count=TIMES,
+        snapshot=st.none() | TIMES,
     ),
     CHUNKS,
 )

@@ -40,6 +40,9 @@ CONTENT_TYPE: Final = "application/vnd.bide.schedule"
 MAX_ITEMS: Final = 10_000
 """Items of a claim, and entries of a chunk."""
 
+MAX_HEAD: Final = 16_000_000
+"""Bytes of the JSON object."""
+
 
 def encode(record: ScheduleRecord) -> bytes:
     """The body of a record."""
@@ -57,7 +60,7 @@ def decode(body: bytes) -> ScheduleRecord:
         ScheduleRecordError: it is not a record.
     """
     head, newline, rest = body.partition(b"\n")
-    if not newline or not head.startswith(b'{"v":'):
+    if not newline or not head.startswith(b'{"v":') or len(head) > MAX_HEAD:
         raise ScheduleRecordError(f"{body[:40]!r} is not a record of a schedule log")
     try:
         value = json.loads(head)
@@ -127,6 +130,7 @@ def _fields(record: ScheduleRecord, writer: EntryWriter) -> dict[str, Any]:
                 "clock": record.clock,
                 "after": record.after,
                 "count": record.count,
+                "snapshot": record.snapshot,
             }
         case SnapshotChunk():
             return {
@@ -201,6 +205,7 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
                 clock=fields.integer("clock"),
                 after=fields.integer("after", lowest=-1),
                 count=fields.integer("count"),
+                snapshot=fields.optional_integer("snapshot"),
             )
         case "snapshot":
             return SnapshotChunk(

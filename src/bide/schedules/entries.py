@@ -52,12 +52,14 @@ class ScheduleAnswer:
             ``forgotten``: the request was applied before, too long ago to know its answer.
         version: of the schedule that waits now, or that was cancelled or claimed by the request.
         under_way: occurrences of the key that are claimed and may still be delivered.
-        keys: of the schedules that a filter matched.
+        count: how many schedules a filter matched.
+        keys: of these, the first 20,000 in the order of keys.
     """
 
     outcome: AnswerOutcome
     version: str | None = None
     under_way: tuple[str, ...] = ()
+    count: int = 0
     keys: tuple[str, ...] = ()
 
 

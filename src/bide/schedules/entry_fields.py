@@ -85,6 +85,7 @@ class EntryWriter:
                     "outcome": answer.outcome,
                     "version": answer.version,
                     "under_way": list(answer.under_way) or None,
+                    "count": answer.count or None,
                     "keys": list(answer.keys) or None,
                 }
 
@@ -210,6 +211,7 @@ def _answer(fields: RecordFields) -> RememberedAnswer:
             outcome=found,
             version=fields.optional_text("version"),
             under_way=fields.texts("under_way"),
+            count=fields.optional_integer("count") or 0,
             keys=fields.texts("keys"),
         ),
     )

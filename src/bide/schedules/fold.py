@@ -36,6 +36,12 @@ SESSION_TICKS: Final = 24
 ANSWER_TICKS: Final = 2
 """Answers and finished keys are forgotten after this many ticks."""
 
+MAX_ANSWER_KEYS: Final = 20_000
+
+MAX_RANGES: Final = 1_000
+"""Ranges of applied numbers that a session may have. A client begins a new session long before; one that leaves out
+numbers to fill the memory of gates is ignored."""
+
 Ending = Literal["delivered", "undeliverable", "cancelled", "superseded", "skipped"]
 
 
@@ -116,8 +122,10 @@ class ScheduleFold:
             known = state.answer(str(request))
             default: AnswerOutcome = "scheduled" if _is_unconditional(record) else "forgotten"
             return FoldResult(answer=known.answer if known else ScheduleAnswer(outcome=default), is_repeat=True)
-        tick = state.position.tick
-        state.put(replace(session, applied=session.applied.including(request.number), tick=tick))
+        tick, applied_numbers = state.position.tick, session.applied.including(request.number)
+        if len(applied_numbers.starts) > MAX_RANGES:
+            return FoldResult()
+        state.put(replace(session, applied=applied_numbers, tick=tick))
         applied = self._add(record) if isinstance(record, AddSchedule) else self._change(record)
         assert applied.answer is not None
         if not _is_unconditional(record):
@@ -167,8 +175,9 @@ class ScheduleFold:
         assert record.filter is not None
         found = self.state.select(record.filter)
         parts = [self._change_one(one, record) for one in found]
+        keys = tuple(one.key for one in found[:MAX_ANSWER_KEYS])
         return FoldResult(
-            answer=ScheduleAnswer(outcome=_DONE[record.action], keys=tuple(one.key for one in found)),
+            answer=ScheduleAnswer(outcome=_DONE[record.action], count=len(found), keys=keys),
             ended=tuple(end for one in parts for end in one.ended),
             claimed=tuple(claimed for one in parts for claimed in one.claimed),
         )

@@ -154,6 +154,8 @@ class Beat:
         clock: its wall clock, in milliseconds since the Unix epoch.
         after: the offset of the last record that it had applied.
         count: how many records it had read up to that one since the log began.
+        snapshot: offset of the first chunk of the latest complete snapshot that it knows: a gate that starts without an
+            index begins to read there.
     """
 
     gate: str
@@ -162,6 +164,7 @@ class Beat:
     clock: int
     after: int
     count: int
+    snapshot: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from bide.schedules.entries import StateEntry, UnderWay, WaitingSchedule
+from bide.schedules.entries import (
+    FinishedKey,
+    RememberedAnswer,
+    ScheduleSession,
+    StateEntry,
+    UnderWay,
+    WaitingSchedule,
+)
 from bide.schedules.records import SnapshotChunk
 from bide.schedules.state import LogPosition, ScheduleMemory
 
@@ -15,6 +22,7 @@ CHUNK_BYTES: Final = 500_000
 """A chunk ends after the entry that reaches either limit; a large message has a chunk for itself."""
 
 _ENTRY_BYTES: Final = 200
+_RANGE_BYTES: Final = 30
 
 
 def cut(
@@ -48,9 +56,15 @@ def cut(
 
 
 def _size(entry: StateEntry) -> int:
-    if isinstance(entry, WaitingSchedule | UnderWay):
-        return _ENTRY_BYTES + len(entry.message.properties) + len(entry.message.body)
-    return _ENTRY_BYTES
+    match entry:
+        case WaitingSchedule() | UnderWay():
+            return _ENTRY_BYTES + len(entry.message.properties) + len(entry.message.body)
+        case ScheduleSession():
+            return _ENTRY_BYTES + _RANGE_BYTES * len(entry.applied.starts)
+        case RememberedAnswer():
+            return _ENTRY_BYTES + sum(map(len, entry.answer.keys))
+        case FinishedKey():
+            return _ENTRY_BYTES
 
 
 @dataclass(slots=True)
