@@ -183,13 +183,13 @@ async def late(client: Client, *, messages: int, window: int, hops: int) -> tupl
     chance, found = random.Random(1), list[float]()
     delays = [timedelta(seconds=seconds) for seconds in _DELAYS[hops]]
 
-    def letters() -> Iterator[OutgoingMessage]:
+    def outgoing() -> Iterator[OutgoingMessage]:
         for _ in range(messages):
             yield OutgoingMessage(bytes(_BODY), to=TARGET, delay=chance.choice(delays))
 
     async def publish() -> float:
         start = time.perf_counter()
-        report = await client.publish_many(letters(), window=window)
+        report = await client.publish_many(outgoing(), window=window)
         return report.confirmed / (time.perf_counter() - start)
 
     async with client.consume(TARGET, prefetch=1_000) as arriving:

@@ -97,7 +97,7 @@ def table_of(messages: int, seconds: float, longest_minutes: int, chance: random
     return found
 
 
-async def letters(
+async def outgoing(
     table: Sequence[tuple[int, int]], start: float, sent_at: list[int]
 ) -> AsyncIterator[bide.OutgoingMessage]:
     """The messages of a table, each at its time or as soon as the broker lets it; and when that was."""
@@ -162,7 +162,7 @@ async def run(
     over = asyncio.Event()
     watching = asyncio.create_task(sample(url, clock, over, every, folder))
     async with bide.connect(url, infrastructure=clock) as client:
-        report = await client.publish_many(letters(table, start, sent_at), window=1_000)
+        report = await client.publish_many(outgoing(table, start, sent_at), window=1_000)
         behind = time.time() - start - table[-1][0] / 1000
         print(f"{report}; the last one {behind:.1f} s after its time", file=sys.stderr, flush=True)
         last = start + max(sent + delay for sent, delay in table) / 1000

@@ -28,7 +28,7 @@ BODY = "x" * 200
 
 
 def bulk(url: str, queue: str, count: int) -> float:
-    """Messages per second of the bulk publisher, letters made on the way."""
+    """Messages per second of the bulk publisher, including the time to create them."""
     delays = [timedelta(minutes=random.randint(10, 60)) for _ in range(count)]
     body = BODY.encode()
     started = time.monotonic()

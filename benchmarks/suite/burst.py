@@ -119,8 +119,8 @@ async def send(client: Client, job: Job) -> float:
     start = time.time()
     extra = _HALF if layout == "one queue" else timedelta(0)
     due = start + ahead + extra.total_seconds()
-    letters = _at(messages, due) if layout == "clock" else _in_seconds(messages, start, ahead, extra=extra)
-    await client.publish_many(letters, window=WINDOW)
+    outgoing = _at(messages, due) if layout == "clock" else _in_seconds(messages, start, ahead, extra=extra)
+    await client.publish_many(outgoing, window=WINDOW)
     if time.time() > due - 1:
         raise BenchmarkError(f"publishing {messages} messages took longer than {ahead} s")
     return due

@@ -97,10 +97,10 @@ class Flow:
 
     async def publish(self, client: Client) -> None:
         """Publish for ever."""
-        async with aclosing(self._letters()) as letters:
-            await client.publish_many(letters, window=WINDOW)
+        async with aclosing(self._messages()) as outgoing:
+            await client.publish_many(outgoing, window=WINDOW)
 
-    async def _letters(self) -> AsyncGenerator[OutgoingMessage, None]:
+    async def _messages(self) -> AsyncGenerator[OutgoingMessage, None]:
         chance, body = random.Random(1), bytes(_BODY)
         while True:
             if self._published - self.arrived >= self._allowed:

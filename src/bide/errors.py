@@ -425,7 +425,7 @@ class RemoteError(CallError):
 
 
 class ClosedError(BideError):
-    """This object was closed and cannot be used any more."""
+    """This object was closed and can no longer be used."""
 
 
 class LocalBrokerError(BideError):

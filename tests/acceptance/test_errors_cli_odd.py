@@ -130,7 +130,7 @@ def test_bytes_that_are_not_utf_8_are_sent_unchanged(program: Program, vhost: Vh
     message_id = json.loads(sent)["message_id"]
     (found,) = lines(program.ok("errors", "show", message_id, "--queue", "orders", "--json"))
     assert (found["body"], found["body_encoding"]) == ("/3g=", "base64")
-    assert "is empty" in program.fails(2, "errors", "retry", "--text", "")
+    assert "an empty search text" in program.fails(2, "errors", "retry", "--text", "")
     done = program.run("errors", "archive", "m1", "nobody")
     assert (done.returncode, done.stdout) == (1, b"1 message archived: 1 to error.archive\n")
     assert b"no message 'nobody'" in done.stderr

@@ -162,8 +162,8 @@ async def _grow(bodies: dict[int, int], number: int) -> None:
     await eventually(grown, step=0.005)
 
 
-async def _send(client: bide.Client, letters: Iterator[bide.OutgoingMessage]) -> None:
-    await client.publish_many(letters)
+async def _send(client: bide.Client, messages: Iterator[bide.OutgoingMessage]) -> None:
+    await client.publish_many(messages)
 
 
 async def test_sigterm_sends_every_consumed_message_before_the_end(vhost: Vhost) -> None:

@@ -106,23 +106,23 @@ async def test_messages_arrive_in_order(client: bide.Client, queue: str) -> None
 
 
 async def test_results_and_batches_agree(client: bide.Client, queue: str) -> None:
-    def letters() -> Iterator[OutgoingMessage]:
+    def messages() -> Iterator[OutgoingMessage]:
         for number in range(700):
             yield OutgoingMessage(b"", to=queue if number % 7 else "nowhere", message_id=f"m{number}")
 
-    each = await outcomes(client.publish_many(letters()))
+    each = await outcomes(client.publish_many(messages()))
     assert [one.message_id for one in each] == [f"m{number}" for number in range(700)]
     assert [one.position for one in each] == list(range(700))
     assert [one.position for one in each if one.status == "returned"] == list(range(0, 700, 7))
     assert {one.attempts for one in each} == {1}
-    reports = [one async for one in client.publish_many(letters()).batches()]
+    reports = [one async for one in client.publish_many(messages()).batches()]
     assert sum(one.confirmed for one in reports) == 600
     assert sum(one.returned for one in reports) == 100
     assert sorted(one.position for report in reports for one in report.failures) == list(range(0, 700, 7))
     with pytest.raises(
-        BulkPublishError, match=r"of 700 messages 100 were not taken \(600 confirmed, 100 ret"
+        BulkPublishError, match=r"of 700 messages 100 were not confirmed \(600 confirmed, 100 ret"
     ) as caught:
-        await client.publish_many(letters())
+        await client.publish_many(messages())
     assert caught.value.report.returned == 100
 
 
@@ -156,11 +156,11 @@ async def test_every_result_belongs_to_its_message(client: bide.Client, queue: s
     each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))
     assert len(each) == 40 * len(kinds)
     for one in each:
-        letter, status, error = kinds[one.position % len(kinds)]
-        assert one.message is letter
+        outgoing_message, status, error = kinds[one.position % len(kinds)]
+        assert one.message is outgoing_message
         assert one.status == status, one.error
         assert isinstance(one.error, error or type(None))
-        assert (one.due is not None) == (status == "confirmed" and letter.delay is not None)
+        assert (one.due is not None) == (status == "confirmed" and outgoing_message.delay is not None)
     assert len(await receive(client, queue, 40)) == 40
     # The client goes on as if nothing had been.
     await client.publish(b"", to=queue)
@@ -193,11 +193,11 @@ async def test_a_full_queue_refuses_exactly_the_messages_that_it_does_not_hold(
 async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> None:
     delays = [timedelta(milliseconds=10 * number) for number in range(150)]
     started = datetime.now(UTC)
-    letters = [OutgoingMessage(f"{number}", to=queue, delay=delay) for number, delay in enumerate(delays)]
-    letters += [
+    messages = [OutgoingMessage(f"{number}", to=queue, delay=delay) for number, delay in enumerate(delays)]
+    messages += [
         OutgoingMessage(f"{150 + number}", to=queue, deliver_at=started + delay) for number, delay in enumerate(delays)
     ]
-    each = await outcomes(client.publish_many(letters))
+    each = await outcomes(client.publish_many(messages))
     received = {int(one.body): one for one in await receive(client, queue, 300)}
     for one in each:
         message = received[one.position]
@@ -219,8 +219,8 @@ async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> 
 async def test_other_infrastructures_deliver_bulk_messages(vhost: Vhost, infrastructure: DelayInfrastructure) -> None:
     async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-        letters = [OutgoingMessage(str(number), to="q", delay=("1s", None)[number % 2]) for number in range(200)]
-        assert (await client.publish_many(letters)).confirmed == 200
+        messages = [OutgoingMessage(str(number), to="q", delay=("1s", None)[number % 2]) for number in range(200)]
+        assert (await client.publish_many(messages)).confirmed == 200
         received = await receive(client, "q", 200)
         assert sorted(int(one.body) for one in received) == list(range(200))
         assert all(one.lateness is None or one.lateness >= timedelta(0) for one in received)
@@ -235,14 +235,14 @@ async def test_bodies_larger_than_a_frame_arrive_whole(client: bide.Client, queu
 async def test_only_the_message_that_closes_the_channel_fails(client: bide.Client, queue: str) -> None:
     """It says no more than that it was one of them. All others arrive."""
 
-    def letters() -> Iterator[OutgoingMessage]:
+    def outgoing() -> Iterator[OutgoingMessage]:
         for number in range(3_000):
             yield OutgoingMessage(
                 b"", to=queue, message_id=f"{number}", user_id="stranger" if number in (700, 2_900) else None
             )
         yield OutgoingMessage(b"", to=queue, message_id="last")
 
-    each = await outcomes(client.publish_many(letters()))
+    each = await outcomes(client.publish_many(outgoing()))
     failed = [one for one in each if one.error is not None]
     assert [(one.position, one.status) for one in failed] == [(700, "failed"), (2_900, "failed")]
     assert all("user_id" in str(one.error) for one in failed)
@@ -262,7 +262,7 @@ async def test_only_the_message_that_closes_the_channel_fails(client: bide.Clien
 async def test_a_blocking_input_blocks_neither_its_messages_nor_the_event_loop(client: bide.Client, queue: str) -> None:
     given, ticks = 0, 0
 
-    def letters() -> Iterator[OutgoingMessage]:
+    def messages() -> Iterator[OutgoingMessage]:
         nonlocal given
         for _ in range(12):
             given += 1
@@ -278,7 +278,7 @@ async def test_a_blocking_input_blocks_neither_its_messages_nor_the_event_loop(c
     await client.publish(b"", to=queue)
     ticking = asyncio.create_task(tick())
     first = None
-    async for _ in client.publish_many(letters()):
+    async for _ in client.publish_many(messages()):
         first = first or given
     ticking.cancel()
     assert first is not None
@@ -296,7 +296,7 @@ async def test_messages_taken_before_an_exchange_is_deleted_are_not_failures(
     await client.declare(bide.Topology([bide.Exchange(exchange, "fanout")], [bide.Queue.quorum(queue)], bindings))
     connection = await Connection.open(BrokerUrl.parse(clock_url))
 
-    async def letters() -> AsyncIterator[OutgoingMessage]:
+    async def outgoing() -> AsyncIterator[OutgoingMessage]:
         nonlocal deleted
         for number in range(20_000):
             if number == 10_000:
@@ -305,7 +305,7 @@ async def test_messages_taken_before_an_exchange_is_deleted_are_not_failures(
                 deleted = True
             yield OutgoingMessage(b"", exchange=exchange, message_id=f"{number}")
 
-    each = await outcomes(client.publish_many(letters()))
+    each = await outcomes(client.publish_many(outgoing()))
     await connection.close()
     statuses = Counter(one.status for one in each)
     assert deleted
@@ -345,14 +345,14 @@ async def test_a_deleted_infrastructure_is_declared_again(vhost: Vhost) -> None:
 async def test_messages_are_confirmed_while_an_asynchronous_input_waits(client: bide.Client, queue: str) -> None:
     more = asyncio.Event()
 
-    async def letters() -> AsyncIterator[OutgoingMessage]:
+    async def messages() -> AsyncIterator[OutgoingMessage]:
         for number in range(5_000):
             if number == 3:
                 await more.wait()
             yield OutgoingMessage(b"", to=queue, message_id=f"{number}")
 
     seen = 0
-    async for one in client.publish_many(letters(), window=500):
+    async for one in client.publish_many(messages(), window=500):
         assert one.status == "confirmed"
         seen += 1
         if seen == 3:
@@ -388,17 +388,17 @@ async def test_slow_inputs_and_callers_do_not_count_against_the_timeout(clock_ur
 
 
 async def test_at_most_a_window_of_messages_is_taken(client: bide.Client, queue: str) -> None:
-    """However long the input, letters are taken only as others are done with."""
+    """However long the input is, a message is taken only when an earlier one is confirmed."""
     taken = known = most = 0
 
-    def letters() -> Iterator[OutgoingMessage]:
+    def messages() -> Iterator[OutgoingMessage]:
         nonlocal taken, most
         for _ in range(20_000):
             taken += 1
             most = max(most, taken - known)
             yield OutgoingMessage(b"x" * 200, to=queue)
 
-    async for _ in client.publish_many(letters(), window=500):
+    async for _ in client.publish_many(messages(), window=500):
         known += 1
     assert taken == known == 20_000
     assert 400 < most <= 500 + 1
@@ -428,54 +428,54 @@ async def test_bytes_in_flight_are_limited(client: bide.Client, queue: str, monk
     monkeypatch.setattr("bide.client.bulk.sender.MAX_BYTES", 100_000)
     taken = known = most = 0
 
-    def letters() -> Iterator[OutgoingMessage]:
+    def messages() -> Iterator[OutgoingMessage]:
         nonlocal taken, most
         for _ in range(300):
             taken += 1
             most = max(most, taken - known)
             yield OutgoingMessage(b"x" * 30_000, to=queue)
 
-    async for _ in client.publish_many(letters()):
+    async for _ in client.publish_many(messages()):
         known += 1
     assert taken == known == 300
     assert most == 4
 
 
 async def test_an_error_of_the_input_is_raised_after_the_confirms(client: bide.Client, queue: str) -> None:
-    def letters() -> Iterator[OutgoingMessage]:
+    def messages() -> Iterator[OutgoingMessage]:
         for _ in range(300):
             yield OutgoingMessage(b"", to=queue)
         raise OSError("the file is gone")
 
     async def later() -> AsyncIterator[OutgoingMessage]:
-        for letter in [OutgoingMessage(b"", to=queue)] * 300:
-            yield letter
+        for message in [OutgoingMessage(b"", to=queue)] * 300:
+            yield message
         raise OSError("the file is gone")
 
-    for source in (letters(), later()):
+    for source in (messages(), later()):
         seen, error = await drained(client.publish_many(source))
         assert [one.status for one in seen] == ["confirmed"] * 300
         assert isinstance(error, OSError)
 
 
 async def test_an_input_cancelled_from_within_is_an_error(client: bide.Client, queue: str) -> None:
-    async def letters() -> AsyncIterator[OutgoingMessage]:
-        for letter in [OutgoingMessage(b"", to=queue)] * 300:
-            yield letter
+    async def messages() -> AsyncIterator[OutgoingMessage]:
+        for message in [OutgoingMessage(b"", to=queue)] * 300:
+            yield message
         other = asyncio.create_task(asyncio.sleep(60))
         other.cancel()
         await other
 
-    seen, error = await drained(client.publish_many(letters()))
+    seen, error = await drained(client.publish_many(messages()))
     assert [one.status for one in seen] == ["confirmed"] * 300
     assert str(error) == "the input was cancelled from within"
     with pytest.raises(RuntimeError, match="from within"):
-        await client.publish_many(letters())
+        await client.publish_many(messages())
 
 
 @pytest.mark.parametrize("how", ["time limit", "time limit that is its end", "task group", "itself"])
 async def test_an_input_that_cancels_its_reader_is_an_error(client: bide.Client, queue: str, how: str) -> None:
-    """It is stopped where it waits for room, so that what cancels is told so where it gives a letter."""
+    """The input is stopped while it waits for room, so that a cancellation reaches it where it yields a message."""
     given, stop = 0, asyncio.Event()
 
     def more() -> Iterator[OutgoingMessage]:
@@ -489,8 +489,8 @@ async def test_an_input_that_cancels_its_reader_is_an_error(client: bide.Client,
             async with asyncio.timeout(None) as limit:
                 waiting = asyncio.create_task(stop.wait())
                 waiting.add_done_callback(lambda _: limit.reschedule(0))
-                for letter in more():
-                    yield letter
+                for message in more():
+                    yield message
 
     async def grouped() -> AsyncIterator[OutgoingMessage]:
         async def fail() -> None:
@@ -499,16 +499,16 @@ async def test_an_input_that_cancels_its_reader_is_an_error(client: bide.Client,
 
         async with asyncio.TaskGroup() as group:
             group.create_task(fail())
-            for letter in more():
-                yield letter
+            for message in more():
+                yield message
 
     async def alone() -> AsyncIterator[OutgoingMessage]:
         reader = asyncio.current_task()
         assert reader is not None
         waiting = asyncio.create_task(stop.wait())
         waiting.add_done_callback(lambda _: reader.cancel())
-        for letter in more():
-            yield letter
+        for message in more():
+            yield message
 
     source, expected = {
         "time limit": (limited(), "TimeoutError()"),
@@ -532,7 +532,7 @@ async def test_closing_the_iteration_closes_the_input(client: bide.Client, queue
     """Also where it was not asked for more at that moment."""
     has_ended = False
 
-    async def letters() -> AsyncIterator[OutgoingMessage]:
+    async def messages() -> AsyncIterator[OutgoingMessage]:
         nonlocal has_ended
         try:
             while True:
@@ -541,7 +541,7 @@ async def test_closing_the_iteration_closes_the_input(client: bide.Client, queue
             await asyncio.sleep(0)
             has_ended = True
 
-    publishing = aiter(client.publish_many(letters(), window=100))
+    publishing = aiter(client.publish_many(messages(), window=100))
     assert (await anext(publishing)).status == "confirmed"
     await publishing.aclose()
     assert has_ended
@@ -576,8 +576,8 @@ async def test_invalid_arguments_are_refused(client: bide.Client) -> None:
 async def test_a_missing_infrastructure_ends_the_bulk_publish(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-        letters = (OutgoingMessage(b"", to="q", delay=(None, "1s")[number // 5]) for number in range(10))
-        seen, error = await drained(client.publish_many(letters))
+        messages = (OutgoingMessage(b"", to="q", delay=(None, "1s")[number // 5]) for number in range(10))
+        seen, error = await drained(client.publish_many(messages))
         assert isinstance(error, NotAppliedError)
         assert Counter(one.status for one in seen) == {"confirmed": 5, "failed": 5}
 
@@ -594,7 +594,7 @@ async def test_several_bulk_publishes_can_run_at_once(client: bide.Client, queue
 async def test_an_asynchronous_input_is_read_ahead_up_to_a_limit() -> None:
     given = 0
 
-    async def letters(size: int) -> AsyncIterator[OutgoingMessage]:
+    async def messages(size: int) -> AsyncIterator[OutgoingMessage]:
         nonlocal given
         given = 0
         while True:
@@ -602,7 +602,7 @@ async def test_an_asynchronous_input_is_read_ahead_up_to_a_limit() -> None:
             yield OutgoingMessage(bytes(size), to="q")
 
     for size, most in ((10, 1_000), (1 << 20, 8)):
-        source = source_of(letters(size), lambda: None)
+        source = source_of(messages(size), lambda: None)
         wanted = most
 
         async def reached() -> bool:

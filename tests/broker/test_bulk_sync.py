@@ -60,9 +60,9 @@ def test_a_flush_reports_every_message_since_the_last_flush(clock_url: str, queu
         assert publisher.publish_many(OutgoingMessage(b"", to=queue) for _ in range(6_000)).confirmed == 6_000
         for number in range(5_500):
             publisher.put(OutgoingMessage(b"", to="nowhere" if number in (2, 5_400) else queue))
-        with pytest.raises(BulkPublishError, match="of 5500 messages 2 were not taken") as caught:
+        with pytest.raises(BulkPublishError, match="of 5500 messages 2 were not confirmed") as caught:
             publisher.flush()
-        # Counted from the first letter of the publisher on.
+        # Positions count from the first message of the publisher.
         assert [one.position for one in caught.value.report.failures] == [6_003, 11_401]
         assert publisher.flush().total == 0
 
@@ -87,7 +87,7 @@ def test_an_interrupted_flush_does_not_block_later_messages(clock_url: str, queu
 
 
 def test_an_early_end_reports_each_message_in_one_place(vhost: Vhost) -> None:
-    """The last letter is the one that cannot be: all others have had their fate, and the next flush begins anew."""
+    """Only the last message cannot be sent: all others are settled, and the next flush starts from zero."""
     queue = fresh("q")
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
@@ -143,9 +143,9 @@ FORK = """
 import os, signal, sys
 import bide
 publisher = bide.BulkPublisher(sys.argv[1])
-letters = [bide.OutgoingMessage(b"", to=sys.argv[2])] * 6_000
-for letter in letters[:1_500]:
-    publisher.put(letter)
+messages = [bide.OutgoingMessage(b"", to=sys.argv[2])] * 6_000
+for message in messages[:1_500]:
+    publisher.put(message)
 child = os.fork()
 if child:
     os.waitpid(child, 0)
@@ -153,7 +153,7 @@ if child:
     publisher.close()
 else:
     signal.alarm(10)
-    for work in (lambda: publisher.publish_many(letters), publisher.flush):
+    for work in (lambda: publisher.publish_many(messages), publisher.flush):
         try:
             work()
         except bide.errors.ClosedError as error:

@@ -93,11 +93,11 @@ async def test_a_bulk_of_due_times_on_an_empty_virtual_host_arrives_completely(
     vhost: Vhost, client: bide.Client
 ) -> None:
     begin = datetime.now(UTC)
-    letters = [
+    outgoing = [
         bide.OutgoingMessage(str(number), to="q", deliver_at=begin + timedelta(milliseconds=1500 + 7 * number))
         for number in range(300)
     ]
-    result = await client.publish_many(letters)
+    result = await client.publish_many(outgoing)
     assert result.confirmed == 300
     messages = await receive(client, "q", 300)
     assert {message.body for message in messages} == {str(number).encode() for number in range(300)}

@@ -116,10 +116,10 @@ async def test_bulk_messages_do_not_poison_a_dotnet_endpoint(vhost: Vhost, dotne
     """Bulk publishing encodes what they share once."""
     await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-        letters = [bide.OutgoingMessage(f"{number}", to="Sales", delay="100ms") for number in range(3)]
-        async for _ in client.publish_many(letters):
+        messages = [bide.OutgoingMessage(f"{number}", to="Sales", delay="100ms") for number in range(3)]
+        async for _ in client.publish_many(messages):
             pass
-        for _ in letters:
+        for _ in messages:
             assert not {"CC", "BCC"} & (await asyncio.to_thread(dotnet.audit_one)).keys()
 
 
@@ -140,14 +140,14 @@ async def test_an_endpoint_started_during_publishing_is_not_poisoned(vhost: Vhos
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("other")]))
 
-        async def letters() -> AsyncIterator[bide.OutgoingMessage]:
+        async def messages() -> AsyncIterator[bide.OutgoingMessage]:
             for number in range(100):
                 if number == 50:
                     await asyncio.to_thread(dotnet.switch_delayed_delivery_on)
                     await forget_what_is_known(client)
                 yield bide.OutgoingMessage(b"", to=("Sales", "other")[number % 2], delay="100ms")
 
-        assert [outcome.error async for outcome in client.publish_many(letters())] == [None] * 100
+        assert [outcome.error async for outcome in client.publish_many(messages())] == [None] * 100
         await forget_what_is_known(client)
         await asyncio.gather(*(client.publish(b"", to=("Sales", "other")[n % 2], delay="100ms") for n in range(100)))
         carried = [message.raw.values["headers"] for message in await receive(client, "other", 100)]

@@ -74,7 +74,7 @@ async def found(url: str, queue: str) -> Counter[str]:
     raise AssertionError("the consumer ended")
 
 
-def letters(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[OutgoingMessage]:
+def generated(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[OutgoingMessage]:
     for place in range(number):
         yield OutgoingMessage(b"x" * 200, to=queue, message_id=f"m{place}", **options)
 
@@ -105,7 +105,7 @@ async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy) -> 
         async with bide.connect(proxy.url, infrastructure=CLOCK, max_in_flight=1_000) as client:
             proxy.budget = partial(next, budgets, None)
             proxy.cut()
-            known, error = await told(client.publish_many(letters(queue, delay=delay)))
+            known, error = await told(client.publish_many(generated(queue, delay=delay)))
             await client.publish(b"", to=queue, delay=None if delay is None else "3s", message_id=LAST)
         proxy.budget = lambda: None
         assert error is None
@@ -126,7 +126,7 @@ async def test_cuts_at_random_bytes_report_exactly_the_messages_in_doubt(vhost: 
     doubts = 0
     for _ in range(max(3, CUTS // 4)):
         queue = await declared(vhost.url)
-        source = letters(queue)
+        source = generated(queue)
         confirmed, doubtful, unsent, rounds = set[str](), set[str](), set[str](), 0
         async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise", max_in_flight=500) as client:
             proxy.budget = lambda: chance.randint(20_000, 600_000)
@@ -169,7 +169,7 @@ async def test_cuts_at_random_bytes_of_the_synchronous_publisher_lose_nothing(vh
 
         def publish(queue: str = queue) -> PublishSummary:
             with BulkPublisher(proxy.url, window=window) as publisher:
-                return publisher.publish_many(letters(queue))
+                return publisher.publish_many(generated(queue))
 
         proxy.budget = partial(next, budgets, None)
         report = await asyncio.to_thread(publish)
@@ -188,7 +188,7 @@ async def test_cuts_at_random_bytes_of_the_synchronous_publisher_lose_nothing(vh
 
 async def test_messages_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
-    source = letters(queue, 1_000, delay="1s")
+    source = generated(queue, 1_000, delay="1s")
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise", max_in_flight=100) as client:
         proxy.on_method[PUBLISH] = "deaf"
         publishing = asyncio.create_task(told(client.publish_many(source)))
@@ -217,7 +217,7 @@ async def test_messages_with_lost_confirms_are_sent_again(vhost: Vhost, proxy: P
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.on_method[PUBLISH] = "deaf"
-        publishing = asyncio.create_task(told(client.publish_many(letters(queue, 300))))
+        publishing = asyncio.create_task(told(client.publish_many(generated(queue, 300))))
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
 
         async def stored() -> bool:
@@ -297,11 +297,11 @@ async def test_a_message_that_cannot_be_repeated_is_in_doubt(
             )
             await client.declare(topology)
             proxy.on_method[PUBLISH] = "deaf"
-            letter = OutgoingMessage(b"", exchange=exchange, message_id="one")
+            message = OutgoingMessage(b"", exchange=exchange, message_id="one")
 
             async def fate() -> BaseException | None:
                 if many:
-                    known, error = await told(client.publish_many([letter]))
+                    known, error = await told(client.publish_many([message]))
                     assert error is None
                     assert (known["one"].status, known["one"].attempts) == ("in doubt", 1 + (change == "forbidden"))
                     return known["one"].error
@@ -346,8 +346,8 @@ async def test_a_single_message_to_a_deleted_exchange_is_not_in_doubt(vhost: Vho
         async with await connection.channel() as channel:
             await channel.delete_exchange(exchange)
         await connection.close()
-        letters = [OutgoingMessage(b"", exchange=exchange, message_id=f"m{number}") for number in range(count)]
-        known, error = await told(client.publish_many(letters))
+        several = [OutgoingMessage(b"", exchange=exchange, message_id=f"m{number}") for number in range(count)]
+        known, error = await told(client.publish_many(several))
         assert error is None
         assert len(known) == count
         for one in known.values():
@@ -373,7 +373,7 @@ async def test_an_unexpected_error_accounts_for_every_message(vhost: Vhost) -> N
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BrokerState, "prepare", broken)
-            plain = list(letters(queue, 305))
+            plain = list(generated(queue, 305))
             two = [*plain[:300], OutgoingMessage(b"", to=queue, delay="1s"), *plain[300:]]
             known, error = await told(client.publish_many(two))
         assert error is not None
@@ -387,10 +387,10 @@ async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost
     queue = await declared(vhost.url)
 
     def source() -> Iterator[OutgoingMessage]:
-        for number, letter in enumerate(letters(queue, 1_000)):
+        for number, message in enumerate(generated(queue, 1_000)):
             if number == 150:
                 proxy.stall()
-            yield letter
+            yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
         async with asyncio.timeout(ON_TIME.total_seconds()):
@@ -402,7 +402,7 @@ async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost
         assert 0 < len(error.in_doubt) + len(error.unsent) <= 100
         # Nothing was sent that is not reported.
         with pytest.raises(PublishError, match="not reached within 1 s"):
-            await client.publish_many(letters(queue, 10))
+            await client.publish_many(generated(queue, 10))
         proxy.moving.set()
 
 
@@ -410,10 +410,10 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
     queue = await declared(vhost.url)
 
     def source() -> Iterator[OutgoingMessage]:
-        for number, letter in enumerate(letters(queue, 1_000)):
+        for number, message in enumerate(generated(queue, 1_000)):
             if number == 500:
                 proxy.stall()
-            yield letter
+            yield message
 
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="60s") as client:
         connection = await connection_of(client)
@@ -437,7 +437,7 @@ async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Pr
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
         proxy.on_method[QUEUE_DECLARE] = "deaf"
-        known, error = await told(client.publish_many(letters(queue, 3, delay="1s")))
+        known, error = await told(client.publish_many(generated(queue, 3, delay="1s")))
         assert known == {}
         assert error is not None
         reason = "the queues and bindings that they need were not declared yet"
@@ -445,7 +445,7 @@ async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Pr
         assert (error.in_doubt, [one.position for one in error.unsent]) == ((), [0, 1, 2])
         proxy.cut()
         proxy.on_method[PUBLISH] = "deaf"
-        publishing = asyncio.create_task(told(client.publish_many(letters(queue, 3))))
+        publishing = asyncio.create_task(told(client.publish_many(generated(queue, 3))))
 
         async def sent() -> bool:
             return PUBLISH not in proxy.on_method
@@ -464,7 +464,7 @@ async def test_closing_the_client_leaves_unconfirmed_messages_in_doubt(vhost: Vh
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.rewrite = _without_confirms
-        publishing = asyncio.create_task(told(client.publish_many(letters(queue, 300))))
+        publishing = asyncio.create_task(told(client.publish_many(generated(queue, 300))))
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
 
         async def stored() -> bool:
@@ -496,7 +496,7 @@ async def test_every_message_of_the_synchronous_publisher_is_confirmed_in_doubt_
     def publish() -> BulkInDoubtError:
         with BulkPublisher(proxy.url, on_lost="raise", window=300) as publisher:
             with pytest.raises(BulkInDoubtError) as caught:
-                publisher.publish_many(letters(queue, 12_000))
+                publisher.publish_many(generated(queue, 12_000))
             return caught.value
 
     error = await asyncio.to_thread(publish)
@@ -521,18 +521,18 @@ async def test_the_synchronous_publisher_reports_a_batch_that_cannot_start(vhost
 
     def publish() -> tuple[BulkInDoubtError, PublishSummary]:
         with BulkPublisher(proxy.url, timeout="3s") as publisher:
-            publisher.publish_many(letters(queue, 10))
+            publisher.publish_many(generated(queue, 10))
             proxy.refusing = True
             loop.call_soon_threadsafe(proxy.cut)
             with pytest.raises(BulkInDoubtError, match="not reached within 3 s") as caught:
-                publisher.publish_many(letters(queue, 7_000))
+                publisher.publish_many(generated(queue, 7_000))
             proxy.refusing = False
-            return caught.value, publisher.publish_many(letters(queue, 5))
+            return caught.value, publisher.publish_many(generated(queue, 5))
 
     error, after = await asyncio.to_thread(publish)
     assert isinstance(error.__cause__, PublishError)
     assert error.in_doubt == ()
-    # What it had taken of the letters.
+    # What it had taken of the messages.
     assert 1_000 <= len(error.unsent) <= 7_000
     assert [one.position for one in error.unsent] == list(range(10, 10 + len(error.unsent)))
     assert {one.status for one in error.unsent} == {"unsent"}
@@ -547,12 +547,12 @@ async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, p
 
     async def source() -> AsyncIterator[OutgoingMessage]:
         yield OutgoingMessage(b"", to="nowhere")
-        for letter in letters(queue, 9):
-            yield letter
+        for message in generated(queue, 9):
+            yield message
         await more.wait()
         proxy.on_method[PUBLISH] = "deaf"
-        for letter in letters(queue, 10):
-            yield letter
+        for message in generated(queue, 10):
+            yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
         publishing = asyncio.ensure_future(client.publish_many(source()))
@@ -579,11 +579,11 @@ async def test_an_unsupported_broker_after_the_cut_ends_the_bulk_publish(vhost: 
     rewrite = too_old(vhost)
 
     def source() -> Iterator[OutgoingMessage]:
-        for number, letter in enumerate(letters(queue, 1_000)):
+        for number, message in enumerate(generated(queue, 1_000)):
             if number == 500:
                 proxy.rewrite = rewrite
                 proxy.cut()
-            yield letter
+            yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
         async with asyncio.timeout(PATIENCE):
@@ -602,7 +602,7 @@ async def test_another_host_takes_over(vhost: Vhost, proxy: Proxy) -> None:
     url = f"{credentials}@{hosts}/{rest.partition('/')[2]}?order=given"
     async with bide.connect(url, infrastructure=CLOCK) as client:
         proxy.budget = lambda: None
-        source = letters(queue)
+        source = generated(queue)
         known = {}
         async for one in client.publish_many(source, window=500):
             known[one.message_id] = one
@@ -629,7 +629,7 @@ async def test_a_slow_connection_limits_the_write_buffer(vhost: Vhost, proxy: Pr
 async def test_bulk_publishing_works_over_tls(frail: Frail) -> None:
     queue = await declared(frail.url())
     async with bide.connect(frail.url(tls=f"cafile={frail.folder}/ca.pem"), infrastructure=CLOCK) as client:
-        assert (await client.publish_many(letters(queue))).confirmed == MESSAGES
+        assert (await client.publish_many(generated(queue))).confirmed == MESSAGES
         await client.publish(b"", to=queue, message_id=LAST)
     assert (await found(frail.url(), queue)).total() == MESSAGES + 1
 

@@ -46,14 +46,14 @@ async def bound_queue(proxy: Proxy) -> AsyncIterator[tuple[SteppedClock, bide.Cl
         yield transport, client, queue
 
 
-async def publish_one(client: bide.Client, letter: bide.OutgoingMessage) -> datetime | None:
-    receipt = await client.publish(letter.body, to=letter.to, delay=letter.delay, deliver_at=letter.deliver_at)
+async def publish_one(client: bide.Client, message: bide.OutgoingMessage) -> datetime | None:
+    receipt = await client.publish(message.body, to=message.to, delay=message.delay, deliver_at=message.deliver_at)
     assert receipt.attempts == 2
     return receipt.due
 
 
-async def publish_in_bulk(client: bide.Client, letter: bide.OutgoingMessage) -> datetime | None:
-    async for outcome in client.publish_many([letter]):
+async def publish_in_bulk(client: bide.Client, message: bide.OutgoingMessage) -> datetime | None:
+    async for outcome in client.publish_many([message]):
         assert outcome.error is None
         assert outcome.attempts == 2
         return outcome.due

@@ -59,7 +59,7 @@ async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(th
                 before = len({one.message_id for one in received})
                 async with leaders_that_move(three_nodes.nodes[0]):
                     sent = 0
-                    async for outcome in client.publish_many(letters()):
+                    async for outcome in client.publish_many(outgoing()):
                         assert outcome.error is None
                         assert outcome.attempts == 1
                         sent += 1
@@ -79,7 +79,7 @@ async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(th
     assert set(handled.values()) == {1}
 
 
-def letters() -> Iterator[bide.OutgoingMessage]:
+def outgoing() -> Iterator[bide.OutgoingMessage]:
     for number in range(2 * MESSAGES):
         yield bide.OutgoingMessage(b"", to=("plain", "handled")[number % 2], delay=timedelta(seconds=3 + number % 7))
 

@@ -148,7 +148,7 @@ async def test_an_exclusive_consumer_waits_until_the_broker_closes_its_old_conne
         proxy.strand()
         await eventually(partial(_is_off, messages))
         async with bide.connect(vhost.url) as other:
-            with pytest.raises(AccessRefusedError, match="another consumer has it for itself"):
+            with pytest.raises(AccessRefusedError, match="another consumer uses it exclusively"):
                 await anext(other.consume(queue, exclusive=True))
         async with asyncio.timeout(PATIENCE):
             await (await anext(messages)).ack()

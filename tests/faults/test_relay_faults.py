@@ -122,10 +122,10 @@ async def test_a_broker_killed_while_relays_work_loses_nothing(frail: Frail) -> 
         await client.bind("through-a-crash")
         await asyncio.to_thread(flush_declarations, broker)
         async with relaying(broker.url), relaying(broker.url):
-            letters = (
+            outgoing = (
                 bide.OutgoingMessage(f"{n}", to="through-a-crash", delay=f"{100 + 5 * n}ms") for n in range(count)
             )
-            await client.publish_many(letters)
+            await client.publish_many(outgoing)
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             bodies: set[bytes] = set()

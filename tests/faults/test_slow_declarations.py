@@ -52,13 +52,13 @@ async def test_a_slow_declaration_does_not_delay_a_due_time(vhost: Vhost, proxy:
 async def test_a_slow_declaration_does_not_delay_a_bulk_publish(
     vhost: Vhost, proxy: Proxy, client: bide.Client
 ) -> None:
-    async def letters() -> AsyncIterator[bide.OutgoingMessage]:
+    async def messages() -> AsyncIterator[bide.OutgoingMessage]:
         # The bulk opens its channel for the first, so that the second waits for its declaration alone.
         yield bide.OutgoingMessage(b"", to="q")
         await receive(client, "q", 1)
         yield bide.OutgoingMessage(b"", to="q", deliver_at=stall(proxy))
 
-    assert [outcome.error async for outcome in client.publish_many(letters())] == [None, None]
+    assert [outcome.error async for outcome in client.publish_many(messages())] == [None, None]
     (message,) = await receive(client, "q", 1)
     assert message.lateness is not None
     assert timedelta(0) <= message.lateness < LATENESS

@@ -99,7 +99,7 @@ async def test_a_certificate_can_be_the_login(secured: Secured, tmp_path: Path) 
         with pytest.raises(BrokerUnreachableError, match="does not open a connection of the stream protocol"):
             address.connect()
         return
-    with pytest.raises(AuthenticationError, match="does not accept the name in our certificate"):
+    with pytest.raises(AuthenticationError, match="does not accept the name in the client certificate"):
         address.connect()
     secured.broker.add_user("reader", "never-used")
     secured.broker.set_permissions("/", "reader")

@@ -43,7 +43,7 @@ async def unreachable(vhost: Vhost, queue: str) -> AsyncIterator[None]:
 
 @pytest.fixture
 async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK, timeout="5m") as client:
         await client.declare(bide.Topology(queues=[bide.Queue(SLOW), *map(bide.Queue.quorum, OTHERS)]))
         yield client
 
@@ -73,12 +73,12 @@ async def test_an_unavailable_target_does_not_delay_messages_to_others(vhost: Vh
 
 
 async def test_an_unavailable_target_does_not_delay_a_bulk_publish(vhost: Vhost, client: bide.Client) -> None:
-    letters = [
+    outgoing = [
         bide.OutgoingMessage(str(number), to=name, delay="50ms", isolated=True)
         for number in range(100)
         for name in (OTHERS[0], SLOW, *OTHERS[1:])
     ]
-    publishing = aiter(client.publish_many(letters))
+    publishing = aiter(client.publish_many(outgoing))
     async with unreachable(vhost, SLOW):
         outcomes = [await anext(publishing) for _ in range(300)]
         assert {outcome.message.to for outcome in outcomes} == set(OTHERS)

@@ -34,7 +34,7 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
     with pytest.raises(StreamingQueryException, match="the first is broken") as caught:
         _finish([partial(failing, "first"), partial(failing, "second")], is_last=False)
     (note,) = caught.value.__notes__
-    assert note.startswith("another query failed, too: ")
+    assert note.startswith("another query failed too: ")
     assert "the second is broken" in note
     # In one line, as the command line tells it.
     with pytest.raises(BideError, match=r"^Spark: .*the first is broken.*$"), spark_errors():

@@ -15,8 +15,8 @@ def batch(start: int, number: int = 3) -> list[OutgoingMessage]:
     return [OutgoingMessage(b"", to=str(one)) for one in range(start, start + number)]
 
 
-def names(letters: Sequence[OutgoingMessage]) -> list[str | None]:
-    return [one.to for one in letters]
+def names(messages: Sequence[OutgoingMessage]) -> list[str | None]:
+    return [one.to for one in messages]
 
 
 def here(function: Callable[[], None]) -> None:
@@ -25,7 +25,7 @@ def here(function: Callable[[], None]) -> None:
 
 
 async def taken(feed: ThreadFeed) -> list[OutgoingMessage]:
-    return [letter async for letter in feed]
+    return [message async for message in feed]
 
 
 async def test_messages_added_by_a_thread_arrive_in_order() -> None:
@@ -76,9 +76,9 @@ async def test_messages_not_taken_are_left() -> None:
     feed = ThreadFeed(here)
     for start in (0, 3, 6):
         feed.add(batch(start))
-    letters = aiter(feed)
+    messages = aiter(feed)
     for _ in range(4):
-        await anext(letters)
+        await anext(messages)
     assert names(feed.left()) == names(batch(4, 5))
     assert feed.left() == []
 

@@ -89,19 +89,19 @@ properties = st.fixed_dictionaries(
         "expiration": st.none() | st.timedeltas(timedelta(0), timedelta(days=30)),
     },
 )
-letters = st.tuples(addresses, times, bodies, properties).map(
+outgoing_messages = st.tuples(addresses, times, bodies, properties).map(
     lambda parts: OutgoingMessage(**{name: value for part in parts for name, value in part.items()})
 )
 
 
-def made(letter: OutgoingMessage) -> PreparedMessage:
+def made(message: OutgoingMessage) -> PreparedMessage:
     """The same message, by the full check alone."""
     return check_message(
-        OutgoingMessage(**{name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name != "mandatory"})
+        OutgoingMessage(**{name: getattr(message, name) for name in OutgoingMessage.__slots__ if name != "mandatory"})
     )
 
 
-@given(st.sampled_from(CLOCKS), st.lists(letters, min_size=1, max_size=4))
+@given(st.sampled_from(CLOCKS), st.lists(outgoing_messages, min_size=1, max_size=4))
 @example(CLOCKS[0], [OutgoingMessage(b"", to="q", delay="90s", priority=3, expiration=timedelta(seconds=1))])
 @example(
     CLOCKS[0],
@@ -118,36 +118,36 @@ def test_messages_of_a_known_kind_are_encoded_to_the_same_bytes(
 ) -> None:
     check = MessageChecker()
     encoder = Encoder(infrastructure, frame_max=FRAME_MAX)
-    # The second time the kind of each letter is known.
-    for letter in several + several:
-        quick = check.check(letter).starting(NOW)
-        slow = made(letter).starting(NOW)
-        if letter.message_id is None:
-            slow = _with_id(letter, quick.message_id).starting(NOW)
+    # The second time the kind of each message is known.
+    for outgoing_message in several + several:
+        quick = check.check(outgoing_message).starting(NOW)
+        slow = made(outgoing_message).starting(NOW)
+        if outgoing_message.message_id is None:
+            slow = _with_id(outgoing_message, quick.message_id).starting(NOW)
         assert quick == slow
         assert quick.template is not None
-        expected, found = (_encoded(encoder, message, letter) for message in (slow, quick))
+        expected, found = (_encoded(encoder, message, outgoing_message) for message in (slow, quick))
         assert found == expected
 
 
 def _encoded(
-    encoder: Encoder, message: PreparedMessage, letter: OutgoingMessage
+    encoder: Encoder, message: PreparedMessage, outgoing_message: OutgoingMessage
 ) -> Encoded | tuple[type[Exception], str] | None:
     """The message on the wire, or what is wrong with it."""
     try:
-        return encoder.encode(message, NOW, channel=7, mandatory=letter.mandatory)
+        return encoder.encode(message, NOW, channel=7, mandatory=outgoing_message.mandatory)
     except InvalidInputError as error:
         return type(error), str(error)
 
 
-def _with_id(letter: OutgoingMessage, message_id: str) -> PreparedMessage:
+def _with_id(message: OutgoingMessage, message_id: str) -> PreparedMessage:
     values = {
-        name: getattr(letter, name) for name in OutgoingMessage.__slots__ if name not in ("mandatory", "message_id")
+        name: getattr(message, name) for name in OutgoingMessage.__slots__ if name not in ("mandatory", "message_id")
     }
     return check_message(OutgoingMessage(**values, message_id=message_id))
 
 
-def wrong_letters() -> Iterator[OutgoingMessage]:
+def invalid_messages() -> Iterator[OutgoingMessage]:
     """Letters that differ from right ones of their kind in what is wrong."""
     yield OutgoingMessage(b"")
     yield OutgoingMessage(b"", to="q", exchange="x")
@@ -188,16 +188,16 @@ RIGHT = tuple(
 
 
 @pytest.mark.parametrize(
-    "letter", list(wrong_letters()), ids=lambda letter: repr(letter).replace(repr(letter.json), "...")
+    "message", list(invalid_messages()), ids=lambda message: repr(message).replace(repr(message.json), "...")
 )
-def test_an_invalid_message_is_refused_after_valid_ones(letter: OutgoingMessage) -> None:
+def test_an_invalid_message_is_refused_after_valid_ones(message: OutgoingMessage) -> None:
     with pytest.raises(InvalidInputError) as expected:
-        made(letter)
+        made(message)
     check = MessageChecker()
     for right in RIGHT:
         check.check(right)
     with pytest.raises(type(expected.value)) as caught:
-        check.check(letter)
+        check.check(message)
     assert str(caught.value) == str(expected.value)
 
 
@@ -222,11 +222,11 @@ def test_every_digit_of_every_level_is_encoded_the_same() -> None:
             step = parse_delay(unit)
             waits += [step * digit for digit in range(1, highest + 1)]
         for wait in waits:
-            letter = OutgoingMessage(b"x", to="q", delay=wait, message_id=f"m{wait}")
-            check.check(letter)
-            quick = check.check(letter).starting(NOW)
+            message = OutgoingMessage(b"x", to="q", delay=wait, message_id=f"m{wait}")
+            check.check(message)
+            quick = check.check(message).starting(NOW)
             found = encoder.encode(quick, NOW, channel=1, mandatory=True)
-            assert found == encoder.encode(made(letter).starting(NOW), NOW, channel=1, mandatory=True)
+            assert found == encoder.encode(made(message).starting(NOW), NOW, channel=1, mandatory=True)
 
 
 @pytest.mark.parametrize("routing_key", ["one", "one.two.three.four.five"])
@@ -235,8 +235,8 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     clock = Clock(lanes=2)
     ready = ReadyDigits(clock, codec.field_value)
     encoder = Encoder(clock, frame_max=FRAME_MAX, ready=ready)
-    letter = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
-    checked = MessageChecker().check(letter).starting(NOW)
+    outgoing_message = OutgoingMessage(b"x", exchange="shop", routing_key=routing_key, delay="1h1s", message_id="m")
+    checked = MessageChecker().check(outgoing_message).starting(NOW)
     message = checked if alike else replace(checked, template=None)
     assert message.due is not None
     digits = clock.route(message.due - NOW, message.target, message_id="m").digits

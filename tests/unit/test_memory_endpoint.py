@@ -159,4 +159,4 @@ async def test_a_broker_in_memory_has_no_management_api(caplog: pytest.LogCaptur
             """Nothing to do."""
 
         async with running(app, client, b):
-            assert "a broker in memory has no management API" in caplog.text
+            assert "the in-memory broker has no management API" in caplog.text

@@ -1,4 +1,4 @@
-"""Rows as letters: the quick look at whole columns agrees with the look at each row, and ids tell rows apart."""
+"""Rows become messages: checks of columns and of rows agree, and ids are unique."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def test_rows_without_a_problem_are_accepted_by_the_publisher(batch: pa.RecordBa
     assert all(problems.values())
     good = batch.filter(pa.array([index not in problems for index in range(len(batch))], pa.bool_()))
     assert rows.problems(good, NOW) == {}
-    for letter in rows.messages(good, list(range(len(good))), run="r"):
-        _encode(letter)
+    for message in rows.messages(good, list(range(len(good))), run="r"):
+        _encode(message)
     for place in problems:
         with pytest.raises((InvalidInputError, TypeError, ValueError, OverflowError)):
             _send_one(rows, batch.slice(place, 1))
@@ -124,16 +124,16 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
         raise InvalidInputError("no value")
     if "message_id" in batch.schema.names and batch.column("message_id")[0].as_py() == "":
         raise InvalidInputError("an empty id")
-    for letter in rows.messages(batch, [0], run="r"):
-        for name in type(letter).__slots__:
-            value = getattr(letter, name)
+    for message in rows.messages(batch, [0], run="r"):
+        for name in type(message).__slots__:
+            value = getattr(message, name)
             if isinstance(value, InvalidInputError):
                 raise value
-        _encode(letter)
+        _encode(message)
 
 
-def _encode(letter: OutgoingMessage) -> None:
-    message = MessageChecker().check(letter).starting(NOW)
+def _encode(outgoing_message: OutgoingMessage) -> None:
+    message = MessageChecker().check(outgoing_message).starting(NOW)
     properties(message.wire_values(message.route(CLOCK, NOW), NOW))
 
 
@@ -242,5 +242,7 @@ def test_a_due_time_too_far_away_is_a_problem_of_its_column() -> None:
 
 
 def test_a_numeric_delay_is_milliseconds() -> None:
-    (letter,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).messages(batch_of(value=["a"], delay=[1500]), [0], run="r")
-    assert letter.delay == timedelta(seconds=1.5)
+    (message,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).messages(
+        batch_of(value=["a"], delay=[1500]), [0], run="r"
+    )
+    assert message.delay == timedelta(seconds=1.5)

@@ -76,7 +76,7 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
         ManagementApiError: the URL is that of an in-memory broker, which has no management API.
     """
     if url.transport is not TCP:
-        raise ManagementApiError("a broker in memory has no management API: use a real broker for what needs it")
+        raise ManagementApiError("the in-memory broker has no management API: use a real broker")
     if given := management_url or of_environment(MANAGEMENT_VARIABLE, url, environment):
         return [parse_management_url(given, url)]
     if broker := private_broker(url):

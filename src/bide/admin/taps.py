@@ -142,7 +142,7 @@ async def turn_on(
     except DeclarationMismatchError as error:
         raise DeclarationMismatchError(
             f"the stream {error.name!r} exists with {error.argument} = {error.found}, where {error.wanted} is wanted: "
-            "give no limits to keep it as it is, or delete it with what it holds by 'bide tap off --delete'",
+            "give no limits to keep it unchanged, or delete it with its messages by 'bide tap off --delete'",
             kind=error.kind,
             name=error.name,
             argument=error.argument,

@@ -32,10 +32,10 @@ def warn_about_exposure(url: BrokerUrl, socket: SocketAddresses) -> None:
         url: the URL of the connection.
         socket: a socket connected to one of its hosts.
     """
-    ends = _ends(socket) if url.transport is TCP else None
-    if ends is None:
+    addresses = _addresses(socket) if url.transport is TCP else None
+    if addresses is None:
         return
-    peer, own = ends
+    peer, own = addresses
     address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
     if url.tls and not url.verify:
         _warn(
@@ -57,15 +57,15 @@ def warn_about_http(base: str, user: str, socket: SocketAddresses) -> None:
         user: the user whose password is sent.
         socket: a socket connected to the management API.
     """
-    ends = _ends(socket)
-    if ends is not None and base.startswith("http:") and _is_elsewhere(*ends):
+    addresses = _addresses(socket)
+    if addresses is not None and base.startswith("http:") and _is_elsewhere(*addresses):
         _warn(
             f"the password of the user {user!r} is sent to the management API at {base} without TLS, and can be read "
             "on the network: name an https:// address with --management-url, or management_url=... in Python"
         )
 
 
-def _ends(socket: SocketAddresses) -> tuple[Any, Any] | None:
+def _addresses(socket: SocketAddresses) -> tuple[Any, Any] | None:
     """The remote and the local address, or None if the peer has closed the connection already."""
     try:
         return socket.getpeername(), socket.getsockname()

@@ -65,7 +65,7 @@ def on(
         return
     click.echo(f"{infrastructure.name}: taps on, {done.bindings} bindings on {broker}, virtual host {vhost}")
     for which, name in zip(("scheduled", "delivered"), taps.names, strict=True):
-        click.echo(f"  {which}  {name}  {'new' if name in done.created else 'goes on'}")
+        click.echo(f"  {which}  {name}  {'new' if name in done.created else 'exists'}")
     if taps.defeats:
         click.echo(
             f"note: from now on a message for a deleted endpoint is only in {taps.delivered}: the tap on "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -82,32 +82,24 @@ class _PatternGroup(click.Group):
         )
 
 
-class _PatternOption(click.Option):
-    """An option of a pattern, with marks behind its help text. It is not required beside ``--sample``."""
-
-    def __init__(self, names: Sequence[str], *, marks: Sequence[str], **options: Any) -> None:
-        super().__init__(names, **options)
-        self._marks = marks
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        record = super().get_help_record(ctx)
-        return (record[0], f"{record[1]}  [{', '.join(self._marks)}]") if record and self._marks else record
-
-
 def _pattern_options(pattern: Pattern) -> list[click.Option]:
     options = [
-        _PatternOption(
+        click.Option(
             [f"--{one.name}", f"pattern_{one.parameter}"],
             multiple=True,
             metavar=one.form,
-            # The docstring of the pattern has the rest of the sentence.
-            help=re.split(r"[;.](?:\s|$)", one.help)[0],
-            marks=[mark for mark, holds in (("repeatable", one.repeatable), ("required", one.required)) if holds],
+            help=f"{_short(one.help)}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
         )
         for one in pattern.options
     ]
     sample = click.Option(["--sample"], is_flag=True, help="Use sample values instead of the options above.")
     return [*options, sample]
+
+
+def _short(text: str) -> str:
+    """The first clause of a description. ``bide topology list --json`` has the whole text."""
+    first = re.split("[;.] ", text, maxsplit=1)[0].removesuffix(".")
+    return f"{first[:1].upper()}{first[1:]}."
 
 
 def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -262,7 +254,7 @@ for _group in (
 @click.option("--vhost", metavar="NAME", help="Virtual host in the file, if it has several.")
 @click.option("--from-broker", is_flag=True, help="Use the broker's topology, including policies.")
 @click.option("--all", "every", is_flag=True, help="List every binding that does not match.")
-@json_option("the way")
+@json_option("the route")
 @management_options
 @pass_settings
 def explain(

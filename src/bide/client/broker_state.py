@@ -36,8 +36,7 @@ from bide.topology import Binding, Exchange, Topology
 log = logger(__name__)
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""The interval at which bindings in use are declared again, because a queue that is deleted and declared again loses
-them. The queues of an infrastructure that grows are checked at the same interval."""
+"""The interval at which bindings in use are declared again, and queues of a growing infrastructure are checked."""
 
 _ASKING: Final = 100
 """The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
@@ -73,8 +72,8 @@ class Returnable(Protocol):
     """A message that was sent, and that the broker may return.
 
     Attributes:
-        hops: queues that it waits in.
-        unroutable: whether it came back before.
+        hops: the number of queues that it waits in.
+        unroutable: whether the broker has returned it before.
     """
 
     hops: int
@@ -268,10 +267,10 @@ class BrokerState:
         self._templates.clear()
 
     def is_worth_repeating(self, sent: Returnable, error: BideError) -> bool:
-        """Whether a message may be routed when it is sent again, because its delay infrastructure is declared again.
+        """Whether a returned message should be sent again after its delay infrastructure was declared again.
 
-        An exchange or a binding behind the exchange that the message entered by was deleted, or is not there yet. Each
-        message is sent again for this reason once.
+        An exchange or a binding after the entry exchange was deleted, or does not exist yet. Each message is sent again
+        once for this reason.
         """
         if not isinstance(error, UnroutableError) or not sent.hops or sent.unroutable:
             return False
@@ -302,7 +301,7 @@ class BrokerState:
         self._applied = True
 
     async def _ensure_core(self, growth: Growth, *, is_complete: bool) -> None:
-        """Declare what every delay needs, or its bindings alone where the mark says that the rest is there."""
+        """Declare the core topology, or only its bindings if its exchanges and queues exist."""
         was_there = is_complete or self._core_declared
         is_there = was_there and await exists(self.connection, Topology(growth.core.exchanges, growth.core.queues))
         if is_there and self._core_declared:
@@ -313,7 +312,7 @@ class BrokerState:
         elif self._declare:
             await self._bind_again(growth.core.bindings)
         self._core_declared = True
-        # An exchange that was deleted took the bindings of targets with it.
+        # Deleting an exchange also deletes the bindings of targets.
         self._forget_targets()
 
     async def _declare_core(self, growth: Growth, reason: str) -> None:
@@ -335,7 +334,7 @@ class BrokerState:
         await self._bind_again(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
 
     async def _bind_again(self, bindings: Iterable[Binding]) -> None:
-        """Declare bindings of the infrastructure again, if this user may."""
+        """Declare bindings of the infrastructure again, if this user has the permission."""
         topology = Topology(bindings=bindings)
         try:
             await apply(self.connection, topology, external=names_in(topology), can_move=False)
@@ -363,13 +362,14 @@ class BrokerState:
             try:
                 await self._check(route.expects)
                 if len(route.requires) and not self._is_known(self._requirements, route.requires):
-                    await self._tasks.run((self, "requires", route.requires), partial(self._put, route.requires))
+                    make = partial(self._declare_all, route.requires)
+                    await self._tasks.run((self, "requires", route.requires), make)
             except BaseException:
                 self._release_queues -= new
                 raise
             self._remember(self._targets, key)
 
-    async def _put(self, requires: Topology) -> None:
+    async def _declare_all(self, requires: Topology) -> None:
         delivery = self.infrastructure.delivery_exchange
         try:
             try:
@@ -406,9 +406,9 @@ class BrokerState:
     async def _expect(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and other messages lose their confirms.
         if not self._is_known(self._exchanges, exchange):
-            await self._tasks.run((self, "exchange", exchange), partial(self._look_for, exchange))
+            await self._tasks.run((self, "exchange", exchange), partial(self._check_exchange, exchange))
 
-    async def _look_for(self, exchange: str) -> None:
+    async def _check_exchange(self, exchange: str) -> None:
         async with self._asking:
             await self._check(Topology([Exchange(exchange)]))
             self._remember(self._exchanges, exchange)

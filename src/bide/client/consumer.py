@@ -121,10 +121,10 @@ class Consumer:
 
     def _end(self) -> None:
         self._closed = True
-        patience, self._subscribe_timeout = self._subscribe_timeout, None
-        if patience is not None:
+        timeout, self._subscribe_timeout = self._subscribe_timeout, None
+        if timeout is not None:
             # A task that subscribes may otherwise wait long for a broker that is down.
-            patience.reschedule(asyncio.get_running_loop().time())
+            timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _subscribed(self) -> Subscription | None:
         """The subscription, or None when the consumer is closed.

@@ -156,12 +156,12 @@ class Failover:
         """The reason to leave the node, or None to stay."""
         create_task = connection.loop.create_task
         trying = [] if other is None else [create_task(_succeeds(one, other)) for one in self._trials()]
-        patience = _jittered(LEAVE_AFTER)
+        leave_after = _jittered(LEAVE_AFTER)
         try:
             while connection.is_open and not self._is_well(connection):
                 is_silent = connection.heartbeat.received_at < begun
                 seconds = connection.loop.time() - begun
-                if self._quiet >= patience and seconds >= PROBE_ANSWER:
+                if self._quiet >= leave_after and seconds >= PROBE_ANSWER:
                     connection.trouble = _described(connection, is_silent=is_silent, failure=failure)
                     if other is None or not other.is_open:
                         return None

@@ -42,9 +42,9 @@ def if_else(
 
     Args:
         exchange: the exchange that messages are published to.
-        branches: queue -> binding keys, in the order in which they are tried.
+        branches: queue -> binding keys; branches are tried in the order given.
         otherwise: the queue for everything else.
-        type: type of the branches: direct, or topic for wildcards.
+        type: exchange type: direct, or topic for wildcards.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

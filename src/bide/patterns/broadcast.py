@@ -27,7 +27,7 @@ def fanout_broadcast(exchange: str, *, queues: Sequence[str], queue_type: str = 
     messages, unless they are published as mandatory.
 
     Args:
-        exchange: the fanout exchange that messages are published to.
+        exchange: the fanout exchange to publish to.
         queues: the queues, one for each subscriber.
         queue_type: type of the queues: quorum or classic.
 
@@ -63,11 +63,11 @@ def layered_exchanges(
 
     Args:
         exchange: the entry exchange.
-        layers: exchange of the second layer -> its key at the entry.
-        queues: queue -> its exchange of the second layer.
-        rules: queue -> required headers; x-match is all by default. The exchange of such a queue is a
-            headers exchange, and its other queues get everything.
-        entry: type of the entry exchange: topic, direct or fanout; a fanout sends everything to every layer.
+        layers: exchange -> its binding key. The exchanges of the second layer, bound to the entry exchange.
+        queues: queue -> its exchange; an exchange of the second layer.
+        rules: queue -> headers to match. All of them by default (x-match). The exchange of such a queue is a headers
+            exchange, and its other queues get everything.
+        entry: type of the entry exchange: topic, direct or fanout; fanout sends everything to every layer.
         queue_type: type of the queues: quorum or classic.
 
     Raises:
@@ -117,7 +117,7 @@ def email_routing(exchange: str, *, rules: Rules, others: str | None = None, que
 
     Args:
         exchange: the headers exchange.
-        rules: queue -> headers that a mail must have; with x-match any, one of them.
+        rules: queue -> headers to match; with x-match any, one of them is enough.
         others: a queue for all other mails; an alternate exchange has the same name.
         queue_type: type of the queues: quorum or classic.
 

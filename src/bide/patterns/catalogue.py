@@ -93,7 +93,7 @@ def _event_bus(exchange: str, *, queues: Sequence[str], delay: str, keys: Sequen
         exchange: the exchange that events are published to.
         queues: the subscribers' queues; each has a retry queue, a delay queue and a parking queue.
         delay: time to wait before each retry.
-        keys: binding keys of the queues, in addition to their names.
+        keys: binding keys besides the queues' names.
     """
     return event_bus.event_bus(exchange, *queues, delay=delay, keys=keys)
 

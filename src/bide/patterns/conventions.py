@@ -35,10 +35,10 @@ def private_consumer_exchanges(
     and consumers both declare the message exchanges: the broker refuses a declaration with other properties.
 
     Args:
-        messages: the types of messages; each has a fanout exchange of this name.
-        consumers: queue -> the types of messages that it wants.
-        keys: queue -> binding keys; the routing key must match one. The private exchange is a topic exchange.
-        rules: queue -> headers that a message must have. The private exchange is a headers exchange.
+        messages: message types; each has a fanout exchange of this name.
+        consumers: queue -> its message types.
+        keys: queue -> binding keys, of which one must match. The private exchange is a topic exchange.
+        rules: queue -> headers to match. The private exchange is a headers exchange.
         queue_type: type of the queues: quorum or classic.
 
     Raises:
@@ -150,8 +150,8 @@ def hierarchical_routing(
     to a parent exchange do not go down to its children.
 
     Args:
-        messages: the types of messages, of any number of words.
-        queues: queue -> message types, or the first words of one.
+        messages: message types of any number of words.
+        queues: queue -> message types; the first words of a type also match.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

@@ -53,10 +53,10 @@ def delayed_retry_cascade(
 
     Args:
         queues: the consumers' queues; each is bound to the exchange behind the last level.
-        layout: nservicebus (powers of two) or clock (bide's own).
-        levels: nservicebus: number of levels, 1 to 28 (default: 28); the longest delay is 2^levels - 1 seconds. Use
+        layout: delay infrastructure, nservicebus or clock; nservicebus has powers of two, clock is bide's own.
+        levels: number of levels, 1 to 28, 28 by default (nservicebus). The longest delay is 2^levels - 1 seconds. Use
             fewer only on a virtual host without .NET endpoints.
-        max_delay: clock: the longest delay; no queues are declared for longer ones.
+        max_delay: longest delay with queues (clock).
         resolution: clock: delays are rounded up to a multiple of this.
         queue_type: type of the consumers' queues: quorum or classic.
 
@@ -89,9 +89,9 @@ def delayed_delivery_cascade(
 
     Args:
         queues: the target queues.
-        layout: clock (bide's own) or nservicebus (powers of two).
+        layout: delay infrastructure, clock or nservicebus; clock is bide's own, nservicebus has powers of two.
         levels: nservicebus: number of levels, 1 to 28; see pattern 13.
-        max_delay: clock: the longest delay; no queues are declared for longer ones.
+        max_delay: longest delay with queues (clock).
         resolution: clock: delays are rounded up to a multiple of this.
         queue_type: type of the queues: quorum or classic.
 
@@ -159,7 +159,7 @@ def ephemeral_delay(
         to: the queue that the message returns to.
         exchange: the exchange that it returns to, instead of a queue.
         queue_type: quorum or classic.
-        grace: lifetime of a classic queue after the delay (default: 1 min).
+        grace: lifetime of a classic queue after the delay, 1m by default.
 
     Raises:
         InvalidInputError: both a queue and an exchange are given, or neither; a grace is given for a quorum queue; or

@@ -50,7 +50,7 @@ def ordered_partitions(
 
     Args:
         exchange: the consistent-hash exchange; it needs the plugin rabbitmq_consistent_hash_exchange.
-        queue: the start of the partitions' names: queue.1, queue.2...
+        queue: start of the names: queue.1, queue.2...
         partitions: number of partitions, 1 to 1,000.
         header: hash this header instead of the routing key.
         property: property to hash: correlation_id, message_id or timestamp.
@@ -93,9 +93,9 @@ def data_locality(exchange: str, *, queue: str, partitions: int, header: str, qu
 
     Args:
         exchange: the consistent-hash exchange; it needs the plugin rabbitmq_consistent_hash_exchange.
-        queue: the start of the partitions' names: queue.1, queue.2...
+        queue: start of the names: queue.1, queue.2...
         partitions: number of partitions, 1 to 1,000.
-        header: the header that identifies the entity, such as user-id.
+        header: header with the entity, such as user-id.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

@@ -19,7 +19,7 @@ def carbon_copies(exchange: str, *, queues: Sequence[str], queue_type: str = "qu
 
     Args:
         exchange: the direct exchange.
-        queues: the queues, each bound by its own name.
+        queues: queues, bound by their names.
         queue_type: type of the queues: quorum or classic.
 
     Raises:
@@ -44,7 +44,7 @@ def ephemeral(exchange: str, *, queue: str, expires: DelayLike) -> Topology:
     Args:
         exchange: the fanout exchange.
         queue: the queue; a classic one, because a quorum queue does not count declarations as use.
-        expires: time without use after which the queue is deleted.
+        expires: time without use before deletion.
 
     Raises:
         InvalidInputError: an argument is invalid.
@@ -174,7 +174,7 @@ def waiting_queue(queue: str, *, to: str, ttl: DelayLike | None = None, queue_ty
 
     Args:
         queue: the queue that messages wait in.
-        to: the queue that they move to, through the default exchange.
+        to: target queue, through the default exchange.
         ttl: TTL of the queue. If a message has its own expiration, the shorter one applies.
         queue_type: type of both queues: quorum or classic.
 
@@ -195,7 +195,7 @@ def catch_all(exchange: str, *, queues: Sequence[str], unmatched: str, queue_typ
 
     Args:
         exchange: a direct exchange.
-        queues: the queues, each bound by its own name.
+        queues: queues, bound by their names.
         unmatched: the queue for all other messages; its fanout exchange has the same name.
         queue_type: type of all queues: quorum or classic.
 

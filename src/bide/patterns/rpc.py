@@ -51,9 +51,9 @@ def rpc(
     Args:
         queue: the queue that requests are sent to.
         replies: kind of reply queue: direct, fixed, instance or ephemeral.
-        reply_queue: the reply queue, or its prefix (default: <queue>.replies); not for direct.
-        instances: the callers' instances, for instance; each has a queue.
-        expires: idle time before a reply queue is deleted (default: 1 min); for instance and ephemeral.
+        reply_queue: reply queue, or start of names, <queue>.replies by default. Not for direct.
+        instances: callers with their own queue (instance).
+        expires: time without use before deletion, 1 min by default. For reply queues of instance and ephemeral.
         queue_type: type of request and fixed reply queues: quorum or classic.
 
     Raises:

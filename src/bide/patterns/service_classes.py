@@ -39,7 +39,7 @@ def priority_queue(
         queue: the queue.
         priorities: highest priority of a classic queue, 1 to 10; 10 by default.
         max_length: maximum number of messages.
-        overflow: if a queue is full: drop-head (default) or reject-publish.
+        overflow: when full: drop-head (RabbitMQ's default) or reject-publish.
         queue_type: classic, or quorum (RabbitMQ 4.0 or later).
 
     Raises:
@@ -82,8 +82,8 @@ def classes_of_service(
     Args:
         exchange: the topic exchange.
         queue: the start of the queues' names: queue.<level>.
-        levels: the classes, such as high and low; they are the last words of routing keys.
-        otherwise: the class for all other keys; reached through an alternate exchange.
+        levels: classes, such as high and low; they are the last words of routing keys.
+        otherwise: class for all other keys, through an alternate exchange.
         queue_type: type of the queues: quorum or classic.
 
     Raises:

@@ -111,7 +111,7 @@ class ConnectionLoop:
             ]
             if on_start is not None:
                 on_start(self._connection)
-            await self._first_of(stop)
+            await self._wait_for(stop)
             if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
                 await self._finish(channel, tags)
             else:
@@ -120,7 +120,7 @@ class ConnectionLoop:
             stop.cancel()
             self._close()
 
-    async def _first_of(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
+    async def _wait_for(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
         """Wait until the task is done, or until an error."""
         ends: set[asyncio.Future[Any]] = {task, self._over, self._connection.lost}
         await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ class ConnectionLoop:
         """Cancel the consumers, and wait for messages in flight. Paused messages go back to their queue at once."""
         finishing = asyncio.create_task(self._drain(channel, tags))
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
-        await self._first_of(finishing, seconds=self._grace)
+        await self._wait_for(finishing, seconds=self._grace)
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
         if self._unsettled:

@@ -75,9 +75,9 @@ class RelaySender:
         self._opening: asyncio.Task[None] | None = None
 
     def put(self, message: RelayedInFlight) -> None:
-        """Send it as soon as possible."""
+        """Send a message as soon as possible."""
         self._waiting.append(message)
-        self._go_on()
+        self._send_waiting()
 
     def close(self) -> None:
         """Send no more messages, and report no more results."""
@@ -89,7 +89,7 @@ class RelaySender:
         if channel is not None:
             channel.abandon()
 
-    def _go_on(self) -> None:
+    def _send_waiting(self) -> None:
         channel = self._channel
         if channel is None or not channel.is_open:
             if self._opening is None and not self._lost:
@@ -124,7 +124,7 @@ class RelaySender:
             return
         finally:
             self._opening = None
-        self._go_on()
+        self._send_waiting()
 
     def settled(self, message: RelayedInFlight, error: BideError | None) -> None:
         """Handle the confirm of one message, or the close of the channel."""
@@ -140,7 +140,7 @@ class RelaySender:
         self._suspects = max(self._suspects - 1, 0)
         self._on_result(message, error)
         if self._waiting:
-            self._go_on()
+            self._send_waiting()
 
     def _on_channel_closed(self, channel: Channel | None, error: BideError) -> None:
         """Report the messages for which the broker closed the channel, and send the others again."""
@@ -159,4 +159,4 @@ class RelaySender:
         self._waiting.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
         for one in rejected:
             self._on_result(one, error)
-        self._go_on()
+        self._send_waiting()

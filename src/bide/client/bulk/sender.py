@@ -162,7 +162,7 @@ class BulkSender:
     async def _round(self, source: BulkInput) -> None:
         """One round: send messages that may be sent, or wait for the next event."""
         try:
-            await self._go_on(source)
+            await self._send_available(source)
         except TimeoutError as error:
             connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.is_open and connection.blocked_by is not None:
@@ -195,7 +195,7 @@ class BulkSender:
                 raise
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
 
-    async def _go_on(self, source: BulkInput) -> None:
+    async def _send_available(self, source: BulkInput) -> None:
         self._take_back()
         if self._lost:
             self._sort()

@@ -225,7 +225,7 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     """Start queries and wait for all of them. If one fails, the others end too, so that none writes after the error.
 
     Args:
-        is_last: whether a query whose Python process was too slow to start has failed, rather than is started again.
+        is_last: whether a query fails if its Python process was too slow to start. Otherwise it is started again.
 
     Returns:
         The queries to start again.
