@@ -26,6 +26,7 @@ FAULTS = {
     "snapshot-gap": "use a snapshot although records behind it were trimmed",
     "begin-anew": "begin empty in a trimmed log without a snapshot",
     "index-unchecked": "go on with an old index, although the records behind it were trimmed",
+    "not-current": "act without having read one's own beat a short while ago",
     "no-count": "do not compare counts, so that a reader overtaken by retention goes on",
     "no-room": "applications append without limit while nothing is carried",
     "greedy-gate": "gates write on although nothing is carried",
