@@ -184,7 +184,7 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
                 routing_key=fields.optional_text("routing_key") or "",
                 nominal=fields.integer("nominal"),
                 due=fields.integer("due"),
-                recurrence=fields.mapping("every") if fields.has("every") else None,
+                recurrence=fields.flat("every"),
                 if_absent=fields.flag("if_absent"),
                 if_version=fields.optional_text("if_version"),
                 message=reader.message(fields),
@@ -229,7 +229,7 @@ def _change(kind: str, fields: RecordFields) -> ChangeSchedule:
         request=RequestId.parse(fields.text("request")),
         action=action,
         key=fields.optional_text("key"),
-        filter=_filter(fields.mapping("filter")) if fields.has("filter") else None,
+        filter=_filter(fields.inner("filter")) if fields.has("filter") else None,
         due=fields.optional_integer("due"),
         at=fields.optional_integer("at"),
         if_version=fields.optional_text("if_version"),
@@ -243,8 +243,7 @@ def _change(kind: str, fields: RecordFields) -> ChangeSchedule:
     return change
 
 
-def _filter(value: object) -> ScheduleFilter:
-    fields = RecordFields("a filter", value)
+def _filter(fields: RecordFields) -> ScheduleFilter:
     chosen = ScheduleFilter(
         prefix=fields.optional_text("prefix") or "",
         target=fields.optional_text("to", limit=257),

@@ -150,7 +150,7 @@ class EntryReader:
                     routing_key=fields.optional_text("routing_key") or "",
                     nominal=fields.integer("nominal"),
                     due=fields.integer("due"),
-                    recurrence=fields.mapping("every") if fields.has("every") else None,
+                    recurrence=fields.flat("every"),
                     is_paused=fields.flag("is_paused"),
                     resumed_at=fields.optional_integer("resumed_at"),
                     message=self.message(fields),

@@ -9,6 +9,7 @@ from bide.errors import ScheduleRecordError
 
 MAX_INTEGER: Final = 2**63 - 1
 MAX_NAME: Final = 255
+MAX_FLAT: Final = 16
 
 
 class RecordFields:
@@ -77,12 +78,28 @@ class RecordFields:
         found = self.items(name)
         return tuple(RecordFields(f"an item of {name} in {self.what}", {"item": one}).text("item") for one in found)
 
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        """An object as it is."""
+    def flat(self, name: str) -> Mapping[str, str | int] | None:
+        """An object of texts and whole numbers, or None where it is absent.
+
+        What is read has to be written again, in snapshots. Python's JSON is not as strict: it reads NaN, infinite numbers
+        and unpaired surrogates, which cannot be written.
+        """
+        if not self.has(name):
+            return None
         value = self._take(name)
-        if not isinstance(value, dict):
-            raise self.error(name, type(value).__name__, "an object")
-        return value
+        if not isinstance(value, dict) or len(value) > MAX_FLAT:
+            raise self.error(name, type(value).__name__, f"an object of at most {MAX_FLAT} fields")
+        inner = RecordFields(f"{name} in {self.what}", value)
+        for one in value:
+            RecordFields(f"the names of {name}", {"name": one}).text("name")
+        return {
+            one: inner.text(one) if isinstance(found, str) else inner.integer(one, lowest=-MAX_INTEGER)
+            for one, found in value.items()
+        }
+
+    def inner(self, name: str) -> RecordFields:
+        """The fields of an object within this one."""
+        return RecordFields(f"{name} in {self.what}", self._take(name))
 
     def has(self, name: str) -> bool:
         """Whether the field is there, and was not taken yet."""
