@@ -254,24 +254,13 @@ def test_a_hostile_body_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "every",
-    [
-        '{"a":NaN}',
-        '{"a":1e999}',
-        '{"a":1.5}',
-        '{"a":"\\ud800"}',
-        '{"\\ud800":1}',
-        '{"a":{}}',
-        '{"a":true}',
-        "[]",
-        '{"":1}',
-    ],
+    ['{"a":NaN}', '{"a":1e999}', '{"a":1.5}', r'{"a":"\ud800"}', r'{"\ud800":1}', '{"a":{}}', '{"a":true}', "[]"],
 )
 def test_a_recurrence_that_could_not_be_written_again_is_refused(every: str) -> None:
-    head = (
-        f'{{"v":1,"kind":"schedule","request":"a-1","key":"k","to":"q:x","nominal":1,"due":1,"every":{every},"message":'
-    )
+    head = '{"v":1,"kind":"schedule","request":"a-1","key":"k","to":"q:x","nominal":1,"due":1,"message":[2,0],"every":'
     with pytest.raises(ScheduleRecordError):
-        decode(f"{head}[2,0]}}\n\0\0".encode())
+        decode(f"{head}{every}}}\n\0\0".encode())
+    decode(f'{head}{{"a":1}}}}\n\0\0'.encode())
 
 
 def test_bytes_too_few_or_too_many_are_refused() -> None:

@@ -81,8 +81,8 @@ class RecordFields:
     def flat(self, name: str) -> Mapping[str, str | int] | None:
         """An object of texts and whole numbers, or None where it is absent.
 
-        What is read has to be written again, in snapshots. Python's JSON is not as strict: it reads NaN, infinite numbers
-        and unpaired surrogates, which cannot be written.
+        What is read has to be written again, in snapshots. Python's JSON is not as strict: it reads NaN, infinite
+        numbers and unpaired surrogates, which cannot be written.
         """
         if not self.has(name):
             return None
