@@ -134,8 +134,6 @@ def _wrong_answers(w: World, verdict: Verdict) -> Iterator[str]:
                 given = (answer.outcome, answer.keys)
             if answer.outcome in ("too-late", "not-found"):
                 given = (answer.outcome,)
-            if answer.outcome == "scheduled":
-                given = (answer.outcome, request)
             if given != expected and (given, expected) != (("not-found",), ("too-late",)):
                 yield f"{request} is answered {given}, and the log says {expected}"
 

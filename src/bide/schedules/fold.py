@@ -119,9 +119,7 @@ class ScheduleFold:
         state, request = self.state, record.request
         session = state.session(request.session) or ScheduleSession(session=request.session)
         if request.number in session.applied:
-            known = state.answer(str(request))
-            default: AnswerOutcome = "scheduled" if _is_unconditional(record) else "forgotten"
-            return FoldResult(answer=known.answer if known else ScheduleAnswer(outcome=default), is_repeat=True)
+            return FoldResult(answer=self._answer_again(record), is_repeat=True)
         tick, applied_numbers = state.position.tick, session.applied.including(request.number)
         if len(applied_numbers.starts) > MAX_RANGES:
             return FoldResult()
@@ -131,6 +129,14 @@ class ScheduleFold:
         if not _is_unconditional(record):
             state.put(RememberedAnswer(request=str(request), tick=tick, answer=applied.answer))
         return applied
+
+    def _answer_again(self, record: Operation) -> ScheduleAnswer:
+        known = self.state.answer(str(record.request))
+        if known is not None:
+            return known.answer
+        if _is_unconditional(record):
+            return ScheduleAnswer(outcome="scheduled", version=str(record.request))
+        return ScheduleAnswer(outcome="forgotten")
 
     def _add(self, record: AddSchedule) -> FoldResult:
         found = self.state.waiting(record.key)
@@ -153,10 +159,7 @@ class ScheduleFold:
             )
         )
         ended = () if found is None else (_ended(found, "superseded"),)
-        return FoldResult(
-            answer=ScheduleAnswer(outcome="scheduled", version=version, under_way=self._under_way(record.key)),
-            ended=ended,
-        )
+        return FoldResult(answer=ScheduleAnswer(outcome="scheduled", version=version), ended=ended)
 
     def _change(self, record: ChangeSchedule) -> FoldResult:
         if record.filter is not None:
