@@ -1,1 +1,1 @@
-"""What bide, other clients and the broker can do; none of it is part of the package."""
+"""Benchmarks of bide, other clients and RabbitMQ; not part of the package."""

@@ -1,4 +1,4 @@
-"""How long ``bide pipeline audit`` takes for many messages, and whether a round costs what is new whatever the history.
+"""Duration of ``bide pipeline audit`` with many messages and a growing history.
 
 ``python -m benchmarks.audit_scale --messages 1000000 --increment 100000`` starts a broker of its own, turns the taps
 on, publishes a million messages with delays of up to a minute while consumers take them, and runs ``bide pipeline audit
@@ -47,7 +47,7 @@ BODY = b"x" * 200
 TARGET = "audit-scale"
 CLOCK = bide.Clock(max_delay=timedelta(minutes=10))
 COUNTED = ("scheduled", "delivered", "messages")
-PATIENCE = 600
+TIMEOUT = 600
 """Seconds that the last message may take to arrive."""
 
 
@@ -74,7 +74,7 @@ class Measured:
 
 
 def consume(url: str, taken: Any, over: Event) -> None:
-    """Take messages until told to stop: what a consumer process does."""
+    """Consume and acknowledge messages until the event is set."""
 
     async def run() -> None:
         async with (
@@ -94,7 +94,7 @@ def consume(url: str, taken: Any, over: Event) -> None:
 
 @contextmanager
 def consumers(url: str, number: int) -> Iterator[Any]:
-    """So many of them, in processes of their own, and the shared count of what they have taken."""
+    """Run consumer processes; yields the shared count of messages that they have acknowledged."""
     context = multiprocessing.get_context("spawn")
     taken, over = context.Value("q", 0), context.Event()
     processes = [context.Process(target=consume, args=(url, taken, over), daemon=True) for _ in range(number)]
@@ -118,7 +118,7 @@ async def prepare(url: str) -> None:
 
 
 async def publish(url: str, count: int, seconds: int) -> None:
-    """So many messages, each delayed by whole seconds at random."""
+    """Publish ``count`` messages, each with a random delay of whole seconds."""
     delays = [timedelta(seconds=one) for one in range(1, seconds + 1)]
     chosen = random.Random(count)
     async with bide.connect(url, infrastructure=CLOCK) as client:
@@ -133,12 +133,12 @@ def send(url: str, count: int, seconds: int, taken: Any) -> tuple[float, float]:
     began = time.monotonic()
     asyncio.run(publish(url, count, seconds))
     published = time.monotonic() - began
-    deadline = time.monotonic() + seconds + PATIENCE
+    deadline = time.monotonic() + seconds + TIMEOUT
     while taken.value < expected:
         if time.monotonic() > deadline:
-            raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + PATIENCE} s")
+            raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + TIMEOUT} s")
         if not multiprocessing.active_children():
-            raise SystemExit("no consumer is left: what ended them is told above")
+            raise SystemExit("no consumer is left: see the errors above")
         time.sleep(0.2)
     return published, time.monotonic() - began
 
@@ -151,9 +151,9 @@ def audit(url: str, port: str, folder: Path, master: str) -> tuple[dict[str, Any
     began = time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
     took = time.monotonic() - began
-    told = json.loads(done.stdout)
-    del told["into"]  # a folder that is there no more
-    return told, took
+    report = json.loads(done.stdout)
+    del report["into"]  # a temporary folder
+    return report, took
 
 
 def check(folder: Path, expected: int) -> None:
@@ -183,7 +183,7 @@ def measure(arguments: argparse.Namespace, broker: LocalBroker, folder: Path) ->
         for what, count, seconds in (("first", *full), *increments, ("history", *full), *increments):
             history = sum(one.new for one in found)
             published, arrived = send(broker.url, count, seconds, taken)
-            told, took = audit(broker.url, port, folder, arguments.master)
+            report, took = audit(broker.url, port, folder, arguments.master)
             check(folder, history + count)
             one = Measured(
                 what=what,
@@ -191,13 +191,13 @@ def measure(arguments: argparse.Namespace, broker: LocalBroker, folder: Path) ->
                 new=count,
                 publish_seconds=round(published, 1),
                 arrive_seconds=round(arrived, 1),
-                audit=told,
+                audit=report,
                 command_seconds=round(took, 1),
             )
             found.append(one)
             print(
                 f"{what}: {count:,} new after {history:,}: published in {published:.1f} s, all taken after "
-                f"{arrived:.1f} s, audited in {told['seconds']:.1f} s ({told['read_seconds']:.1f} s of it for the "
+                f"{arrived:.1f} s, audited in {report['seconds']:.1f} s ({report['read_seconds']:.1f} s of it for the "
                 f"facts), {took:.1f} s with the start",
                 file=sys.stderr,
                 flush=True,

@@ -1,4 +1,4 @@
-"""What a delayed message costs inside RabbitMQ: where the ratios of docs/benchmarks.md come from.
+"""CPU cost of a delayed message inside RabbitMQ: the reasons for docs/benchmarks.md.
 
 ``python -m benchmarks.broker_profile --rate 1500 --seconds 30`` sends messages at an even rate without a delay, through
 ``Clock`` with whole seconds and to 10 ms, and through the binary cascade, on a fresh private broker each. It asks the
@@ -134,13 +134,13 @@ class Node:
             self._spent[name] = self._spent.get(name, 0.0) + value
 
     def _read(self) -> dict[str, float]:
-        said = self._broker.rabbitmqctl("eval", self._script)
-        values = {line[1]: float(line[2]) for line in re.finditer(r"^(.+) (\d+)$", said, re.M)}
+        output = self._broker.rabbitmqctl("eval", self._script)
+        values = {line[1]: float(line[2]) for line in re.finditer(r"^(.+) (\d+)$", output, re.M)}
         user, system = processor_times(self._pid)
         return {**values, "user": user, "system": system}
 
     def profile(self, answer: Answer, messages: float, *, idle: float) -> Profile:
-        """What each of so many messages has cost.
+        """The cost per message.
 
         Args:
             idle: cores that the node uses with nothing to do.
@@ -266,8 +266,8 @@ def main() -> None:
     print(shown(profiles))
     if options.json is not None:
         head = {"machine": describe(), "source": source(), "seconds": options.seconds, "longest": options.longest}
-        told = {name: asdict(one) for name, one in profiles.items()}
-        options.json.write_text(json.dumps({**head, "layouts": told}, indent=1) + "\n")
+        profiled = {name: asdict(one) for name, one in profiles.items()}
+        options.json.write_text(json.dumps({**head, "layouts": profiled}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What only docs/bulk.md tells: what it costs to encode and to decode a message, and how late a window makes delays.
+"""Measurements of docs/bulk.md: encoding, decoding, and lateness by window.
 
 ``python -m benchmarks.bulk`` prints the tables. Encoding needs no broker: each way encodes the same 5,000 messages,
 200 bytes with delays of whole minutes, and the time that counts is the processor's, of the quickest of many rounds.
@@ -47,7 +47,7 @@ _READ: Final = 5_000
 _CLOCK: Final = Clock(max_delay=timedelta(minutes=59, seconds=59), resolution=timedelta(seconds=1), carrier="BCC")
 _WINDOWS: Final = (10_000, 1_000)
 _DELAYS: Final = {1: range(10, 30), 2: range(61, 80)}
-"""Hops -> delays in seconds that take so many."""
+"""Number of hops -> delays in seconds that need this number."""
 
 
 def ways(now: datetime) -> dict[str, tuple[Sequence[PreparedMessage], Callable[[PreparedMessage], object]]]:
@@ -163,7 +163,7 @@ def readings(now: datetime) -> dict[str, Callable[[bytes], object]]:
         "the same, and what the message was like when it was sent": lambda one: restore(
             "", "", decoding.properties(one)
         ),
-        "put off until somebody asks": decoding.Properties,
+        "decoded on first access": decoding.Properties,
     }
 
 

@@ -1,4 +1,4 @@
-"""What holds up a burst inside RabbitMQ: where the ratios of bursts in docs/benchmarks.md come from.
+"""Profile of RabbitMQ during a burst: the reasons for ratios of docs/benchmarks.md.
 
 ``python -m benchmarks.burst_profile`` lets 200,000 messages become due at once, through several numbers of lanes
 and with several dead-letter prefetches, each in three ways: as it is; with the broker's data in memory
@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from benchmarks.suite.burst import PATIENCE, PREFETCH, infrastructure_of, send
+from benchmarks.suite.burst import PREFETCH, TIMEOUT, infrastructure_of, send
 from benchmarks.suite.machine import busy_cores, describe, source, stolen_seconds
 from benchmarks.suite.processor import processor_seconds
 from benchmarks.suite.setup import TARGET, prepare
@@ -91,7 +91,7 @@ io:format("dirty_io ~.3f~n", [Sum(N + erlang:system_info(dirty_cpu_schedulers), 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """Processes of one kind, on average of all looks.
+    """Processes of one kind, averaged over all samples.
 
     Attributes:
         running: how many ran, or waited for a file.
@@ -137,15 +137,15 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         arriving = _consumed(client, messages) if consumed else _counted(job.url, messages)
         node, own, start = processor_seconds(broker.pid), time.process_time(), time.time()
         stolen = stolen_seconds()
-        async with asyncio.timeout(due - start + PATIENCE):
+        async with asyncio.timeout(due - start + TIMEOUT):
             await arriving
         end = time.time()
         # From the due time on: before it, nothing is done.
         seconds = end - due
         node, own = processor_seconds(broker.pid) - node, time.process_time() - own
         stolen = stolen_seconds() - stolen
-        said, machine = await watching
-    numbers = {name: float(value) for name, value in re.findall(r"^(schedulers|dirty_io) (\S+)$", said, re.M)}
+        output, machine = await watching
+    numbers = {name: float(value) for name, value in re.findall(r"^(schedulers|dirty_io) (\S+)$", output, re.M)}
     return Burst(
         rate=messages / seconds,
         machine=machine,
@@ -156,7 +156,7 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         files=numbers["dirty_io"],
         kinds={
             name: Kind(running=float(running), ready=float(ready), mailbox=float(mailbox))
-            for name, running, ready, mailbox in re.findall(r"^kind (\w+) (\S+) (\S+) (\S+)$", said, re.M)
+            for name, running, ready, mailbox in re.findall(r"^kind (\w+) (\S+) (\S+) (\S+)$", output, re.M)
         },
     )
 
@@ -254,16 +254,16 @@ def main() -> None:
     for way, bursts in found.items():
         print(f"\n{way}\n\n{shown(bursts)}")
     if options.json is not None:
-        told = {way: {case: asdict(one) for case, one in bursts.items()} for way, bursts in found.items()}
-        keep(options.json, {"machine": describe(), "source": source(), "messages": options.messages}, told)
+        by_way = {way: {case: asdict(one) for case, one in bursts.items()} for way, bursts in found.items()}
+        keep(options.json, {"machine": describe(), "source": source(), "messages": options.messages}, by_way)
 
 
 def keep(file: Path, head: Mapping[str, object], bursts: Mapping[str, Mapping[str, object]]) -> None:
     """Write the numbers down, beside those that the file has of other cases of the same commit and machine."""
     earlier = json.loads(file.read_text()) if file.exists() else {}
     there = earlier.pop("bursts", {}) if all(earlier.get(name) == value for name, value in head.items()) else {}
-    told = {way: {**there.get(way, {}), **bursts.get(way, {})} for way in WAYS if way in there or way in bursts}
-    file.write_text(json.dumps({**head, "bursts": told}, indent=1) + "\n")
+    by_way = {way: {**there.get(way, {}), **bursts.get(way, {})} for way in WAYS if way in there or way in bursts}
+    file.write_text(json.dumps({**head, "bursts": by_way}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

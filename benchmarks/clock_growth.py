@@ -1,4 +1,4 @@
-"""The cost of declaring the queues of ``Clock`` at their first use, and of declaring all of them.
+"""The cost of declaring the queues of ``Clock`` on first use, and all at once.
 
 ``python -m benchmarks.clock_growth`` starts a fresh private broker. First it times, in turns and each on an empty
 virtual host, the first delayed publish of a new connection, and the declaration of all queues. Then 40 messages/s with

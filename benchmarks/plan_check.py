@@ -1,4 +1,4 @@
-"""Is the plan right? What ``bide pipeline plan`` says of a table, against a broker that gets its messages.
+"""Comparison of ``bide pipeline plan`` with a broker that gets the same messages.
 
 ``python -m benchmarks.plan_check --messages 1000000 --seconds 300`` plans a table of messages to be sent evenly over
 five minutes, a third of them delayed by whole minutes, a third by minutes and seconds, a third by minutes, seconds and
@@ -121,7 +121,7 @@ def size_of(folder: Path | None) -> int | None:
 
 
 async def sample(url: str, clock: bide.Clock, until: asyncio.Event, every: float, folder: Path | None) -> list[Sample]:
-    """Ask for the depths of all digit queues again and again, until told to stop."""
+    """Read the depths of all digit queues repeatedly, until the event is set."""
     queues = {clock.digit_queue(level, digit): level.letter for level in LEVELS for digit in clock.used_digits(level)}
     wanted = [Queue.quorum(name) for name in queues]
     connection = await Connection.open(BrokerUrl.parse(url))
@@ -242,7 +242,7 @@ def compare(samples: Sequence[Sample], plan: Plan, start: float) -> list[Compare
 
 
 def _at(seconds: Mapping[int, float], at: float) -> float:
-    """What is held at a time, between the means of the seconds around it."""
+    """The number of messages at a time, interpolated between the means of the seconds around it."""
     below = int(at - 0.5)
     share = at - 0.5 - below
     return seconds.get(below, 0.0) * (1 - share) + seconds.get(below + 1, 0.0) * share

@@ -1,4 +1,4 @@
-"""How fast the Spark sink publishes from one task and from several, beside the bulk publisher that it stands on.
+"""Throughput of the Spark sink with one task and several, compared with the bulk publisher.
 
 ``python -m benchmarks.spark_sink [--messages 200000] [--rounds 3] [--tasks 1 2 4]`` starts a broker of its own, and
 prints messages per second, round by round, both kinds in turn so that both meet the same machine. Messages have 200
@@ -96,8 +96,8 @@ def main() -> None:
     for name, rate in medians.items():
         print(f"{name}: median {rate:,.0f}/s, {rate / medians['bulk']:.2f} of the bulk publisher")
     if arguments.result is not None:
-        told = {name: [round(rate) for rate in values] for name, values in rates.items()}
-        arguments.result.write_text(json.dumps({**facts, "per_second": told}, indent=1) + "\n")
+        per_second = {name: [round(rate) for rate in values] for name, values in rates.items()}
+        arguments.result.write_text(json.dumps({**facts, "per_second": per_second}, indent=1) + "\n")
     spark.stop()
 
 

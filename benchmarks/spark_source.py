@@ -1,10 +1,10 @@
-"""How fast Spark reads a stream: messages of 200 bytes, with all columns and with the body alone, in turns.
+"""Throughput of reading a stream with Spark: all columns, and the body alone.
 
 The stream is filled once, on a private broker. Nothing is written, so that the sink is not measured::
 
     .venv/bin/python -m benchmarks.spark_source --messages 1000000 --cores 4 --rounds 3
 
-The first line tells what decoding alone costs: a range read in this process into record batches, without Spark.
+The first line is the cost of decoding alone: a range read in this process into record batches, without Spark.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def main() -> None:
                 )
             )
         if wanted.result is not None:
-            told = {kind: [round(one) for one in found] for kind, found in rates.items()}
-            wanted.result.write_text(json.dumps({**facts, "per_second": told}, indent=1) + "\n")
+            per_second = {kind: [round(one) for one in found] for kind, found in rates.items()}
+            wanted.result.write_text(json.dumps({**facts, "per_second": per_second}, indent=1) + "\n")
         spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""What the latest messages had in common: where the maximum of docs/benchmarks.md comes from.
+"""Causes of the maximum lateness in docs/benchmarks.md.
 
 ``python -m benchmarks.spikes --rate 1500 --seconds 60`` sends delayed messages at an even rate through a fresh private
 broker, and writes down meanwhile when anything stood still: the machine (a process that wakes every two milliseconds),
@@ -33,10 +33,10 @@ from bide.client.client import connect
 from bide.local_broker import LocalBroker
 
 PAUSE: Final = 0.010
-"""Seconds that are worth being told, of anything that should take two milliseconds."""
+"""Shortest reported pause, in seconds, of steps that should take two milliseconds."""
 
 EPISODE: Final = 0.050
-"""Late messages that are received within so many seconds of each other are told together."""
+"""Seconds between late messages that are reported as one episode."""
 
 MARGIN: Final = 0.030
 """Seconds before the due time in which something may have delayed a message."""
@@ -113,7 +113,7 @@ class Arrival:
 
 
 class Watch:
-    """Everything that is watched, and what it told."""
+    """The watched parts of the system and their pauses."""
 
     def __init__(self, folder: Path, broker: LocalBroker) -> None:
         self._folder = folder
@@ -129,8 +129,8 @@ class Watch:
         programs = {"machine": (_MACHINE,), "disk": (_DISK, str(self._folder / "probe"))}
         started = []
         for name, (program, *arguments) in programs.items():
-            with (self._folder / name).open("w") as said:
-                started.append(subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=said))
+            with (self._folder / name).open("w") as log:
+                started.append(subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=log))
         loop = asyncio.create_task(self._loop())
         gc.callbacks.append(self._collected)
         try:
@@ -198,7 +198,7 @@ async def measured(broker: LocalBroker, job: Job, watch: Watch) -> list[Arrival]
 
 
 def episodes(arrivals: Sequence[Arrival], least: int) -> list[list[Arrival]]:
-    """The latest messages, at least so many, those together that came together."""
+    """The latest messages, at least ``least``, grouped into episodes."""
     limit = sorted((one.late for one in arrivals), reverse=True)[min(least, len(arrivals)) - 1]
     found: list[list[Arrival]] = []
     for one in sorted((one for one in arrivals if one.late >= limit), key=lambda one: one.at):
@@ -210,7 +210,7 @@ def episodes(arrivals: Sequence[Arrival], least: int) -> list[list[Arrival]]:
 
 
 def shown(arrivals: Sequence[Arrival], pauses: Sequence[Pause], least: int) -> str:
-    """What there is to say."""
+    """The printed report."""
     late = sorted(one.late * 1000 for one in arrivals)
     points = ", ".join(f"p{point:g} {percentile(late, point):.1f}" for point in (50, 99, 99.9))
     lines = [f"{len(arrivals):,} messages, ms late: {points}, max {late[-1]:.1f}", ""]

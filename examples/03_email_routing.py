@@ -1,4 +1,4 @@
-"""Pattern 3: one program reads the mailbox; a headers exchange gives each application its mails.
+"""Pattern 3: one program reads the mailbox; a headers exchange routes mails to applications.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 6: what belongs to one booking is handled in order, though there are four partitions and two consumers.
+"""Pattern 6: messages of one booking stay in order, with four partitions and two consumers.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 8: who listens to "finance" hears of messages that did not exist when he began to listen.
+"""Pattern 8: a subscriber to "finance" also receives the message types added below it later.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 9: an urgent ticket overtakes; and a full queue pushes out urgent ones, unless it refuses new ones.
+"""Pattern 9: urgent tickets overtake others, and a full queue refuses new messages.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 10: the last word of the routing key names the class, and each class has a queue and consumers of its own.
+"""Pattern 10: the last word of the routing key is the class; each class has its own queue.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 13: what fails comes back a second later, through a cascade of delay queues that all consumers share.
+"""Pattern 13: failed messages return after a second, through delay queues that all share.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 14: what fails waits in a queue that is there for this one message, and gone afterwards.
+"""Pattern 14: a failed message waits in a temporary queue of its own.
 
 Prints::
 

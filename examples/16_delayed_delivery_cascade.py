@@ -1,4 +1,4 @@
-"""Pattern 16: the publisher gives the delay, the levels do the waiting. This is what bide is for.
+"""Pattern 16: the publisher gives the delay, and shared levels delay the message.
 
 Prints::
 
@@ -27,7 +27,7 @@ async def main() -> None:
             assert message.lateness is not None
             print(f"{message.body.decode()}, {'early' if message.lateness < timedelta(0) else 'not early'}")
             await message.ack()
-        # The levels are everybody's: only the queue goes.
+        # Other publishers share the levels: delete only the queue.
         await client.destroy(bide.Topology(queues=[bide.Queue("example16.reminders")]))
 
 

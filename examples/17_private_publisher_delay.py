@@ -1,4 +1,4 @@
-"""Pattern 17: one publisher delays everything it sends, by an exchange and a queue of its own.
+"""Pattern 17: one publisher delays all its messages, by its own exchange and queue.
 
 Prints::
 

@@ -1,4 +1,4 @@
-"""Pattern 18: requests and replies, by direct reply-to and the three others; and a server that is too slow.
+"""Pattern 18: requests and replies by direct reply-to and three other ways; a slow server.
 
 Prints::
 

@@ -22,6 +22,12 @@ import click
 
 ROOT: Final = Path(__file__).parents[1]
 BASELINE: Final = Path("scripts/prose-baseline.txt")
+FOLDERS: Final = ("src", "tests", "benchmarks", "examples")
+"""The folders of Python whose words and module docstrings are checked; names of classes are checked in ``src`` only."""
+
+OWN_TEST: Final = "tests/unit/test_prose.py"
+"""Contains examples of violations."""
+
 MAX_DOCSTRING: Final = 90
 MAX_HELP: Final = 60
 WORDS: Final = re.compile(
@@ -115,15 +121,18 @@ def _commands(command: click.Command) -> Iterator[click.Command]:
 
 
 def violations(root: Path) -> list[Violation]:
-    """All violations in sources, docs, README and changelog below a root, except those in help texts."""
+    """All violations in Python code, docs, README and changelog below a root, except those in help texts."""
     found: list[Violation] = []
     modules = {}
-    for path in sorted((root / "src").rglob("*.py")):
-        file = path.relative_to(root).as_posix()
-        text = path.read_text(encoding="utf-8")
-        modules[file] = ast.parse(text)
-        found += [*words(file, text), *docstring(file, modules[file])]
-    found += repeated_classes(modules)
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            file = path.relative_to(root).as_posix()
+            text = path.read_text(encoding="utf-8")
+            modules[file] = ast.parse(text)
+            if file != OWN_TEST:
+                found += words(file, text)
+            found += docstring(file, modules[file])
+    found += repeated_classes({file: module for file, module in modules.items() if file.startswith("src/")})
     for path in sorted([root / "README.md", root / "CHANGELOG.md", *(root / "docs").rglob("*.md")]):
         found += words(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"))
     return found

@@ -1,4 +1,4 @@
-"""A Chromium without a window, told what to do over a pipe by the DevTools protocol."""
+"""A headless Chromium, controlled through the DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from select import select
 from time import monotonic
 from typing import Any, Final
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _QUIET: Final = (
@@ -32,7 +32,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 """Chromium reads from file 3 and writes to file 4."""
 
 _ABOVE: Final = 10
-"""Files from here on are in nobody's way."""
+"""The first file descriptor that is certainly unused."""
 
 """Seconds for an answer: a browser on a busy machine takes a while to start."""
 
@@ -72,7 +72,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
         self.call("Page.navigate", url=page.absolute().as_uri())
-        deadline = monotonic() + PATIENCE
+        deadline = monotonic() + TIMEOUT
         while not self._loaded:
             self._handle(self._next(deadline))
 
@@ -94,7 +94,7 @@ class Browser:
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._send, json.dumps(message).encode() + b"\0")
-        deadline = monotonic() + PATIENCE
+        deadline = monotonic() + TIMEOUT
         while True:
             answer = self._next(deadline)
             if answer.get("id") == self._number:
@@ -157,7 +157,7 @@ def start(profile: Path) -> Iterator[Browser]:
         browser.begin()
         yield browser
     finally:
-        # It ends when nobody tells it anything any more.
+        # The browser exits when its input pipe is closed.
         os.close(our_out)
         os.close(our_in)
         try:

@@ -1,4 +1,4 @@
-"""The routing keys of binary cascades, read."""
+"""A parser of the routing keys of binary cascades."""
 
 from __future__ import annotations
 

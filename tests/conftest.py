@@ -1,4 +1,4 @@
-"""What every test has at hand: a private broker, shared by all, and a virtual host of its own on it.
+"""Fixtures for all tests: a shared private broker, and a virtual host per test.
 
 The tests run against the RabbitMQ that is installed, or the one that ``BIDE_TEST_BROKER_ROOT`` (the root
 folder of another system, see scripts/broker-root.sh) or ``BIDE_TEST_BROKER_HOME`` (an unpacked RabbitMQ) names.
@@ -158,7 +158,7 @@ def rabbitmq() -> Rabbitmq:
 
 @pytest.fixture(scope="session")
 def broker(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
-    """The broker that the tests share. Who changes it for others (kills it, raises alarms) starts one of his own."""
+    """The shared broker. Tests that kill it or raise alarms start their own."""
     with rabbitmq.start(ephemeral=True) as broker:
         yield broker
 

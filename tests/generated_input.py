@@ -90,7 +90,7 @@ def cases(folder: Path, *, url: str = DEAD, api: str = DEAD_API, every: int = 1)
     """Every option and argument of every command, with every value.
 
     Args:
-        every: take one value of so many, others for other options.
+        every: use one of this many values, and different ones for other options.
     """
     values = (*TEXTS, *files(folder))
     for path, command in commands():
@@ -189,7 +189,7 @@ def run_in_process(arguments: Sequence[str], *, seconds: float = 60) -> Outcome:
 
 
 def fault(outcome: Outcome) -> str | None:
-    """What is wrong with the end of a command, or None."""
+    """The reason why a command's exit is wrong, or None."""
     if "internal error" in outcome.err or "Traceback" in outcome.err:
         return "an internal error"
     if outcome.code not in (0, 1, 2):

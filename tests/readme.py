@@ -1,4 +1,4 @@
-"""The blocks of README.md and of pages under docs, and a shell to paste them into."""
+"""Code blocks of README.md and docs pages, and a shell to run them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 ROOT: Final = Path(__file__).parents[1]
 README: Final = "README.md"
@@ -99,12 +99,12 @@ class Shell:
             ) as process,
         ):
             try:
-                code = process.wait(timeout=PATIENCE)
+                code = process.wait(timeout=TIMEOUT)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        said = printed.read_text(encoding="utf-8")
-        assert code == 0, said
+        text = printed.read_text(encoding="utf-8")
+        assert code == 0, text
         pairs = (one.partition("=") for one in variables.read_text(encoding="utf-8").split("\0") if one)
         self.environment = {name: value for name, _, value in pairs}
-        return said
+        return text

@@ -1,4 +1,4 @@
-"""``bide relay`` as a process, for tests."""
+"""``bide relay`` as a process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 class Process:
@@ -32,16 +32,16 @@ class Process:
         )
 
     def wait_until_it_says(self, words: bytes) -> None:
-        """Read what it writes on standard error until these words came."""
+        """Read its standard error until these words appear."""
         assert self.process.stderr is not None
-        said = b""
-        deadline = time.monotonic() + PATIENCE
-        while words not in said:
+        output = b""
+        deadline = time.monotonic() + TIMEOUT
+        while words not in output:
             readable, _, _ = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0))
-            assert readable, f"the relay did not say {words!r}: {said.decode()}"
+            assert readable, f"the relay did not say {words!r}: {output.decode()}"
             part = os.read(self.process.stderr.fileno(), 4096)
-            assert part, f"the relay ended: {said.decode()}"
-            said += part
+            assert part, f"the relay ended: {output.decode()}"
+            output += part
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -50,12 +50,12 @@ class Process:
     def kill(self) -> None:
         """End it as ``kill -9`` does."""
         self.process.kill()
-        self.process.communicate(timeout=PATIENCE)
+        self.process.communicate(timeout=TIMEOUT)
 
     def stop(self) -> dict[str, Any]:
-        """End it with SIGTERM, and return what it says that it has done."""
+        """Stop it with SIGTERM, and return the summary that it prints."""
         self.process.terminate()
-        out, err = self.process.communicate(timeout=PATIENCE)
+        out, err = self.process.communicate(timeout=TIMEOUT)
         assert self.process.returncode == 0, err.decode()
         done: dict[str, Any] = json.loads(out)
         return done

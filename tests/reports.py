@@ -1,4 +1,4 @@
-"""Figures for reports, made up."""
+"""Example figures of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing to a stream by the stream protocol, of any bytes: what bide itself never does."""
+"""A publisher of arbitrary bytes by the stream protocol."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bide.streams import frames
 from bide.streams.connection import StreamConnection
 from bide.streams.frames import Fields
 from bide.streams.log import Address
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 _DECLARE_PUBLISHER = 0x01
 _PUBLISH = 0x02
@@ -25,15 +25,15 @@ def message(data: bytes) -> bytes:
 
 
 def batch(messages: list[bytes], *, compression: int = 0, records: int | None = None) -> bytes:
-    """An entry with several messages; *records* is how many it says it has."""
+    """An entry with several messages; *records* is the number in its header."""
     raw = b"".join(map(message, messages))
     packed = gzip.compress(raw) if compression == 1 else raw
-    said = len(messages) if records is None else records
-    return any_batch(packed, compression=compression, records=said, unpacked=len(raw))
+    count = len(messages) if records is None else records
+    return any_batch(packed, compression=compression, records=count, unpacked=len(raw))
 
 
 def any_batch(packed: bytes, *, compression: int, records: int, unpacked: int) -> bytes:
-    """An entry whose header says anything."""
+    """An entry with an arbitrary header."""
     return struct.pack(">BHII", 0x80 | compression << 4, records, unpacked, len(packed)) + packed
 
 
@@ -45,7 +45,7 @@ class _Publisher(StreamConnection):
         for number, entry in enumerate(entries):
             head = struct.pack(">BIQ", _PUBLISHER, 1, number)
             self._send(frames.frame(_PUBLISH, head, entry))
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TIMEOUT
             while number not in self._confirmed | self._refused:
                 self._dispatch(*self._receive_frame(deadline))
         return self._refused

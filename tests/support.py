@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 SOAK = os.environ.get("BIDE_SOAK", "") not in ("", "0")
 """Whether the tests that repeat a fault should do so for minutes."""
@@ -26,7 +26,7 @@ class Vhost:
 
     @property
     def idle_url(self) -> str:
-        """For a client that hears no heartbeats while a test is busy with something else."""
+        """A URL without heartbeats, for a client that is blocked while a test does something else."""
         return f"{self.url}?heartbeat=0"
 
 
@@ -62,7 +62,7 @@ class Rabbitmq:
             plugins=plugins,
             extra_config=extra_config,
             environment=environment,
-            timeout=timedelta(seconds=PATIENCE),
+            timeout=timedelta(seconds=TIMEOUT),
         )
 
     @property

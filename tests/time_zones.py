@@ -1,4 +1,4 @@
-"""A second reading of the time zone database: TZif files and POSIX rules, without ``zoneinfo``."""
+"""A second reader of the time zone database: TZif files and POSIX rules."""
 
 from __future__ import annotations
 

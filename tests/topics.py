@@ -1,4 +1,4 @@
-"""Topic patterns, matched as the routing model does."""
+"""Matching of topic patterns, as in the routing model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures on the pages of the pipelines, of one small campaign that really takes place.
+"""The pictures of the pipeline pages, drawn from one small campaign that runs for real.
 
 ``python -m benchmarks.doc_pictures`` starts a broker of its own and an endpoint, turns the taps on, and has ``bide
 pipeline schedule`` send reminders that are due within two minutes. For fifteen seconds of them the endpoint's handler

@@ -1,4 +1,4 @@
-"""What the pictures show: lists of numbers, counted from what was seen."""
+"""The numbers behind the pictures, counted from what the pipelines recorded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Campaign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
-    """What an audit knows of messages, in equal steps of their due times since the first was sent.
+    """Outcomes of messages in an audit, in equal steps of due time since the first message was sent.
 
     Attributes:
         first: seconds from there to the first step.

@@ -1,4 +1,4 @@
-"""Pictures into the documentation, with what is said below them."""
+"""Insertion of pictures and captions into the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bide.pipelines.charts.drawing import Drawing
 
 
 def drawings(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Callable[[float], Drawing]]:
-    """What is drawn for each page."""
+    """The drawings of each page."""
     levels = levels_of(plan)
     return {
         "schedule": lambda width: campaign(Campaign(**kept["schedule"]), width=width),
@@ -27,38 +27,38 @@ def drawings(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Call
 
 
 def captions(kept: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, str]:
-    """What is said below each picture."""
+    """The captions of the pictures."""
     count, seconds, late = kept["messages"], kept["seconds"], kept["late_ms"]
     outcomes = {name: sum(kept["audit"][name]) for name in ("processed", "parked", "waiting")}
     failed, back = kept["replay"]["parked"], kept["replay"]["received"]
     fails, over = (f"{seconds[name]:g} seconds" for name in ("fails", "over"))
 
-    def tail(which: str) -> str:
+    def lateness(which: str) -> str:
         p50, p99 = (texts.milliseconds(late[which][name]) for name in ("p50", "p99"))
-        return f"half of them at most {p50} after their due time, 99 in 100 at most {p99}"
+        return f"at most {p50} after their due time, and 99 % at most {p99} after it."
 
     load = kept["load_average"][1]
     busy = f", which other work kept busy too (a load of {load:.0f})" if load > 1.5 * kept["cores"] else ""
     where = f"`make doc-pictures`: RabbitMQ {kept['rabbitmq']}, Spark and endpoint on {kept['cores']} cores{busy}."
     return {
         "schedule": (
-            f"{count:,} reminders, sent by one run within {kept['schedule']['sent_in']:.1f} s, and received by an "
-            f"endpoint: {tail('first')}. The broken line is what was due. {where}"
+            f"One run sent {count:,} reminders within {kept['schedule']['sent_in']:.1f} s, and an endpoint received "
+            f"half of them {lateness('first')} The dashed line shows the due messages. {where}"
         ),
         "audit": (
-            f"One round in the middle of a campaign of {count:,} reminders, as the table `messages` has them, by due "
-            f"time: {outcomes['processed']:,} processed, {outcomes['parked']:,} parked, since their handler failed for "
-            f"{fails}, {outcomes['waiting']:,} waiting. The broken line is the last delivery that the audit saw. "
+            f"The table `messages` by due time, after a round in the middle of a campaign of {count:,} reminders: "
+            f"{outcomes['processed']:,} processed, {outcomes['parked']:,} parked because their handler failed for "
+            f"{fails}, and {outcomes['waiting']:,} waiting. The dashed line is the last delivery that the audit saw. "
             f"{where}"
         ),
         "replay": (
             f"{sum(failed):,} messages failed within {fails}, up to {max(failed) / EVERY:,.0f} per second, and were "
-            f"sent back over {over}, at most {max(back) / EVERY:,.0f} per second: {tail('again')}. {where}"
+            f"sent back over {over}, at most {max(back) / EVERY:,.0f} per second. Half of them arrived "
+            f"{lateness('again')} {where}"
         ),
         "plan": (
-            f"The same run: what each level held of {plan['messages']:,} messages that were sent to RabbitMQ "
-            f"{plan['rabbitmq']} within {texts.span(timedelta(seconds=plan['seconds']))}, and, as a broken line, what "
-            "was planned."
+            f"The same run: messages held by each level, of {plan['messages']:,} messages that were sent to RabbitMQ "
+            f"{plan['rabbitmq']} within {texts.span(timedelta(seconds=plan['seconds']))}. The dashed line is the plan."
         ),
     }
 
@@ -82,9 +82,9 @@ def with_caption(text: str, page: str, caption: str) -> str:
 
 
 def write(docs: Path, kept: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-    """Draw, and tell below each picture what it is of."""
-    said = captions(kept, plan)
+    """Draw the pictures, and write their captions into the pages."""
+    texts = captions(kept, plan)
     for page, draw in drawings(kept, plan).items():
         (docs / name_of(page)).write_text(picture(f"pipeline-{page}", draw), encoding="utf-8")
         path = docs / f"pipeline-{page}.md"
-        path.write_text(with_caption(path.read_text(encoding="utf-8"), page, said[page]), encoding="utf-8")
+        path.write_text(with_caption(path.read_text(encoding="utf-8"), page, texts[page]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Drawings of the figures, and files of SVG.
+"""SVG drawings of the figures.
 
 A file has each drawing twice, as the report's page does: for a desk, and for a phone with letters as large. Both are
 of one shape, since a browser lays a page out by the shape of a picture before it looks into it.
@@ -55,7 +55,7 @@ def campaign(found: Campaign, *, width: float) -> Drawing:
 
 
 def audited(found: Audited, *, width: float) -> Drawing:
-    """What became of messages, and how late they were delivered, by their due times."""
+    """Outcomes of messages, and lateness of deliveries, by due time."""
     height = 0.62 * width
     upper, lower = _frames(width, height, 2)
     count = len(found.processed)
@@ -91,7 +91,7 @@ def audited(found: Audited, *, width: float) -> Drawing:
     for frame in (upper, lower):
         marks.append(Line(points=((x, frame.top), (x, frame.bottom)), role=Role.MARK, width=1.25, dashed=True))
     marks += _elapsed_texts(across, lower, f"due, {_SINCE}")
-    title = "What became of messages, and how late they were delivered, by their due times"
+    title = "Outcomes of messages, and lateness of deliveries, by due time"
     return Drawing(title=title, width=width, height=height, marks=tuple(marks))
 
 
@@ -122,7 +122,7 @@ def replayed(found: Replayed, *, width: float) -> Drawing:
 
 
 def planned(levels: Sequence[Level], *, width: float) -> Drawing:
-    """For each level, what it held, and what was planned."""
+    """The measured and the planned number of messages of each level."""
     height = 0.78 * width
     marks: list[Mark] = []
     end = max(one.at[-1] for one in levels)
@@ -170,7 +170,7 @@ def _places(across: Linear, first: float, every: float, count: int) -> list[floa
 
 
 def _dashed(values: Sequence[int], up: Linear, places: Sequence[float]) -> Iterator[Mark]:
-    """What should be, on what is: only where there is something, since a line along the axis says nothing."""
+    """The planned values as a dashed line, without the parts along the axis."""
     run: list[int] = []
     for number, value in enumerate([*values, 0]):
         if value:
@@ -186,7 +186,7 @@ def _dashed(values: Sequence[int], up: Linear, places: Sequence[float]) -> Itera
 def _pieces(
     values: Sequence[float | None], found: Audited, across: Linear, scale: Logarithmic
 ) -> Iterator[tuple[Point, ...]]:
-    """Lines through what is known, step by step, broken where nothing is."""
+    """Lines through the known values, broken at gaps."""
     points: list[Point] = []
     for number, value in enumerate([*values, None]):
         if value is not None:
@@ -213,10 +213,10 @@ def _elapsed(across: Linear, frame: Frame) -> Iterator[Mark]:
 def _elapsed_texts(across: Linear, frame: Frame, title: str) -> Iterator[Mark]:
     """Times under an axis, and below them what they are."""
     for value in _ticks(across):
-        said = f"{int(value) // 60}:{int(value) % 60:02}"
+        text = f"{int(value) // 60}:{int(value) % 60:02}"
         # The last one may stand at the edge of the picture.
         x = min(across.place(value), frame.right - 2)
-        yield Label(x=x, y=frame.bottom + 16, text=said, role=Role.FAINT, size=TICK_SIZE, anchor="middle")
+        yield Label(x=x, y=frame.bottom + 16, text=text, role=Role.FAINT, size=TICK_SIZE, anchor="middle")
     middle = (frame.left + frame.right) / 2
     if title:
         yield Label(x=middle, y=frame.bottom + 34, text=title, role=Role.FAINT, size=TICK_SIZE, anchor="middle")
@@ -228,5 +228,5 @@ def _heading(entries: Sequence[tuple[str, Role]], unit: str, frame: Frame) -> It
     yield _unit(unit, frame)
 
 
-def _unit(said: str, frame: Frame) -> Label:
-    return Label(x=frame.right, y=frame.top - 11, text=said, role=Role.FAINT, anchor="end")
+def _unit(text: str, frame: Frame) -> Label:
+    return Label(x=frame.right, y=frame.top - 11, text=text, role=Role.FAINT, anchor="end")

@@ -1,4 +1,4 @@
-"""One small campaign that really takes place: scheduled, audited and replayed by the commands of ``bide pipeline``."""
+"""One small campaign: scheduled, audited and replayed by ``bide pipeline``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLOCK: Final = bide.Clock()
 SMALL: Final = ("--spark-conf", "spark.sql.shuffle.partitions=4")
 """What Spark is to know of so few messages; in two hundred parts they take it longer."""
 
-PATIENCE: Final = 90
+TIMEOUT: Final = 90
 """Seconds that the last message may be late."""
 
 
@@ -91,7 +91,7 @@ class Mailer:
 def write_table(path: Path, options: Options) -> None:
     """Reminders whose delays heap up in the middle, as those of people do.
 
-    Delays, since nobody knows when Spark will have started.
+    Delays instead of due times, since the start of Spark takes an unknown time.
     """
     chance = random.Random(6)
     delays: list[int] = []
@@ -119,7 +119,7 @@ async def pipeline(broker: LocalBroker, *arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "bide", "pipeline", *arguments, *SMALL, "--json"]
     process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     try:
-        told, _ = await process.communicate()
+        output, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.terminate()
@@ -127,7 +127,7 @@ async def pipeline(broker: LocalBroker, *arguments: str) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"bide pipeline {arguments[0]} ended with {process.returncode}")
     print(f"bide pipeline {arguments[0]}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
-    found: dict[str, Any] = json.loads(told)
+    found: dict[str, Any] = json.loads(output)
     return found
 
 
@@ -176,22 +176,22 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
             )
             await until_none(
                 lambda: options.messages - len(mailer.first) if mailer.fails is None else 0,
-                seconds=options.lead + PATIENCE,
+                seconds=options.lead + TIMEOUT,
                 endpoint=endpoint,
             )
             assert mailer.fails is not None
             await asyncio.sleep(max(mailer.fails[1] - time.time(), 0))
             tables = folder / "audit"
-            told = await pipeline(broker, "audit", "--into", str(tables), "--once")
+            report = await pipeline(broker, "audit", "--into", str(tables), "--once")
             await until_none(
                 lambda: options.messages - len(mailer.first),
-                seconds=options.seconds + PATIENCE,
+                seconds=options.seconds + TIMEOUT,
                 endpoint=endpoint,
             )
             back = await pipeline(broker, "replay", "--queue", ERRORS, "--over", f"{options.over}s")
             await until_none(
                 lambda: len(mailer.parked) - len(mailer.again),
-                seconds=options.over + PATIENCE,
+                seconds=options.over + TIMEOUT,
                 endpoint=endpoint,
             )
         finally:
@@ -209,7 +209,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
         "messages": options.messages,
         "seconds": {
             "schedule": scheduled["seconds"],
-            "audit": told["seconds"],
+            "audit": report["seconds"],
             "replay": back["seconds"],
             "over": options.over,
             "fails": mailer.fails[1] - mailer.fails[0],
@@ -222,7 +222,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
 
 
 def audit_of(tables: Path, start: float) -> Audited:
-    """What the table ``messages`` says, by due time."""
+    """The rows of the table ``messages``, by due time."""
     columns = ["due", "delivered", "lateness_ms", "outcome"]
     found = ds.dataset(tables / "messages", partitioning="hive", exclude_invalid_files=True).to_table(columns=columns)
     for name in columns[:2]:

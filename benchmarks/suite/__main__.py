@@ -1,4 +1,4 @@
-"""``python -m benchmarks.suite``: do the job that comes by standard input; answer on standard output."""
+"""``python -m benchmarks.suite``: a job from standard input, its answer on standard output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that workers write down in how late every task began: eight bytes each, whatever process they run in."""
+"""A shared file in which workers record the lateness of each task, eight bytes per task."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Arrivals:
         os.write(self._descriptor, _NUMBER.pack(late))
 
     def tell_ready(self) -> None:
-        """Say that the worker takes tasks."""
+        """Record that the worker is ready for tasks."""
         self._ready.touch()
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker has said so."""
+        """Whether a worker is ready."""
         return self._ready.exists()
 
     @property

@@ -1,4 +1,4 @@
-"""The broker that is measured, and the processes that measure it."""
+"""The measured broker, and the processes that measure it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IDLE: Final = 0.15
 """Part of one core: a broker that uses less has nothing to do any more."""
 
 _GLANCE: Final = 0.25
-_PATIENCE: Final = 20.0
+_TIMEOUT: Final = 20.0
 
 
 class Host:
@@ -61,7 +61,7 @@ class Host:
             yield cls(root, started)
 
     def releases(self) -> dict[str, str]:
-        """What only the broker knows: the release of Erlang."""
+        """The release of Erlang, asked from the broker."""
         if self._broker is None:
             return {}
         return {"Erlang": str(self._broker.management.call("GET", "overview")["erlang_version"])}
@@ -94,7 +94,7 @@ class Host:
 
 def _wait_until_idle(pid: int) -> None:
     """Give a broker that still clears away what was before the time to do so. There is no event for that."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         before = processor_seconds(pid)
         time.sleep(_GLANCE)
@@ -114,15 +114,15 @@ def _measured(case: Case, job: Job) -> Answer:
         process_group=0,
     ) as process:
         try:
-            said, complaints = process.communicate(job.to_json(), timeout=case.timeout)
+            stdout, stderr = process.communicate(job.to_json(), timeout=case.timeout)
         except subprocess.TimeoutExpired:
             raise BenchmarkError(f"it was not done after {case.timeout:g} s") from None
         finally:
             _end_group(process.pid)
-    if process.returncode != 0 or not said:
-        lines = complaints.strip().splitlines()
+    if process.returncode != 0 or not stdout:
+        lines = stderr.strip().splitlines()
         raise BenchmarkError(lines[-1] if lines else f"it ended with status {process.returncode}")
-    return Answer.from_json(said)
+    return Answer.from_json(stdout)
 
 
 def _end_group(leader: int) -> None:

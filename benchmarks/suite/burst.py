@@ -1,4 +1,4 @@
-"""How long many messages take that are due in the same second."""
+"""Time to deliver many messages that are due in the same second."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLOWEST: Final = 8_000
 _MARGIN: Final = 5
 """Seconds that the publisher has to be done before the due second."""
 
-PATIENCE: Final = 120.0
+TIMEOUT: Final = 120.0
 _HALF: Final = timedelta(milliseconds=500)
 
 
@@ -64,12 +64,13 @@ BURST: Final = Measurement(
     title="Many messages due in the same second",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes, published over several seconds, due in one and the same second. "
-        "To one moment: all have the same `deliver_at`, as a campaign has; `Clock` releases them from the hundred "
-        "queues of their last digits at once. The others have the delay in whole seconds that makes them due in that "
-        "second, and half a second more with `Clock`, which takes all of them through the one queue of the half "
-        "second, or through its lanes: the worst that can be; in the cascade of NServiceBus they come through its last "
-        "levels. Prefetch is `dead_letter_worker_consumer_prefetch`, 32 unless it is configured. Time from the "
-        "beginning of the due second (and a half), or from the moment, to the last receipt."
+        "*To one moment*: all messages have the same `deliver_at`, as in a campaign, and `Clock` releases them from "
+        "the hundred queues of the last digit at once. In the other cases, the delay is the number of whole seconds "
+        "after which the message is due in that second. With `Clock` it is half a second longer, so that all messages "
+        "leave through the one queue of the half second, or through its lanes, which is the worst case. In the cascade "
+        "of NServiceBus the messages leave through its last levels. *Prefetch* is "
+        "`dead_letter_worker_consumer_prefetch`, 32 by default. The time is measured from the beginning of the due "
+        "second (with `Clock`, half a second later), or from the common due time, to the last receipt."
     ),
     cases=_cases,
     broker="fresh",
@@ -77,7 +78,7 @@ BURST: Final = Measurement(
 
 
 def infrastructure_of(layout: str, lanes: int) -> DelayInfrastructure:
-    """What is compared: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
+    """The compared infrastructures: ``clock`` and ``one queue`` (of Clock, in lanes), or ``cascade``."""
     if layout == "cascade":
         return NServiceBus(routing="direct")
     resolution = _HALF if layout == "one queue" else RESOLUTION
@@ -97,7 +98,7 @@ async def burst(job: Job) -> Answer:
         await (await anext(arriving)).ack()
         due = await send(client, job)
         received = 0
-        async with asyncio.timeout(due - time.time() + PATIENCE):
+        async with asyncio.timeout(due - time.time() + TIMEOUT):
             async for message in arriving:
                 await message.ack()
                 received += 1

@@ -60,7 +60,7 @@ class Chart:
 
     @property
     def title(self) -> str:
-        """Everything that it says in words, for those who cannot see it."""
+        """All its values as text, for screen readers."""
         return f"{self.heading}. {self.note}" if self.note else self.heading
 
     def svg(self) -> str:

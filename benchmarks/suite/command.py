@@ -98,7 +98,7 @@ def bench(
                 plan,
                 root=root,
                 only=only,
-                listener=lambda row, said: _say(console, row, said),
+                listener=lambda row, note: _say(console, row, note),
                 keeper=lambda results: results.keep(keep, partial=bool(only)) if keep is not None else None,
             )
         if keep is not None:
@@ -136,6 +136,6 @@ def _make(folder: Path) -> None:
         raise click.UsageError(f"the folder {folder} cannot be written to: name another")
 
 
-def _say(console: Console, row: Row, said: str) -> None:
+def _say(console: Console, row: Row, note: str) -> None:
     name = " ".join(part for part in (row.measurement, row.setting, row.case) if part)
-    console.print(f"{name}: {said}", markup=False)
+    console.print(f"{name}: {note}", markup=False)

@@ -1,4 +1,4 @@
-"""Counting publisher confirms, as cheaply as Python can."""
+"""A cheap counter of publisher confirms."""
 
 from __future__ import annotations
 

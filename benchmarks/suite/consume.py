@@ -36,8 +36,8 @@ CONSUME: Final = Measurement(
     title="Receive and acknowledge",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes wait in a quorum queue; one consumer with a prefetch of "
-        f"{_PREFETCH:,} takes them, and acknowledges each. The raw limit looks for delivery tags in what the socket "
-        "brings, and acknowledges everything at once."
+        f"{_PREFETCH:,} receives them and acknowledges each one. The raw limit only looks for delivery tags in "
+        "the received bytes, and acknowledges all messages at once."
     ),
     cases=_cases,
 )

@@ -1,4 +1,4 @@
-"""A binary cascade in units of 10 ms: the layout of NServiceBus, but for the waits of its levels."""
+"""A binary cascade like NServiceBus, with a unit of 10 ms."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def _finer(queue: Queue) -> Queue:
 
 def _address(target: Target) -> str:
     if not isinstance(target, QueueTarget) or target.isolated:
-        raise UnsupportedTargetError(f"{target} is no plain queue: this cascade delivers to those only")
+        raise UnsupportedTargetError(f"{target} is not a plain queue: this cascade delivers to queues only")
     return target.queue

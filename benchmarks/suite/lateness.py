@@ -1,4 +1,4 @@
-"""How late delayed messages are at a steady rate, and what they cost the broker."""
+"""Lateness of delayed messages at a steady rate, and their cost for the broker."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ LATENESS: Final = Measurement(
     title="Lateness at a steady rate",
     about=(
         f"{_BODY} bytes, published at an even rate for {_SECONDS:g} s, with delays of 1 to {LONGEST} whole seconds at "
-        "random, to a quorum queue that is consumed meanwhile; late is what lies between the due time and the "
-        "receipt. The binary cascade is the layout of NServiceBus, with the same client. Without a delay, the messages "
-        "go straight to the queue: nothing that delays can be faster, or cheaper. Celery and dramatiq are "
-        "measured end to end, from the call to the start of the task, with a sender for every 250/s and a worker on "
-        "all cores, up to the highest rate that they sustain. Broker CPU is that of the node from the first publish "
-        "to the last receipt, everything included."
+        "random, to a quorum queue that is consumed meanwhile. Lateness is the time from the due time to the receipt. "
+        "The binary cascade is the layout of NServiceBus, with the same client. Messages without a delay go straight "
+        "to the queue: they show the minimum of time and CPU that any delay adds to. Celery and dramatiq are measured "
+        "end to end, from the call to the start of the task, with one sender for every 250/s and a worker on all "
+        "cores, up to the highest rate that they sustain. Broker CPU is the total of the node from the first publish "
+        "to the last receipt."
     ),
     cases=_cases,
     broker="fresh",
@@ -93,7 +93,7 @@ LATENESS: Final = Measurement(
 
 
 def infrastructure_of(layout: str) -> DelayInfrastructure:
-    """What is compared: ``clock`` or ``cascade``."""
+    """The compared infrastructures: ``clock`` or ``cascade``."""
     return Clock() if layout == "clock" else NServiceBus(routing="direct")
 
 
@@ -124,7 +124,7 @@ async def bide(job: Job, *, around: AbstractAsyncContextManager[Any] | None = No
                         if receiver.count == expected:
                             break
             except TimeoutError:
-                pass  # the count tells
+                pass  # the count is checked below
             sent_per_second = await publishing
             cost = meter.read(expected)
     values = lateness(
@@ -141,7 +141,7 @@ async def bide(job: Job, *, around: AbstractAsyncContextManager[Any] | None = No
 
 
 class Receiver:
-    """Takes down what there is to know about messages.
+    """Records the lateness of received messages.
 
     Args:
         delayed: whether they say when they were due; else their bodies begin with the time of the call.
@@ -162,7 +162,7 @@ class Receiver:
         return len(self.milliseconds)
 
     def take(self, message: Message) -> None:
-        """Look at a message."""
+        """Record a message."""
         if self.count % _ONE_IN == 0:
             self.header_bytes.append(len(json.dumps(dict(message.raw.values.get("headers") or {}), default=str)))
         if self._delayed:

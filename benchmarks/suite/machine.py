@@ -1,4 +1,4 @@
-"""The machine that the benchmark runs on, and the releases of what is compared."""
+"""The machine of the benchmark, and the releases of the compared software."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measurement: the cases that are compared, and how large they are."""
+"""A measurement: the compared cases and their size."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What is measured together.
+    """Cases that are measured and compared together.
 
     Attributes:
         name: as it is asked for.

@@ -1,4 +1,4 @@
-"""The memory of a bulk publish, however long its input."""
+"""The memory of a bulk publish, by the length of its input."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEMORY: Final = Measurement(
     title="Memory of a bulk publish",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes from a generator, not delayed, to a queue that keeps the last 1,000. "
-        f"Memory of the process at most, and its growth from the first {_FIRST:,} on."
+        f"*Memory* is the largest memory of the process, and *growth* its growth after the first {_FIRST:,} messages."
     ),
     cases=_cases,
     most_rounds=1,
@@ -41,7 +41,7 @@ MEMORY: Final = Measurement(
 
 
 async def publish(job: Job) -> Answer:
-    """Publish, and look at the memory with every report."""
+    """Publish, and read the memory at every report."""
     messages = job.options["messages"]
     async with connect(job.url) as client:
         await client.declare(Topology(queues=[Queue.quorum(TARGET, {"x-max-length": 1_000})]))

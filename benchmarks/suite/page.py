@@ -1,4 +1,4 @@
-"""The page of the documentation that shows the results."""
+"""The documentation page of the results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ PLOTS: Final = "benchmarks"
 _INTRODUCTION: Final = """\
 # How fast
 
-`make bench` starts a private RabbitMQ and measures bide, other clients, and the limits of the broker, side by side:
-every case in a process and a virtual host of its own, in turns (A B C, A B C). `make bench BENCH="publish --scale 0.1"`
-is a look at one part; `make bench BENCH=--help` has the rest. Absolute
-numbers are those of one machine, with clients and broker on it; compare within a table. A number is the median of the
-rounds, with the lowest and the highest in brackets; a ratio is that of two medians, with the lowest and the highest of
-the rounds taken by themselves. Each measurement is one run, the newest of each release of RabbitMQ. How quiet the
-machine was is said by two numbers, each the highest of all cases: cores in use by whatever just before one, and cores
-that the host of this virtual machine gave to others while it was measured, on average. Since 2026-11-22, a case of
-which it took more than a tenth of the machine is measured again, up to twice, and the calmest of these counts. Where
-the tables do not say something of it, that was not written down yet. This page is made of the files in
-`benchmarks/results` by `make bench-docs`.
+`make bench` starts a private RabbitMQ and compares bide with other clients and with the limits of the broker. Each case
+runs in its own process and virtual host, and the cases take turns (A B C, A B C).
+`make bench BENCH="publish --scale 0.1"` measures one part in a tenth of the size; `make bench BENCH=--help` lists the
+other options.
+
+All figures are from one machine that runs both clients and broker, so compare figures within a table. A figure is the
+median of all rounds, with the lowest and the highest in brackets. A ratio is that of two medians, with the lowest and
+the highest ratio of single rounds in brackets. Each measurement is the newest run on that release of RabbitMQ.
+
+Two figures show how quiet the machine was; each is the highest of all cases. *Cores in use before* counts the cores
+that any processes used just before a case. *CPU steal* is the mean number of cores that the host withheld from this
+virtual machine while a case ran. Since 2026-11-22, a case with CPU steal of more than a tenth of the machine is
+measured again, up to twice, and the run with the least counts. An empty cell means that the run did not record the
+figure. `make bench-docs` writes this page from the files in `benchmarks/results`.
 """
 
 
@@ -101,16 +104,16 @@ def _run(results: Results) -> Iterator[str]:
         f"{machine['python']}; " + ", ".join(f"{name} {release}" for name, release in results.releases.items()) + ".\n"
     )
     yield from _markdown(
-        ["measured", "rounds", "begun", "bide at commit", "cores in use before", "cores taken by the host meanwhile"],
+        ["measured", "rounds", "begun", "bide at commit", "cores in use before", "CPU steal, cores"],
         [_origin(name, results.of(name)) for name in results.measurements()],
     )
     if found := verdicts(results):
         yield from _markdown(
-            ["what is to be reached", "limit", "reached", ""],
+            ["target", "limit", "measured", ""],
             [[one.bar.title, one.bar.wanted, one.reached, one.word] for one in found],
         )
         if not all(one.is_met for one in found):
-            yield "What stands in the way where it is not met, and how that is known: [limits](limits.md).\n"
+            yield "[limits.md](limits.md) shows why some targets are not met.\n"
 
 
 def _origin(name: str, rows: Sequence[Row]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How late messages were, in a few numbers."""
+"""Percentiles of lateness."""
 
 from __future__ import annotations
 

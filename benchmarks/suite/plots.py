@@ -1,4 +1,4 @@
-"""Which charts are drawn of a run."""
+"""The charts of a run."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def highest_rates(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.spread("sustained") is not None and row.setting in lateness.RATES:
             rates[row.case] = max(rates.get(row.case, 0), lateness.RATES[row.setting] if _keeps_up(row) else 0)
-    said = [f"{case} sustains {_shown(rates[case])}" for case in _RIVALS if case in rates]
-    if not said:
+    sustained = [f"{case} sustains {_shown(rates[case])}" for case in _RIVALS if case in rates]
+    if not sustained:
         return ""
     if ours := [rate for case, rate in rates.items() if case not in _RIVALS]:
-        said.append(f"bide {_shown(min(ours))} with every layout")
-    return f"Of the rates tried, {', '.join(said)}."
+        sustained.append(f"bide {_shown(min(ours))} with every layout")
+    return f"Of the rates tried, {', '.join(sustained)}."
 
 
 def _shown(rate: int) -> str:

@@ -1,4 +1,4 @@
-"""What a process has used, as Linux tells it."""
+"""CPU time and memory of a process, as Linux reports them."""
 
 from __future__ import annotations
 

@@ -62,13 +62,14 @@ PUBLISH: Final = Measurement(
     title="Publish delayed messages",
     about=(
         "Every message is persistent, confirmed by the broker, and delayed by 10 to 59 whole minutes at random; one "
-        f"connection, for {_SECONDS:g} s. The raw limit writes frames that were encoded before and counts confirms, "
-        f"with the window of `publish_many` ({WINDOW:,} messages). bide and aio-pika have {IN_FLIGHT:,} tasks that "
-        "publish and wait for the confirm, one message after the other. pika is measured twice: `SelectConnection` "
-        "with the same window, and `BlockingConnection`, which waits for each confirm, as kombu, Celery "
+        f"connection, for {_SECONDS:g} s. The raw limit writes pre-encoded frames and counts confirms, with the "
+        f"window of `publish_many` ({WINDOW:,} messages). bide and aio-pika have {IN_FLIGHT:,} tasks, each of which "
+        "publishes a message and waits for its confirm, repeatedly. pika is measured twice: `SelectConnection` with "
+        "the same window (pipelined), and `BlockingConnection`, which waits for each confirm, as kombu, Celery "
         "(`apply_async(countdown=...)` with `confirm_publish`) and dramatiq (`send_with_options(delay=...)` with "
-        "`confirm_delivery`) do. All but the last two send through the same queues of `Clock`, and are given the "
-        "headers; Celery uses its own cascade, dramatiq its one classic queue for delayed messages."
+        "`confirm_delivery`) do. All clients except the last two send through the same queues of `Clock`, and the "
+        "benchmark gives clients other than bide the headers; Celery uses its own cascade, dramatiq its one classic "
+        "queue for delayed messages."
     ),
     cases=_cases,
 )

@@ -1,4 +1,4 @@
-"""What is measured: names, units, and how many digits are worth printing."""
+"""Measured quantities: names, units and digits to print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit: a client that does nothing but move bytes that were made before, over one socket.
+"""The upper limit: a client that only moves prepared bytes over one socket.
 
 It parses no more than it has to, decodes nothing, keeps nothing, and notices nothing that goes wrong but a closed
 socket. No client that does its work can be as fast.
@@ -64,8 +64,8 @@ class RawConnection:
 
         Args:
             messages: each with all its frames.
-            window: at most so many are sent and not confirmed.
-            until: told how many were sent; ends it.
+            window: the maximum number of unconfirmed messages.
+            until: called with the number of sent messages; true ends it.
         """
         self._call(codec.method(85, 10, codec.bits(False)), _SELECTED)
         chunks = cycle(_chunks(messages))
@@ -97,7 +97,7 @@ class RawConnection:
         return sent
 
     def consume(self, queue: str, *, prefetch: int, messages: int) -> None:
-        """Receive and acknowledge so many messages."""
+        """Receive and acknowledge ``messages`` messages."""
         self._call(codec.method(60, 10, codec.long(0), codec.short(prefetch), codec.bits(False)), _QOS_SET)
         subscribe = (b"\x00\x00", codec.short_string(queue), codec.short_string("raw"), codec.bits(), codec.table({}))
         self._call(codec.method(60, 20, *subscribe), _CONSUMING)
@@ -149,7 +149,7 @@ FRAME_MAX: Final = 131072
 
 
 def _chunks(messages: Sequence[bytes]) -> list[bytes]:
-    """The messages, so many at a time; the first ones again where the last chunk would not be full."""
+    """Chunks of equal size; the last one is filled with the first messages again."""
     repeated = [*messages, *islice(cycle(messages), -len(messages) % _CHUNK)]
     return [b"".join(repeated[place : place + _CHUNK]) for place in range(0, len(repeated), _CHUNK)]
 

@@ -1,4 +1,4 @@
-"""What was measured, on which machine, with which releases; as JSON."""
+"""Results of a run with its machine and releases, as JSON."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Row:
         self.note(answer.note)
 
     def note(self, text: str) -> None:
-        """Say something about it, once."""
+        """Add a note, unless it is there already."""
         if text and text not in self.notes:
             self.notes.append(text)
 

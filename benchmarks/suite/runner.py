@@ -1,4 +1,4 @@
-"""Run measurements: every case in its turn, round after round."""
+"""The runner: every case once per round, round after round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bide.errors import InvalidInputError
 from bide.local_broker.installation import find_installation
 
 Listener = Callable[[Row, str], None]
-"""Told of every run of a case: its row so far, and what there is to say about the run."""
+"""Called after every run of a case with its row so far and a note about the run."""
 
 NOT_INSTALLED: Final = "not installed"
 
@@ -47,7 +47,7 @@ def run(
     *,
     root: Path | None = None,
     only: Sequence[str] = (),
-    listener: Listener = lambda row, said: None,
+    listener: Listener = lambda row, note: None,
     keeper: Callable[[Results], object] = lambda results: None,
 ) -> Results:
     """Measure.
@@ -55,7 +55,7 @@ def run(
     Args:
         root: folder of another system whose RabbitMQ is used.
         only: patterns (``bide*``); of the cases, those whose name or setting matches one of them. All if empty.
-        listener: told of every run.
+        listener: called after every run.
         keeper: given the results at the beginning and after every measurement: an end that comes early costs little.
 
     Raises:
@@ -99,11 +99,11 @@ def _run(
     host: Host, root: Path | None, measurement: Measurement, case: Case, results: Results, listener: Listener
 ) -> None:
     row = results.row(measurement.name, case.name, case.setting)
-    said = ""
+    note = ""
     if case.rival is not None and machine.release_of(case.rival) is None:
-        row.note(said := NOT_INSTALLED)
+        row.note(note := NOT_INSTALLED)
     elif case.unless_failed is not None and _failed_before(results, measurement, case):
-        row.note(said := f"not tried: not sustained at {case.unless_failed}")
+        row.note(note := f"not tried: not sustained at {case.unless_failed}")
     else:
         outcome = _calmest(
             lambda: _attempt(host, root, measurement, case, results),
@@ -111,12 +111,12 @@ def _run(
             attempts=_ATTEMPTS if results.scale >= 1 else 1,
         ).outcome
         if isinstance(outcome, BenchmarkError):
-            row.note(said := f"failed: {outcome}")
+            row.note(note := f"failed: {outcome}")
             results.failures.append(f"{row.name}: {outcome}")
         else:
             row.add(*outcome)
-            said = _in_short(outcome[0])
-    listener(row, said)
+            note = _in_short(outcome[0])
+    listener(row, note)
 
 
 def _calmest(measure: Callable[[], _Attempt], tell: Callable[[str], None], *, attempts: int) -> _Attempt:

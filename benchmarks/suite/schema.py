@@ -1,4 +1,4 @@
-"""What a file of results has to hold, so that it can be shown."""
+"""The checks of a results file before it is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cases find on the broker, and the messages that they send."""
+"""Queues, exchanges and messages that the cases use."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _frames(message: PreparedMessage, infrastructure: DelayInfrastructure) -> by
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A message for a client that knows nothing of bide.
+    """A message for clients other than bide.
 
     Attributes:
         headers: among them what delays the message.

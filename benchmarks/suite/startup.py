@@ -1,4 +1,4 @@
-"""What it takes until the first message: the topology on the broker, and the import."""
+"""Time until the first message: applying the topology, and importing bide."""
 
 from __future__ import annotations
 
@@ -53,8 +53,9 @@ STARTUP: Final = Measurement(
     name="startup",
     title="Until the first message",
     about=(
-        "Applying: all exchanges, queues and bindings of the infrastructure, in an empty virtual host, or in one that "
-        f"has them. Importing: processor time of a new interpreter, less that of a bare one, medians of {_TRIES}."
+        "*apply*: the time to declare all exchanges, queues and bindings of the infrastructure, in an empty virtual "
+        "host or in one that already has them. *import*: the processor time of a new interpreter that imports the "
+        f"package, minus that of one that imports nothing, medians of {_TRIES}."
     ),
     cases=_cases,
 )

@@ -1,4 +1,4 @@
-"""What it costs the broker to keep many messages, and whether it does."""
+"""The memory and disk that a broker needs for many waiting messages."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _HOLD: Final = 300.0
 _SPREAD: Final = 300.0
 _SAMPLE: Final = {"rate": 500, "seconds": 30.0, "longest": 10, "step": 1_000}
 _PREFETCH: Final = 1_000
-_PATIENCE: Final = 300.0
+_TIMEOUT: Final = 300.0
 _MB: Final = 1e6
 _STORE: Final = "store"
 _SETTLE: Final = 5.0
-"""Seconds after which the broker's memory is read, so that it has written and collected what it had in hand."""
+"""Seconds before the broker's memory is read, so that it has flushed and collected garbage."""
 
 
 def _cases(plan: Plan) -> Sequence[Case]:
@@ -58,10 +58,11 @@ STORE: Final = Measurement(
     title="Many messages that wait",
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes, with delays of {_HOLD:g} to {_HOLD + _SPREAD:g} whole seconds at "
-        f"random, on a broker of their own. While they wait, others come and go ({_SAMPLE['rate']}/s, 1 to "
-        f"{_SAMPLE['longest']} s), which is how late is measured; then the broker is stopped and started again, until "
-        "it confirms a delayed message. At last all of them are received, and each is looked for. Memory is the node's "
-        "resident memory, disk its data folder; per message, what they grew by."
+        f"random, on a broker of their own. While they wait, other messages are sent and received "
+        f"({_SAMPLE['rate']}/s, delays of 1 to {_SAMPLE['longest']} s) to measure the lateness. Then the broker is "
+        "stopped and started again; the start ends when it confirms a delayed message. At the end all messages are "
+        "received, and a check finds lost ones. Memory is the node's resident memory, and disk the size of its data "
+        "folder; the figures per message are their growth."
     ),
     cases=_cases,
     most_rounds=1,
@@ -140,7 +141,7 @@ async def _sample(client: Client, job: Job) -> dict[str, float]:
     receiver = Receiver()
     async with client.consume(TARGET, prefetch=_PREFETCH) as arriving:
         publishing = asyncio.create_task(publish_steadily(client, job))
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             async for message in arriving:
                 receiver.take(message)
                 await message.ack()
@@ -161,7 +162,7 @@ async def _empty(broker: LocalBroker, messages: int) -> int:
     async with connect(broker.url) as client, client.consume(_STORE, prefetch=_PREFETCH) as arriving:
         while missing:
             try:
-                async with asyncio.timeout(_PATIENCE + _HOLD + _SPREAD):
+                async with asyncio.timeout(_TIMEOUT + _HOLD + _SPREAD):
                     message = await anext(arriving)
             except TimeoutError:
                 break

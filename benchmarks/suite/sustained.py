@@ -1,4 +1,4 @@
-"""How many delayed messages go through an infrastructure when there are always more."""
+"""The highest sustained rate of delayed messages through an infrastructure."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ SUSTAINED: Final = Measurement(
     about=(
         f"Delays of 0 to {(1 << _BITS) - 1:,} units of {_UNIT // timedelta(milliseconds=1)} ms at random, for `Clock` "
         f"(at most two hops) and for a binary cascade that is built with that unit ({_BITS} levels, six hops on "
-        "average). Twice as many messages are kept under way as would be there if all were on time, so that the broker "
-        "always has more to do than it can: every five seconds as many are allowed as are delivered in twice the mean "
-        f"delay. After {_WARM_UP:g} s the messages that arrive in {_SECONDS:g} s are counted. One client publishes and "
-        "consumes."
+        "average). To overload the broker all the time, the client keeps twice as many messages in transit as there "
+        "would be if all were on time: every five seconds, it sets the limit to the number of messages delivered in "
+        f"twice the mean delay. After {_WARM_UP:g} s, the messages that arrive within {_SECONDS:g} s are counted. One "
+        "client publishes and consumes."
     ),
     cases=_cases,
     broker="fresh",
@@ -71,7 +71,7 @@ SUSTAINED: Final = Measurement(
 
 
 def infrastructure_of(layout: str, bits: int) -> DelayInfrastructure:
-    """What is compared: ``clock`` or ``cascade``, both in units of 10 ms."""
+    """The compared infrastructures: ``clock`` or ``cascade``, both in units of 10 ms."""
     if layout == "cascade":
         return FineCascade(levels=bits)
     return Clock(max_delay=timedelta(seconds=60) - _UNIT)
@@ -96,7 +96,7 @@ class Flow:
         self._room.set()
 
     async def publish(self, client: Client) -> None:
-        """Publish for ever."""
+        """Publish until cancelled."""
         async with aclosing(self._messages()) as outgoing:
             await client.publish_many(outgoing, window=WINDOW)
 
@@ -111,7 +111,7 @@ class Flow:
                 yield OutgoingMessage(body, to=TARGET, delay=chance.randint(0, self._highest) * _UNIT)
 
     async def receive(self, messages: Consumer) -> None:
-        """Receive for ever."""
+        """Receive until cancelled."""
         async for message in messages:
             await message.ack()
             self.arrived += 1
@@ -122,7 +122,7 @@ class Flow:
                     self._room.set()
 
     async def regulate(self) -> None:
-        """Allow what is delivered in twice the mean delay, for ever."""
+        """Limit waiting messages to the deliveries of twice the mean delay, until cancelled."""
         pause = min(5.0, self._mean_delay)
         while True:
             before, start = self.arrived, time.perf_counter()

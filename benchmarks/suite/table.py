@@ -1,4 +1,4 @@
-"""The results as tables on a terminal."""
+"""Results as tables for a terminal."""
 
 from __future__ import annotations
 

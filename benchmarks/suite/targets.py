@@ -1,4 +1,4 @@
-"""What bide has set itself to reach, as ratios within one run; and whether it did."""
+"""The performance targets of bide, as ratios within one run."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Verdict:
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """What became of every bar that these results have the numbers for."""
+    """The verdict on every target that these results have numbers for."""
     found = ((bar, bar.ratio(results)) for bar in bars(results.releases["RabbitMQ"]))
     return [Verdict(bar, ratio, bar.each_round(results)) for bar, ratio in found if ratio is not None]
 

@@ -1,4 +1,4 @@
-"""One run of one case, as it is handed to the process that does it, and what that process answers."""
+"""One run of one case: its job, and the answer of the process that ran it."""
 
 from __future__ import annotations
 

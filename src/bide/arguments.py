@@ -1,4 +1,4 @@
-"""Range checks of numbers that callers pass."""
+"""Range checks of numeric arguments."""
 
 from __future__ import annotations
 

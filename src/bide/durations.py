@@ -8,7 +8,7 @@ from typing import Final
 
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
-_MICROSECONDS: Final = {
+_MICROSECONDS_PER_UNIT: Final = {
     "ms": 1_000,
     "s": 1_000_000,
     "m": 60_000_000,
@@ -17,16 +17,16 @@ _MICROSECONDS: Final = {
     "d": 86_400_000_000,
     "w": 604_800_000_000,
 }
-_MAX_TEXT: Final = 200
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*", re.ASCII)
-_ISO: Final = re.compile(
+_MAX_TEXT_LENGTH: Final = 200
+_NUMBER_AND_UNIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*", re.ASCII)
+_ISO_DURATION: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
     r"(?:T(?=\d)(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
     re.ASCII,
 )
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_WAY_OUT: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
+_ACCEPTED_FORMS: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
 
 DelayLike = timedelta | str
 """A delay: a ``timedelta``, or text such as ``"1h30m"``, ``"90s"``, ``"PT1H30M"``."""
@@ -36,7 +36,7 @@ DueTimeLike = datetime | str
 
 
 LONGEST: Final = timedelta(days=999_999_999)
-"""The longest delay. Rounding up negates it, and the negative of ``timedelta.max`` overflows."""
+"""The longest delay. Rounding up negates a delay, and the negative of ``timedelta.max`` overflows."""
 
 
 def parse_delay(value: DelayLike) -> timedelta:
@@ -53,7 +53,7 @@ def parse_delay(value: DelayLike) -> timedelta:
     elif isinstance(value, str):
         delay = _from_text(value.strip())
     else:
-        raise InvalidDelayError(f"the delay {value!r} has no unit: {_WAY_OUT}")
+        raise InvalidDelayError(f"the delay {value!r} has no unit: {_ACCEPTED_FORMS}")
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
     if delay > LONGEST:
@@ -62,19 +62,21 @@ def parse_delay(value: DelayLike) -> timedelta:
 
 
 def _from_text(text: str) -> timedelta:
-    if len(text) > _MAX_TEXT:
-        raise InvalidDelayError(f"the delay {text[:40]!r}... of {len(text)} characters cannot be read: {_WAY_OUT}")
+    if len(text) > _MAX_TEXT_LENGTH:
+        raise InvalidDelayError(
+            f"the delay {text[:40]!r}... of {len(text)} characters cannot be read: {_ACCEPTED_FORMS}"
+        )
     if text.startswith("-"):
         raise InvalidDelayError(f"the delay {text!r} is negative: give zero or more")
-    iso = _ISO.fullmatch(text.upper())
+    iso = _ISO_DURATION.fullmatch(text.upper())
     if iso:
         parts = [(number, unit) for unit, number in iso.groupdict().items() if number]
     else:
-        parts = _PART.findall(text)
+        parts = _NUMBER_AND_UNIT.findall(text)
         if "".join(text.split()) != "".join(number + unit for number, unit in parts):
             parts = []
     if not parts:
-        raise InvalidDelayError(f"the delay {text!r} cannot be read: {_WAY_OUT}")
+        raise InvalidDelayError(f"the delay {text!r} cannot be read: {_ACCEPTED_FORMS}")
     try:
         return timedelta(microseconds=sum(_microseconds(number, unit) for number, unit in parts))
     except OverflowError as error:
@@ -85,7 +87,7 @@ def _microseconds(number: str, unit: str) -> int:
     """Microseconds, rounded up. Computed exactly: a float cannot hold 1.001 s."""
     whole, _, decimals = number.partition(".")
     scale: int = 10 ** len(decimals)
-    return -(-int(whole + decimals) * _MICROSECONDS[unit] // scale)
+    return -(-int(whole + decimals) * _MICROSECONDS_PER_UNIT[unit] // scale)
 
 
 def format_delay(delay: timedelta) -> str:

@@ -49,7 +49,7 @@
     │   ├── ScheduleRecordError        a record of a schedule log that cannot be read
     │   │   └── NewerRecordError       a later release of bide wrote it
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
-    │   ├── PoisonMessageError         no attempt came to an end: the consumer stopped at each
+    │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
     ├── FolderInUseError               another run works with this ledger or audit folder
     ├── CallError: a request got no successful reply
@@ -190,7 +190,7 @@ class UnsupportedBrokerError(BrokerError):
 class NotModelledError(UnsupportedBrokerError):
     """The broker in memory has no rules for this feature of RabbitMQ.
 
-    Test what needs it with a real broker; ``bide broker start`` starts one.
+    Test code that needs the feature with a real broker; ``bide broker start`` starts one.
     """
 
 
@@ -203,7 +203,7 @@ class DeclarationMismatchError(BrokerError):
         argument: the property or argument that differs.
         wanted: the value in the declaration, as the broker prints it.
         found: the value on the broker, as the broker prints it.
-        applied: what was declared before the mismatch, as text.
+        applied: the items declared before the mismatch, as text.
     """
 
     def __init__(

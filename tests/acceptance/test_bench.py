@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: what is asked for is measured, in turns, shown, and kept."""
+"""``python -m benchmarks``: options, order of the cases, output and results file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from uuid import uuid4
 import pytest
 
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 
 def bench(rabbitmq: Rabbitmq, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +27,7 @@ def bench(rabbitmq: Rabbitmq, *arguments: str, **environment: str) -> subprocess
         capture_output=True,
         text=True,
         env={**os.environ, **home, **environment},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
 
@@ -81,17 +81,17 @@ def test_a_signal_ends_broker_and_job(rabbitmq: Rabbitmq) -> None:
     command = [sys.executable, "-m", "benchmarks", "sustained", "--rounds", "1", "--only", "Clock", *root]
     marked = dict([mark.split("=")])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not any("-m benchmarks.suite" in one for one in commands_of(mark)):
-            assert process.poll() is None, "it ended before it could be told to"
+            assert process.poll() is None, "it ended before it was signalled"
             assert time.monotonic() < deadline
             time.sleep(0.05)
         process.terminate()
-        _, complaints = process.communicate(timeout=PATIENCE)
+        _, complaints = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 128 + signal.SIGTERM, complaints
     assert "Traceback" not in complaints
     # What a killed process has started may need a moment to notice.
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while left := commands_of(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)

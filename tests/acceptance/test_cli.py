@@ -1,4 +1,4 @@
-"""The program itself, as a subprocess, on a real broker."""
+"""The command line as a subprocess, on a real broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import bide
 from bide.cli.app import cli
 from bide.topology import Argument
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -42,7 +42,7 @@ class Program:
             input=stdin,
             capture_output=True,
             env={**self.environment, **environment},
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
 
@@ -54,11 +54,11 @@ class Program:
     def fails(self, code: int, *arguments: str, **environment: str) -> str:
         """One line on standard error, and no traceback."""
         done = self.run(*arguments, stdin=b"", **environment)
-        said = done.stderr.decode()
-        assert done.returncode == code, said
-        assert said.count("\n") == 1, said
-        assert "Traceback" not in said
-        return said
+        stderr = done.stderr.decode()
+        assert done.returncode == code, stderr
+        assert stderr.count("\n") == 1, stderr
+        assert "Traceback" not in stderr
+        return stderr
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_receiving_from_a_delay_queue_hastens_nothing(program: Program, vhost: V
         client.publish(b"y", to="q", delay="9m")
         client.publish(b"z", to="backup.v1.s3")
     for queue in ("bide.v1.s10", "mine"):
-        said = program.fails(2, "receive", queue, "--count", "1", "--timeout", "20s")
-        assert said.startswith(f"bide: the queue {queue!r} belongs to a delay infrastructure: messages wait there")
+        stderr = program.fails(2, "receive", queue, "--count", "1", "--timeout", "20s")
+        assert stderr.startswith(f"bide: the queue {queue!r} belongs to a delay infrastructure: messages wait there")
     if management:
         assert "z" in program.ok("receive", "backup.v1.s3", "--count", "1", "--timeout", "20s")
     (message,) = lines(program.ok("receive", "q", "--count", "1", "--timeout", "40s", "--json"))
@@ -144,9 +144,9 @@ def test_an_interrupted_receive_loses_nothing(program: Program, end: signal.Sign
     assert process.stdout is not None
     head = [process.stdout.readline() for _ in range(20)]
     process.send_signal(end)
-    rest, said = process.communicate(timeout=PATIENCE)
+    rest, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == (130 if end is signal.SIGINT else 128 + end)
-    assert b"Traceback" not in said
+    assert b"Traceback" not in stderr
     printed = [one["body"] for one in lines(b"".join((*head, rest)).decode())]
     left: list[str] = []
     with bide.connect_sync(program.environment["BIDE_URL"]) as client, client.consume("q", timeout="5s") as messages:
@@ -169,10 +169,10 @@ def test_verify_reports_what_apply_declared_and_destroy_removed(program: Program
     assert {one["check"] for one in report["findings"]} >= {"release", "queues", "bindings", "stuck messages"}
     with bide.connect_sync(program.environment["BIDE_URL"]) as client:
         client.destroy(bide.Topology(queues=[bide.Queue("bide.v1.s7")]), force=True)
-    said = program.run("delay", "verify", *SMALL)
-    assert said.returncode == 1
-    assert "1 of " in said.stdout.decode()
-    assert "'bide.v1.s7'" in said.stdout.decode()
+    done = program.run("delay", "verify", *SMALL)
+    assert done.returncode == 1
+    assert "1 of " in done.stdout.decode()
+    assert "'bide.v1.s7'" in done.stdout.decode()
     program.ok("delay", "destroy", *SMALL, "--yes")
     assert program.run("delay", "verify", *SMALL).returncode == 1
 
@@ -206,8 +206,8 @@ def test_apply_does_not_fail_without_the_management_api(program: Program) -> Non
     unreachable = "http://127.0.0.1:1"
     applied = program.run("delay", "apply", *SMALL, BIDE_MANAGEMENT_URL=unreachable)
     assert (applied.returncode, applied.stderr) == (0, b"")
-    said = program.fails(1, "delay", "apply", "--protect", *SMALL, BIDE_MANAGEMENT_URL=unreachable)
-    assert "127.0.0.1:1" in said
+    stderr = program.fails(1, "delay", "apply", "--protect", *SMALL, BIDE_MANAGEMENT_URL=unreachable)
+    assert "127.0.0.1:1" in stderr
 
 
 def test_explain_prints_the_table_of_the_manual(program: Program) -> None:
@@ -255,12 +255,12 @@ def test_bad_usage_exits_with_2_and_the_reason(program: Program, arguments: Sequ
 def test_broker_errors_exit_with_1_and_without_the_password(program: Program) -> None:
     url = program.environment["BIDE_URL"]
     parts = urlsplit(url)
-    assert "does not exist" in program.fails(1, "send", "x", "--to", "nobody", "--in", "1s", *SMALL)
+    assert "does not exist" in program.fails(1, "send", "x", "--to", "missing", "--in", "1s", *SMALL)
     assert "no broker answers" in program.fails(1, "receive", "q", BIDE_URL="amqp://guest:secret@127.0.0.1:1/")
     wrong = urlunsplit(parts._replace(netloc=f"bide:top-secret@{parts.netloc.rpartition('@')[2]}"))
-    said = program.fails(1, "send", "x", "--to", "q", BIDE_URL=wrong)
-    assert "does not accept the user 'bide'" in said
-    assert "top-secret" not in said
+    stderr = program.fails(1, "send", "x", "--to", "q", BIDE_URL=wrong)
+    assert "does not accept the user 'bide'" in stderr
+    assert "top-secret" not in stderr
     elsewhere = urlunsplit(parts._replace(path="/nowhere"))
     assert "no virtual host 'nowhere'" in program.fails(1, "send", "x", "--to", "q", BIDE_URL=elsewhere)
 
@@ -288,7 +288,7 @@ def test_every_command_and_option_has_a_help_text(name: str, command: click.Comm
     "name", ["bide.cli.errors", "bide.client.consumer", "bide.delay.cascade", "httpx2", "importlib.metadata", "rich"]
 )
 def test_send_imports_only_what_it_uses(program: Program, name: str) -> None:
-    done = program.run("send", "x", "--to", "nobody", PYTHONPROFILEIMPORTTIME="1")
+    done = program.run("send", "x", "--to", "missing", PYTHONPROFILEIMPORTTIME="1")
     imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
     assert b"no queue takes the message" in done.stderr, "it asked the broker"
     assert "bide.client.publisher" in imported

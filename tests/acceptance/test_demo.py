@@ -1,4 +1,4 @@
-"""``bide demo``, as a subprocess, on a real broker, with a real Spark."""
+"""``bide demo`` as a subprocess, on a real broker and a real Spark."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.acceptance.test_cli import Program
-from tests.patience import PATIENCE
 from tests.support import Vhost, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,9 +58,9 @@ def demo(vhost: Vhost, tmp_path: Path) -> Demo:
 @pytest.mark.slow
 def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
     process = demo.start("--messages", "300", "--longest", "2s", "--json")
-    said, progress = process.communicate(timeout=600)
+    stdout, progress = process.communicate(timeout=600)
     assert process.returncode == 0, progress
-    figures = json.loads(said)
+    figures = json.loads(stdout)
     assert (figures["published"], figures["lost"], figures["early"], figures["misrouted"]) == (300, 0, 0, 0)
     assert figures["delivered"] == figures["expected"] > 300
     assert 0 <= figures["lateness_ms"]["p50"] < 30_000
@@ -90,12 +90,12 @@ def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
 def test_without_java_the_demo_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:
     elsewhere = {"JAVA_HOME": str(tmp_path), "PATH": str(Path(sys.executable).parent)}
     process = demo.start("--messages", "50", "--longest", "500ms", environment=elsewhere)
-    said, complaints = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, complaints) == (0, "")
-    assert "  no report: Spark needs Java 17 or later, but found none" in said
-    assert "  published   50 messages, each confirmed" in said
-    assert "  all well: nothing lost, nothing early" in said
-    assert "endpoint" not in said
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, stderr) == (0, "")
+    assert "  no report: Spark needs Java 17 or later, but found none" in stdout
+    assert "  published   50 messages, each confirmed" in stdout
+    assert "  all well: nothing lost, nothing early" in stdout
+    assert "endpoint" not in stdout
     assert not demo.into.exists()
     assert demo.left() == []
 
@@ -105,10 +105,10 @@ def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
         *("--messages", "50", "--longest", "500ms"),
         environment={"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"},
     )
-    said, complaints = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1, complaints
-    assert "  no report: Spark: [JAVA_GATEWAY_EXITED]" in said
-    assert "  all well: nothing lost, nothing early" in said
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, stderr
+    assert "  no report: Spark: [JAVA_GATEWAY_EXITED]" in stdout
+    assert "  all well: nothing lost, nothing early" in stdout
     assert not (demo.into / "report.html").exists()
     assert demo.left() == []
 
@@ -117,14 +117,14 @@ def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
 @pytest.mark.slow
 def test_a_demo_interrupted_during_the_audit_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not (demo.into / "tables" / "_checkpoint").exists():
-        assert process.poll() is None, "it ended before it could be told to"
+        assert process.poll() is None, "it ended before it was signalled"
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGTERM)
-    said, complaints = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + signal.SIGTERM, complaints
-    assert "Traceback" not in complaints
-    assert "queues and" in said
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert "Traceback" not in stderr
+    assert "queues and" in stdout
     assert demo.left() == []

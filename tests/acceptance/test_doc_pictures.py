@@ -1,4 +1,4 @@
-"""The pictures on the pages of the pipelines as a browser shows them."""
+"""The pictures of the pipeline pages in a browser."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_texts_of_pictures_are_readable_and_do_not_overlap(
     )
     assert len(boxes) > 10
     bottom = chromium.evaluate("document.querySelector('svg').getBoundingClientRect().bottom")
-    for number, (said, size, left, right, top, low) in enumerate(boxes):
-        assert size >= 10, said
-        assert left >= 0, said
-        assert right <= width, said
-        assert low <= bottom, said
+    for number, (text, size, left, right, top, low) in enumerate(boxes):
+        assert size >= 10, text
+        assert left >= 0, text
+        assert right <= width, text
+        assert low <= bottom, text
         for other, _, begin, end, high, deep in boxes[number + 1 :]:
             # Boxes are higher than letters.
-            assert min(right, end) <= max(left, begin) or min(low, deep) - max(top, high) < 4, (said, other)
+            assert min(right, end) <= max(left, begin) or min(low, deep) - max(top, high) < 4, (text, other)
     assert chromium.complaints == []

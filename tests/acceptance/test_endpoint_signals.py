@@ -1,4 +1,4 @@
-"""An endpoint that is served by a process of its own, and what signals do to it."""
+"""Signals to a process that serves an endpoint."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 import bide
 from tests.broker.receiving import receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 PROGRAM = """
 import sys, time
@@ -50,10 +50,10 @@ async def serving(vhost: Vhost) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def said(process: Process) -> str:
+async def next_line(process: Process) -> str:
     """The next line that the program prints."""
     assert process.stdout is not None
-    return (await asyncio.wait_for(process.stdout.readline(), PATIENCE)).decode().strip()
+    return (await asyncio.wait_for(process.stdout.readline(), TIMEOUT)).decode().strip()
 
 
 async def test_the_first_signal_drains_the_endpoint(vhost: Vhost) -> None:
@@ -62,10 +62,14 @@ async def test_the_first_signal_drains_the_endpoint(vhost: Vhost) -> None:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
             for _ in range(20):
                 await client.publish(b"1", to="orders")
-            assert [await said(process), await said(process)] == ["inside", "inside"]
+            assert [await next_line(process), await next_line(process)] == ["inside", "inside"]
             process.send_signal(signal.SIGTERM)
-            assert [await said(process), await said(process), await said(process)] == ["handled", "handled", "drained"]
-            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+            assert [await next_line(process), await next_line(process), await next_line(process)] == [
+                "handled",
+                "handled",
+                "drained",
+            ]
+            assert await asyncio.wait_for(process.wait(), TIMEOUT) == 0
         # What was fetched ahead is back at once, and what was handled is not.
         assert len(await receive(client, "orders", 18)) == 18
 
@@ -79,11 +83,11 @@ async def test_the_second_signal_ends_the_process_while_a_handler_blocks(
         async with serving(vhost) as process:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
             await client.publish(b"3600", to="orders", message_id="one")
-            assert await said(process) == "inside"
+            assert await next_line(process) == "inside"
             process.send_signal(first)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(process.wait(), 1)
             process.send_signal(second)
-            assert await asyncio.wait_for(process.wait(), PATIENCE) == -second
+            assert await asyncio.wait_for(process.wait(), TIMEOUT) == -second
         (message,) = await receive(client, "orders", 1)
         assert message.message_id == "one"

@@ -1,4 +1,4 @@
-"""``bide errors`` as a program, on the real broker."""
+"""``bide errors`` as a subprocess, on a real broker."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bide.topology import Queue
 from tests.acceptance.test_cli import Program, lines
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import connected, ready_at, receive
-from tests.broker.test_lifecycle import park
-from tests.patience import PATIENCE
+from tests.broker.test_error_queues import park
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def ready(vhost: Vhost, queue: str) -> int:
 
 
 async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
-    """Kill a program that fills the queue ``orders`` with what it takes out of ``error``."""
-    async with connected(vhost.url) as connection, asyncio.timeout(PATIENCE), await connection.channel() as channel:
+    """Kill a program while it moves messages from ``error`` to ``orders``."""
+    async with connected(vhost.url) as connection, asyncio.timeout(TIMEOUT), await connection.channel() as channel:
         # As quickly as the broker answers: it takes less than a second.
         while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:
             assert process.poll() is None, f"it was done before it could be killed: {process.communicate()}"
@@ -59,7 +59,7 @@ async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
 
 
 def ids_in(vhost: Vhost, queue: str, number: int) -> list[str]:
-    """The message ids of so many messages of a queue, which are taken out of it."""
+    """Consume messages of a queue, and return their message ids."""
 
     async def work() -> list[str]:
         async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
@@ -107,7 +107,7 @@ def test_retry_archive_edit_and_discard_move_the_chosen_messages(program: Progra
     assert program.ok("errors", "retry", "m1") == "1 message sent back: 1 to orders\n"
     assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 message archived: 1 to error.archive\n"
     assert program.ok("errors", "unarchive", "--all", "--yes") == "1 message put back: 1 to error\n"
-    edited = json.loads(program.ok("errors", "edit", "m3", "--body", "mended", "--header", "a=b", "--json"))
+    edited = json.loads(program.ok("errors", "edit", "m3", "--body", "fixed", "--header", "a=b", "--json"))
     assert edited["edit_of"] == "m3"
     done = json.loads(program.ok("errors", "discard", "--text", "no", "--yes", "--json"))
     assert (done["done"], done["kept"], done["seen"]) == (3, {}, 3)
@@ -139,15 +139,15 @@ def test_invalid_errors_commands_are_refused(program: Program, vhost: Vhost) -> 
     assert "leave out" in program.fails(2, "errors", "retry", "m1", "--all", "--yes")
     assert "NAME=VALUE" in program.fails(2, "errors", "list", "--header", "a")
     assert "cannot be read" in program.fails(2, "errors", "list", "--older-than", "soon")
-    assert "'nobody'" in program.fails(1, "errors", "show", "nobody")
+    assert "'missing'" in program.fails(1, "errors", "show", "missing")
     assert "no queue 'error.archive'" in program.fails(1, "errors", "unarchive", "--all", "--yes")
     assert "bide-due" in program.fails(2, "errors", "edit", "m1", "--header", "bide-due=1")
     done = program.run("errors", "retry", "m1", "--to", "missing")
     assert done.returncode == 1
     assert b"1 message stays: the queue 'missing' does not exist" in done.stderr
-    done = program.run("errors", "retry", "nobody")
+    done = program.run("errors", "retry", "missing")
     assert done.returncode == 1
-    assert b"no message 'nobody'" in done.stderr
+    assert b"no message 'missing'" in done.stderr
     assert ready(vhost, "error") == 3
 
 

@@ -1,4 +1,4 @@
-"""``bide errors retry --over`` that is interrupted: no more arrive, and the command that it names does the rest."""
+"""``bide errors retry --over``, interrupted, and the command that it prints to continue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ids_in, ready
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 NUMBER = 200
 QUIET = 2.0
@@ -35,15 +35,15 @@ def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *argumen
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while ready(vhost, "orders") < NUMBER // 10:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    out, said = process.communicate(timeout=PATIENCE)
+    out, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number
-    return out, said
+    return out, stderr
 
 
 @pytest.mark.slow
@@ -52,16 +52,16 @@ def test_no_message_leaves_the_queue_after_an_interruption(
     program: Program, vhost: Vhost, number: signal.Signals
 ) -> None:
     fill(vhost, NUMBER)
-    _, said = interrupted(program, vhost, number, "--exception", "ValueError", "--over", "12s")
+    _, stderr = interrupted(program, vhost, number, "--exception", "ValueError", "--over", "12s")
     arrived = ready(vhost, "orders")
     assert 0 < arrived < NUMBER
     assert ready(vhost, "error") == NUMBER - arrived
-    named, first, second = said.strip().splitlines()
+    named, first, second = stderr.strip().splitlines()
     assert named == f"bide: {NUMBER} messages of error: {NUMBER} to orders"
     assert first == (
         f"bide: interrupted: {arrived} of {NUMBER} messages sent back, {NUMBER - arrived} not yet due, still in error"
     )
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     time.sleep(QUIET)
     assert ready(vhost, "orders") == arrived
 
@@ -84,8 +84,8 @@ def test_no_message_leaves_the_queue_after_an_interruption(
 def test_an_interruption_in_json_names_only_the_remaining_ids(program: Program, vhost: Vhost) -> None:
     fill(vhost, NUMBER)
     ids = [f"m{place}" for place in range(NUMBER)]
-    out, said = interrupted(program, vhost, signal.SIGINT, *ids, "--over=20s", "--json")
-    assert said.strip() in ("", "Aborted!")
+    out, stderr = interrupted(program, vhost, signal.SIGINT, *ids, "--over=20s", "--json")
+    assert stderr.strip() in ("", "Aborted!")
     found = json.loads(out)
     assert found["interrupted"] is True
     assert found["done"] + found["left"] == NUMBER

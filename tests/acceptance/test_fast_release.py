@@ -1,4 +1,4 @@
-"""The dead-letter prefetch: what ``bide delay verify`` says of it, and how docs/delays.md sets it at run time."""
+"""The dead-letter prefetch in ``bide delay verify`` and docs/delays.md."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 
 import bide
 from bide.local_broker import LocalBroker
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 PAGE = Path(__file__).parents[2] / "docs" / "delays.md"
 SMALL = ("--max-delay", "1s", "--resolution", "500ms")
@@ -47,7 +47,7 @@ class Private:
             "BIDE_MANAGEMENT_URL": self.broker.management_url,
         }
         command = [sys.executable, "-m", "bide", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
 
     def verified(self) -> tuple[int, str, str]:
         """The exit code; and of the prefetch, the status and the text."""
@@ -66,7 +66,7 @@ class Private:
         return self.broker.rabbitmqctl(*arguments)
 
     def under_way(self) -> int:
-        """Messages of the queue ``held`` that its dead-letter worker has in hand."""
+        """Number of unconfirmed messages of the dead-letter worker of the queue ``held``."""
         return int(self.broker.rabbitmqctl("eval", _UNDER_WAY))
 
     def workers(self) -> set[str]:
@@ -84,7 +84,7 @@ def private(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def commands() -> tuple[str, str]:
-    """What the page says sets it without a restart, and what then replaces the workers."""
+    """The commands of the page that set the prefetch and replace the workers without a restart."""
     sets, replaces = re.findall(r"^rabbitmqctl .+$", PAGE.read_text(), re.M)
     assert "1000" in sets
     return sets, replaces
@@ -92,7 +92,7 @@ def commands() -> tuple[str, str]:
 
 def wait_until(condition: Callable[[], bool], *, what: str) -> None:
     """Wait for what the broker does, which has no event that could be waited for."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
@@ -115,7 +115,7 @@ def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private:
 
 
 def test_restarted_dead_letter_workers_read_the_prefetch_and_lose_nothing(private: Private) -> None:
-    """Their messages stay in hand because nothing is bound where they go."""
+    """Their messages stay unconfirmed, because nothing is bound to the target exchange."""
     sets, replaces = commands()
     with bide.connect_sync(private.broker.url) as client:
         arguments: dict[str, str | int] = {

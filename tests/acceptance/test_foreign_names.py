@@ -1,4 +1,4 @@
-"""Names on a broker cannot act on the terminal of a command that shows them."""
+"""Control characters in names of queues and exchanges, escaped in the output of commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages and records with times at both ends of the calendar, and worse, in time zones on both sides of UTC."""
+"""Forged times: the ends of the calendar, invalid values, and time zones around UTC."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def channel(vhost: Vhost) -> Iterator[Any]:
 
 
 def forge(channel: Any) -> int:
-    """An error queue with forged times, each in all places that hold one; says how many messages there are."""
+    """Fill an error queue with forged times in all fields for times; return the number of messages."""
     channel.queue_declare("error", durable=True)
     forged: list[dict[str, Any]] = [
         dict.fromkeys(("bide-failed-at", "bide-first-failure", "bide-due", "bide-sent", "bide-expires"), value)

@@ -1,4 +1,4 @@
-"""No command line, however odd, ends in an internal error: generated from the command tree."""
+"""Generated command lines, none of which ends in an internal error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 import bide
 from bide.local_broker.installation import HOME_VARIABLE
 from tests.generated_input import DEAD, Case, cases, fault, files, report, run_in_process
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 ENDLESS = frozenset({"relay"})
 """Commands that a live broker keeps busy until a signal."""
@@ -26,7 +26,7 @@ COSTLY = frozenset({"bench", "broker", "demo", "pipeline"})
 
 
 @pytest.fixture(autouse=True)
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that a command writes go to a folder of the test; neither RabbitMQ nor Java is installed."""
     home = tmp_path / "home"
     home.mkdir()
@@ -42,7 +42,7 @@ def check(some: Iterable[Case]) -> int:
     count = 0
     for case in some:
         count += 1
-        outcome = run_in_process([*case.command, *case.arguments], seconds=PATIENCE)
+        outcome = run_in_process([*case.command, *case.arguments], seconds=TIMEOUT)
         if wrong := fault(outcome):
             found[wrong].append(f"{case} => {outcome.code}, {outcome.err[-300:]}")
     assert not found, report(found)
@@ -106,7 +106,7 @@ def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_p
     ],
 )
 def test_inputs_of_former_internal_errors_are_bad_usage(tmp_path: Path, words: str) -> None:
-    """Named here, because the other tests run a sample of what is generated."""
+    """Listed here, because the other tests run a sample of the generated command lines."""
     files(tmp_path)
     outcome = run_in_process([*words.split(), "--url", DEAD] if words.startswith("relay") else words.split())
     assert fault(outcome) is None, outcome
@@ -120,7 +120,7 @@ def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
         **options,  # type: ignore[call-overload]
     )
@@ -136,7 +136,7 @@ def test_a_process_does_not_end_in_an_internal_error(tmp_path: Path) -> None:
             [sys.executable, "-m", "bide", *case.command, *case.arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
         assert done.returncode in (0, 1, 2), case
@@ -207,13 +207,11 @@ def test_ctrl_c_during_imports_leaves_no_traceback(module: str) -> None:
         "sys.argv = ['bide', 'errors', 'list']\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 
 
 def test_ctrl_c_is_handled_before_other_modules_are_imported() -> None:
     program = "import sys; before = set(sys.modules); import bide.cli; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert set(done.stdout.split()) == {"__future__", "bide", "bide.cli"}

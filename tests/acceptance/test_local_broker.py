@@ -1,4 +1,4 @@
-"""The private broker as its users meet it: real nodes, real processes, real crashes."""
+"""The private broker with real nodes, processes and crashes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bide.errors import LocalBrokerError, ManagementApiError
 from bide.local_broker import LocalBroker, find_running
 from bide.local_broker.processes import marked
 from bide.local_broker.state import Pids, State
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, flush_declarations
+from tests.timeouts import TIMEOUT
 
 
-def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = PATIENCE) -> None:
+def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = TIMEOUT) -> None:
     """Wait for what another process does, which has no event that could be waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -38,7 +38,7 @@ def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = PAT
 
 
 def listening_addresses(pids: list[int]) -> dict[int, set[str]]:
-    """Return the addresses that these processes listen on, by port, as the kernel tells."""
+    """Return the addresses that these processes listen on, by port, from /proc."""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
@@ -98,7 +98,7 @@ def run_python(source: str, **environment: str) -> subprocess.Popen[str]:
 def read_json(process: subprocess.Popen[str]) -> dict[str, object]:
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line, f"the program ended with status {process.wait(timeout=PATIENCE)}"
+    assert line, f"the program ended with status {process.wait(timeout=TIMEOUT)}"
     loaded: dict[str, object] = json.loads(line)
     return loaded
 
@@ -330,7 +330,7 @@ def test_a_detached_broker_outlives_its_starter(rabbitmq: Rabbitmq, tmp_path: Pa
     with run_python(
         f"LocalBroker.start(Path({str(folder)!r}), ephemeral=True, detached=True, {rabbitmq.arguments})"
     ) as starter:
-        assert starter.wait(timeout=PATIENCE) == 0
+        assert starter.wait(timeout=TIMEOUT) == 0
     broker = find_running(folder)
     assert broker is not None
     assert broker.management.call("GET", "overview")["rabbitmq_version"] == broker.release

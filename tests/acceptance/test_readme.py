@@ -1,4 +1,4 @@
-"""README.md and docs/getting-started.md: their commands and programs print what the pages show."""
+"""The commands and programs of README.md and docs/getting-started.md, with their output."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import bide
 from bide.delay.protocol import QueueTarget
 from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import Program
-from tests.patience import PATIENCE
 from tests.readme import GETTING_STARTED, INSTALL, PIPELINE, README, ROOT, Shell, blocks, commands_of, read, shape
-from tests.spark.killing import Counter, wait_until
+from tests.spark.spark_processes import Counter, wait_until
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Rabbitmq, Vhost
@@ -76,14 +76,14 @@ def test_pip_installs_the_checkout(tmp_path: Path) -> None:
     """Without the index and the dependencies, which tests have installed already."""
     assert "`pip install .` in a checkout" in read(README)
     offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(tmp_path)]
-    subprocess.run([sys.executable, "-m", "pip", "install", ".", *offline], cwd=ROOT, check=True, timeout=PATIENCE)
+    subprocess.run([sys.executable, "-m", "pip", "install", ".", *offline], cwd=ROOT, check=True, timeout=TIMEOUT)
     assert (tmp_path / "bide" / "__init__.py").is_file()
 
 
 def test_the_pipeline_page_names_extras_and_targets_that_exist() -> None:
     assert f"```sh\n{INSTALL}" in read(PIPELINE)
     targets = INSTALL.partition(" &&")[0].split()[1:]
-    subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE)
+    subprocess.run(["make", "--dry-run", *targets], cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT)
     extras = re.findall(r"`pip install '(?:bide|\.)\[(.*?)\]'`", read(PIPELINE))
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert len(extras) == 2
@@ -138,7 +138,7 @@ def test_the_programs_of_getting_started_print_what_it_shows(vhost: Vhost) -> No
             env=environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The report's page as a browser shows it."""
+"""The page of the report in a browser."""
 
 from __future__ import annotations
 

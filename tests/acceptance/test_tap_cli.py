@@ -1,4 +1,4 @@
-"""``bide tap``, as a subprocess, on a real broker."""
+"""``bide tap`` as a subprocess, on a real broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import bide
 from tests.acceptance.test_cli import SMALL, Program
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -97,7 +97,7 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("on", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
         (("off", "--layout", "waiting-hall"), "the layout 'waiting-hall' has no taps"),
@@ -109,8 +109,8 @@ def test_tap_on_names_the_cost_and_streams_survive_destroy(program: Program, vho
         (("on", "--max-age", "later"), "later"),
     ],
 )
-def test_invalid_tap_commands_are_refused(program: Program, arguments: tuple[str, ...], said: str) -> None:
-    assert said in program.fails(2, "tap", *arguments)
+def test_invalid_tap_commands_are_refused(program: Program, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in program.fails(2, "tap", *arguments)
 
 
 def test_without_the_management_api_the_status_is_unknown(program: Program) -> None:
@@ -136,7 +136,7 @@ def test_the_page_shows_the_printed_output(program: Program) -> None:
     assert found is not None
     program.ok("tap", "on")
     done = subprocess.run(
-        [sys.executable, "-c", found[1]], env=program.environment, capture_output=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", found[1]], env=program.environment, capture_output=True, timeout=TIMEOUT, check=False
     )
     assert (done.returncode, comparable(done.stdout.decode())) == (0, comparable(found[2])), done.stderr.decode()
 

@@ -1,4 +1,4 @@
-"""``bide topology``, as a subprocess, on a real broker."""
+"""``bide topology`` as a subprocess, on a real broker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_pattern_is_applied_compared_and_destroyed(program: Program, vhost: Vh
     assert missing.stdout.decode().splitlines()[0] == "- missing exchange  news (fanout)"
     assert "1 exchanges, 2 queues, 2 bindings" in program.ok("topology", "apply", "1", *options)
     assert program.ok("topology", "diff", "1", *options) == "fanout-broadcast is on the broker as it should be\n"
-    # What is there with other properties is told, and not touched.
+    # Existing objects with other properties are reported and left unchanged.
     other = ("--exchange", "news", "--queue", "a", "--queue-type", "classic")
     compared = program.run("topology", "diff", "1", *other, "--json")
     assert compared.returncode == 1
@@ -105,9 +105,9 @@ def test_explain_follows_a_message_through_a_pattern(program: Program) -> None:
         "  ✓ queue pets: it requires all of change.type='new', entity.type='pet'",
         "queues: pets",
     ]
-    nobody = program.run(*ask, "--key", "extras.pet", "--json")
-    assert nobody.returncode == 1
-    assert json.loads(nobody.stdout)["queues"] == []
+    unmatched = program.run(*ask, "--key", "extras.pet", "--json")
+    assert unmatched.returncode == 1
+    assert json.loads(unmatched.stdout)["queues"] == []
 
 
 def test_explain_follows_a_message_through_definitions(program: Program) -> None:
@@ -156,7 +156,7 @@ async def test_explain_reads_the_broker_and_its_policies(program: Program, vhost
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("show", "1"), "needs --exchange TEXT, --queue NAME"),
         (("show", "fanout"), "there is no pattern 'fanout'"),
@@ -176,8 +176,8 @@ async def test_explain_reads_the_broker_and_its_policies(program: Program, vhost
         (("explain", "--exchange", "x", "--header", "a", "--pattern", "5 --sample"), "NAME=VALUE"),
     ],
 )
-def test_invalid_topology_commands_are_refused(program: Program, arguments: tuple[str, ...], said: str) -> None:
-    assert said in program.fails(2, "topology", *arguments)
+def test_invalid_topology_commands_are_refused(program: Program, arguments: tuple[str, ...], expected: str) -> None:
+    assert expected in program.fails(2, "topology", *arguments)
 
 
 def test_missing_exchanges_and_exchange_types_are_errors(program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Work for the benchmark's runner, most of which needs no broker."""
+"""Work of the tests for the benchmark's runner; most of it needs no broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hang(job: Job) -> Answer:
 
 
 def turn(job: Job) -> Answer:
-    """How often this was asked for, which a file remembers; the first so many times it fails."""
+    """The number of calls, counted in a file; the first calls fail."""
     file = Path(job.options["file"])
     turns = int(file.read_text()) + 1 if file.exists() else 1
     file.write_text(str(turns))

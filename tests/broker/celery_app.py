@@ -1,4 +1,4 @@
-"""A Celery application, for its worker (``celery -A tests.broker.celery_app worker``) and for its senders.
+"""A Celery application for a worker (``-A tests.broker.celery_app``) and for senders.
 
 The worker finds its broker in the environment variable ``CELERY_BROKER_URL``, a setting of Celery's own.
 """
@@ -18,7 +18,7 @@ Queue: Any = entity.Queue
 
 TASK: Final = "run"
 REPORTS: Final = "reports"
-"""The queue that the worker tells of its tasks: one message when it is ready, then one for every start of a task."""
+"""The queue of the worker's reports: one message when it is ready, then one per start of a task."""
 
 WORK: Final = "work"
 """The worker's default queue."""
@@ -49,7 +49,7 @@ def create(url: str | None = None) -> Any:
 
 
 def run(self: Any, label: str, *, retries: int = 0, countdown: int = 0) -> None:
-    """The task: tell that it runs, and be retried so many times."""
+    """The task: report its start, and retry it the given number of times."""
     report(self.app, label=label, retries=self.request.retries)
     if self.request.retries < retries:
         raise self.retry(countdown=countdown)

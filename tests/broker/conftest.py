@@ -1,4 +1,4 @@
-"""A virtual host with a small ``Clock`` on it, shared by the tests of a module."""
+"""Fixtures: a virtual host with a small ``Clock``, shared by the tests of a module."""
 
 from __future__ import annotations
 

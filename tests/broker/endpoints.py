@@ -1,4 +1,4 @@
-"""Helpers of the tests of endpoints."""
+"""Helpers for tests of endpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import bide
 from bide.endpoint import Event, Observer
 from tests.broker.receiving import eventually
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 
 class Recorder(Observer):
@@ -20,7 +20,7 @@ class Recorder(Observer):
         self.ready = asyncio.Event()
 
     async def started(self, client: bide.Client) -> None:
-        """The endpoint has what it needs."""
+        """The endpoint is consuming."""
         self.ready.set()
 
     async def happened(self, event: Event) -> None:
@@ -31,13 +31,13 @@ class Recorder(Observer):
         """What happened, in order."""
         return [one.kind for one in self.events if message_id is None or one.message_id == message_id]
 
-    async def until(self, *kinds: str, count: int = 1, seconds: float = PATIENCE) -> None:
-        """Wait until so many events of these kinds have happened."""
+    async def until(self, *kinds: str, count: int = 1, seconds: float = TIMEOUT) -> None:
+        """Wait until ``count`` events of these kinds have happened."""
 
-        async def there() -> bool:
+        async def has_happened() -> bool:
             return sum(one.kind in kinds for one in self.events) >= count
 
-        await eventually(there, seconds=seconds, step=0.01)
+        await eventually(has_happened, seconds=seconds, step=0.01)
 
 
 @asynccontextmanager
@@ -46,11 +46,11 @@ async def running(app: bide.Endpoint, client: bide.Client, recorder: Recorder) -
     work = asyncio.create_task(app.run(client))
     started = asyncio.create_task(recorder.ready.wait())
     try:
-        await asyncio.wait({work, started}, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, started}, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
             await work
         yield
     finally:
         started.cancel()
         app.stop()
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, TIMEOUT)

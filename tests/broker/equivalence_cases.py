@@ -1,4 +1,4 @@
-"""Topologies, and things to do to them, made up by hypothesis: what the memory broker is compared on.
+"""Generated topologies and client actions, to compare the in-memory broker with RabbitMQ.
 
 A case is plain data. Time is counted in steps: something happens at the beginning of each, and times to live are a
 fifth of a step longer than whole steps, so that nothing expires just when something else happens.
@@ -60,7 +60,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settle:
-    """Settle a message that a consumer has in hand.
+    """Settle an unsettled message of a consumer.
 
     Attributes:
         consumer: the number of the consumer, counted round.
@@ -83,7 +83,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Throw away what is ready in a queue."""
+    """Purge the ready messages of a queue."""
 
     queue: str
 

@@ -1,4 +1,4 @@
-"""The time that a case is played in: on RabbitMQ it passes by itself, in memory the player moves it."""
+"""The clock of a generated case: real time on RabbitMQ, virtual time in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Pace(Protocol):
     """Milliseconds of a fifth of a step."""
 
     async def until(self, steps: float) -> None:
-        """Wait until so many steps have passed since the beginning."""
+        """Wait until this number of steps has passed since the beginning."""
 
     async def quiet(self, count: Callable[[], int]) -> None:
         """Wait until a number does not grow any more."""
 
 
 class RealTime:
-    """Time that passes by itself.
+    """Real time.
 
     Attributes:
         late: seconds by which something came too late.

@@ -1,5 +1,4 @@
-"""Plays a case on a broker, the real one or that in memory, over the same connection of ours, and writes down all that
-clients can see."""
+"""A player of generated cases, which records all that clients see."""
 
 from __future__ import annotations
 
@@ -179,7 +178,7 @@ class Player:
         return await self._connection.channel(confirms=True)
 
     async def _missing_or(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """What it gives, or the name of the error."""
+        """The result of a call, or the name of its error."""
         try:
             return await work()
         except BideError as error:
@@ -193,7 +192,7 @@ class Player:
             return None
         settle(channel, delivery, step.how)
         if step.how != "keep":
-            # Else it is in hand until the connection closes.
+            # Otherwise the message stays unsettled until the connection closes.
             await channel.close()
         return {**self._seen(delivery), "left": delivery.message_count}
 

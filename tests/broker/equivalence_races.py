@@ -1,4 +1,4 @@
-"""Plays cases in memory, and finds those whose end depends on chance.
+"""A search for cases whose outcome depends on a race, in memory.
 
 Where two messages come to a queue at the same time by different ways, a real broker puts them in either order. And
 where one comes when another expires there, it finds the queue with that one or without. Such a case compares nothing,
@@ -32,7 +32,7 @@ _CLOSE: Final = FIFTH // 2
 
 
 class Arrivals:
-    """What came to the queues, and what happened by itself."""
+    """Messages that reached the queues, and events without a client action."""
 
     def __init__(self) -> None:
         self._by_queue: dict[str, list[tuple[int, str]]] = {}
@@ -107,7 +107,7 @@ def _way(message: StoredMessage) -> str:
 
 
 async def play_in_memory(case: Case, prefix: str, *, release: tuple[int, ...]) -> tuple[dict[str, Any], bool]:
-    """What is seen of a case in memory, and whether it depends on chance.
+    """The result of a case in memory, and whether it depends on a race.
 
     Args:
         prefix: of the names, which decide where a consistent hash exchange sends messages.

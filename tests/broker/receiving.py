@@ -1,4 +1,4 @@
-"""Helpers of the broker tests."""
+"""Helpers of the broker tests: receive, count and wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 _names = count(1)
 
@@ -29,12 +29,12 @@ def fresh(stem: str) -> str:
 
 
 def stack_of(record: logging.LogRecord) -> str:
-    """The stack trace that a log tells; empty without one."""
+    """The stack trace of a log record; empty without one."""
     return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
 
 
-async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = PATIENCE) -> list[bide.Message]:
-    """Exactly so many messages, acknowledged; fewer within the time are an error."""
+async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = TIMEOUT) -> list[bide.Message]:
+    """Consume and acknowledge exactly ``number`` messages; fewer within the time are an error."""
     received: list[bide.Message] = []
     async with asyncio.timeout(seconds), client.consume(queue) as messages:
         async for message in messages:
@@ -74,7 +74,7 @@ async def connection_of(client: bide.Client) -> Connection:
     return await client._publisher.connection()
 
 
-async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PATIENCE, step: float = 0.05) -> None:
+async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = TIMEOUT, step: float = 0.05) -> None:
     """Wait until something holds; that it does not is an error."""
     deadline = time.monotonic() + seconds
     while not await what():
@@ -84,9 +84,9 @@ async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = PA
 
 @contextmanager
 def leaping_clock() -> Iterator[Callable[[timedelta], None]]:
-    """Set the clock that bide reads forward, by what is given; that of the broker stays as it is.
+    """Yield a function that sets bide's clock forward; the broker's clock is not changed.
 
-    What is to be over after some time is then over after so many steps, however long the machine takes for each.
+    A timeout then ends after a fixed number of steps, however long each step takes.
     """
     offset = timedelta(0)
 

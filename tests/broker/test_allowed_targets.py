@@ -1,4 +1,4 @@
-"""What delivers messages for others delivers to allowed targets only."""
+"""Allowed targets of components that deliver messages for others."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bide.messaging.rpc import Caller, serve
 from bide.relay import Relay
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, fresh, ready, receive
-from tests.broker.test_lifecycle import park
-from tests.patience import PATIENCE
+from tests.broker.test_error_queues import park
 from tests.relay_process import relay
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 HALL = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
 QUICKLY = ("--levels", "4", "--resolution", "100ms")
@@ -34,7 +34,7 @@ STRANGER = "stranger"
 
 @pytest.fixture
 async def stranger(vhost: Vhost) -> AsyncIterator[Connection]:
-    """A connection of a user who may write to the check-in exchange, and to nothing else."""
+    """A connection of a user with write permission on the check-in exchange only."""
     broker = vhost.broker
     async with bide.connect(vhost.url, infrastructure=HALL) as client:
         await client.declare(
@@ -129,7 +129,7 @@ async def test_resending_does_not_deliver_messages_refused_by_the_relay(vhost: V
     relay = Relay(vhost.url, hall=HALL, allow=["orders.*"])
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
-    await asyncio.wait_for(consuming.wait(), PATIENCE)
+    await asyncio.wait_for(consuming.wait(), TIMEOUT)
     await _check_in(stranger, body=b"secret", bide_to="q:salaries")
     async with bide.connect(vhost.url, infrastructure=HALL) as client:
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
@@ -248,7 +248,7 @@ def test_a_relay_without_allowed_targets_is_refused(vhost: Vhost) -> None:
         [sys.executable, "-m", "bide", "relay", "--url", vhost.url],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")

@@ -1,4 +1,4 @@
-"""One bad target does not hold up the others, and nothing is lost: its messages wait for it, or are set aside."""
+"""Missing and refusing targets of delayed messages, and the messages of other targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bide.delay.protocol import HEADER_DUE, HEADER_TO
 from bide.error_queues.undeliverable import resend
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
-from tests.patience import ON_TIME
+from tests.timeouts import MAX_LATENESS
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -42,13 +42,13 @@ async def publish_and_check(client: bide.Client, bad: dict[str, str], *, isolate
     )
     await asyncio.gather(*(client.publish(b"good", to=good, delay="1.2s") for _ in range(GOOD)))
     messages = await receive(client, good, GOOD)
-    late = [message for message in messages if message.lateness is None or message.lateness > ON_TIME]
+    late = [message for message in messages if message.lateness is None or message.lateness > MAX_LATENESS]
     assert not late
     assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
 
 
 async def test_a_full_queue_that_is_not_isolated_delays_others(client: bide.Client, connection: Connection) -> None:
-    """As the guarantees say, and a proof that the other tests meet a broker with the stock prefetch."""
+    """As docs/guarantees.md describes, and a proof that the other tests meet a broker with the stock prefetch."""
     full, held_up, control = fresh("full"), fresh("held-up"), fresh("control")
     limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     others = [bide.Queue.quorum(held_up), bide.Queue.quorum(control)]
@@ -142,11 +142,11 @@ async def test_messages_for_an_exchange_wait_until_it_has_a_queue(client: bide.C
     await client.publish(b"x", exchange=exchange, routing_key="a.b", delay="100ms")
     release_queue = SMALL_CLOCK.release_queue(bide.ExchangeTarget(exchange, "a.b"))
 
-    async def tried() -> bool:
+    async def was_tried() -> bool:
         # It is with the dead-letter worker then, and no longer counted as ready.
         return await ready(connection, release_queue) == 0
 
-    await eventually(tried)
+    await eventually(was_tried)
     binding = bide.Binding(exchange, queue, "#")
     await client.declare(bide.Topology([bide.Exchange(exchange, "topic")], [bide.Queue.quorum(queue)], [binding]))
     (message,) = await receive(client, queue, 1)
@@ -176,10 +176,10 @@ async def test_undeliverable_messages_are_resent_when_the_target_is_back(vhost: 
         for queue in (back, gone):
             await channel.delete_queue(queue.name)
 
-        async def aside() -> bool:
+        async def was_set_aside() -> bool:
             return await ready(other, SMALL_CLOCK.undeliverable) == 2
 
-        await eventually(aside)
+        await eventually(was_set_aside)
         await channel.declare_queue(back)
         result = await resend(client, allow=["*"])
         assert (result.sent, dict(result.kept)) == (1, {"q:gone: TargetNotFoundError": 1})

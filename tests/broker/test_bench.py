@@ -1,4 +1,4 @@
-"""Every case of the benchmark, tiny: it works with whatever is installed, and its numbers make sense."""
+"""Every case of the benchmark in a small size."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from benchmarks.suite.quantities import QUANTITIES
 from benchmarks.suite.task import Answer, Job, Values
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
+from tests.timeouts import TIMEOUT
 
 PLAN = Plan(scale=0.002)
 
@@ -58,7 +58,7 @@ def answered(job: Job, **environment: str) -> Values:
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,7 @@ def answered(job: Job, **environment: str) -> Values:
 
 @pytest.fixture(scope="module")
 def clock_vhost(broker: LocalBroker) -> Iterator[Vhost]:
-    """Shared by those who use the whole ``Clock``: to declare it takes longer than all that they do with it."""
+    """Shared by the tests of the whole ``Clock``, since declaring it takes longer than they do."""
     yield Vhost(name="whole-clock", url=broker.add_vhost("whole-clock"), broker=broker)
     broker.delete_vhost("whole-clock")
 

@@ -1,4 +1,4 @@
-"""The benchmark's runner: who is measured when, and what becomes of those who cannot be."""
+"""The benchmark's runner: the order of cases, and cases that cannot be measured."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from benchmarks.suite.results import Results
 from benchmarks.suite.runner import run
 from bide.errors import InvalidInputError
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 WORK = "tests.broker.bench_work"
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def measure(
 def test_cases_alternate_between_rounds() -> None:
     turns: list[str] = []
     results = measure(
-        [case("a"), case("b"), case("c")], rounds=2, listener=lambda row, said: turns.append(f"{row.case} {said}")
+        [case("a"), case("b"), case("c")], rounds=2, listener=lambda row, line: turns.append(f"{row.case} {line}")
     )
     assert turns == [f"{name} messages/s 1" for name in "abcabc"]
     assert [row.values for row in results.rows] == [{"rate": [1.0, 1.0]}] * 3
@@ -130,16 +130,16 @@ def test_a_fresh_broker_has_the_prefetch_of_the_case(rabbitmq: Rabbitmq, monkeyp
 def test_a_round_with_steal_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: tuple[float, ...], counts: int
 ) -> None:
-    """No test can make the host take something: the clock of what it took is another."""
+    """A test cannot cause CPU steal, so the counter of steal is replaced."""
     clock = iter(accumulate(chain.from_iterable((0.0, seconds) for seconds in taken)))
     monkeypatch.setattr(machine, "stolen_seconds", lambda: next(clock))
-    told: list[str] = []
+    lines: list[str] = []
     results = measure(
-        [case("a", work="turn", file=str(tmp_path / "turns"))], listener=lambda row, said: told.append(said)
+        [case("a", work="turn", file=str(tmp_path / "turns"))], listener=lambda row, line: lines.append(line)
     )
     (row,) = results.rows
     assert row.values == {"rate": [float(counts)]}
-    assert [said.partition(":")[0] for said in told] == ["again"] * (len(taken) - 1) + [f"messages/s {counts}"]
+    assert [line.partition(":")[0] for line in lines] == ["again"] * (len(taken) - 1) + [f"messages/s {counts}"]
     assert next(clock, None) is None
     (run_of_it,) = row.runs
     assert run_of_it.stolen is not None
@@ -173,8 +173,8 @@ def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
     assert results.failures == ["example, a: it was not done after 5 s"]
-    # One that was killed goes on until it has its turn, and there is no event for that in one that is no child.
-    deadline = time.monotonic() + PATIENCE
+    # A killed process that is not a child gives no event of its end, so it is polled.
+    deadline = time.monotonic() + TIMEOUT
     while is_at_work(int(file.read_text())):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Many messages at once: each arrives, or is reported as what became of it, and nothing else is."""
+"""Bulk publishing: each message arrives or is reported, exactly once."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from bide.errors import (
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, receive
-from tests.patience import ON_TIME
-from tests.quiet import quiet_loop
+from tests.leaks import no_leaks
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS
 
 
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
     """Nothing is left behind, however a publishing ends."""
-    async with quiet_loop():
+    async with no_leaks():
         yield
 
 
@@ -54,8 +54,8 @@ async def queue(client: bide.Client) -> str:
     return name
 
 
-class _Odd(str):
-    """A text that cannot be encoded, for a reason that nobody could foresee."""
+class _UnencodableText(str):
+    """A text whose encoding fails with an unexpected error."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ async def test_results_and_batches_agree(client: bide.Client, queue: str) -> Non
     assert sum(one.returned for one in reports) == 100
     assert sorted(one.position for report in reports for one in report.failures) == list(range(0, 700, 7))
     with pytest.raises(
-        BulkPublishError, match=r"of 700 messages 100 were not confirmed \(600 confirmed, 100 ret"
+        BulkPublishError, match=r"of 700 messages 100 were not accepted \(600 confirmed, 100 ret"
     ) as caught:
         await client.publish_many(messages())
     assert caught.value.report.returned == 100
@@ -150,7 +150,7 @@ async def test_every_result_belongs_to_its_message(client: bide.Client, queue: s
         (OutgoingMessage(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]
         (OutgoingMessage(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]
         (OutgoingMessage(json=_deep(), to=queue), "invalid", InvalidInputError),
-        (OutgoingMessage(_Odd(), to=queue), "invalid", InvalidInputError),
+        (OutgoingMessage(_UnencodableText(), to=queue), "invalid", InvalidInputError),
         (OutgoingMessage(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]
     ]
     each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))
@@ -206,7 +206,7 @@ async def test_delayed_messages_are_on_time(client: bide.Client, queue: str) -> 
         assert message.due is not None
         assert timedelta(0) <= message.due - one.due < timedelta(milliseconds=1)
         assert message.lateness is not None
-        assert timedelta(0) <= message.lateness < ON_TIME
+        assert timedelta(0) <= message.lateness < MAX_LATENESS
         if one.position < 150:
             assert one.due - started >= delays[one.position]
         else:
@@ -233,7 +233,7 @@ async def test_bodies_larger_than_a_frame_arrive_whole(client: bide.Client, queu
 
 
 async def test_only_the_message_that_closes_the_channel_fails(client: bide.Client, queue: str) -> None:
-    """It says no more than that it was one of them. All others arrive."""
+    """The broker does not name the message. All others arrive."""
 
     def outgoing() -> Iterator[OutgoingMessage]:
         for number in range(3_000):

@@ -16,8 +16,8 @@ from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, Invalid
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def queue(clock_url: str) -> str:
 
 
 def received(url: str, queue: str, number: int) -> list[SyncMessage]:
-    """Exactly so many messages."""
+    """Receive exactly ``number`` messages."""
     found: list[SyncMessage] = []
     with bide.connect_sync(url) as client, client.consume(queue, timeout="60s", prefetch=2_000) as messages:
         for message in messages:
@@ -60,7 +60,7 @@ def test_a_flush_reports_every_message_since_the_last_flush(clock_url: str, queu
         assert publisher.publish_many(OutgoingMessage(b"", to=queue) for _ in range(6_000)).confirmed == 6_000
         for number in range(5_500):
             publisher.put(OutgoingMessage(b"", to="nowhere" if number in (2, 5_400) else queue))
-        with pytest.raises(BulkPublishError, match="of 5500 messages 2 were not confirmed") as caught:
+        with pytest.raises(BulkPublishError, match="of 5500 messages 2 were not accepted") as caught:
             publisher.flush()
         # Positions count from the first message of the publisher.
         assert [one.position for one in caught.value.report.failures] == [6_003, 11_401]
@@ -68,7 +68,7 @@ def test_a_flush_reports_every_message_since_the_last_flush(clock_url: str, queu
 
 
 def test_an_interrupted_flush_does_not_block_later_messages(clock_url: str, queue: str) -> None:
-    """By Ctrl-C, say: no test can have that come at the right moment."""
+    """For example by Ctrl-C, whose moment a test cannot control."""
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_500):
             publisher.put(OutgoingMessage(str(number), to=queue))
@@ -164,9 +164,9 @@ else:
 
 def test_a_forked_process_is_refused_the_publisher_of_its_parent(clock_url: str, queue: str) -> None:
     command = [sys.executable, "-c", FORK, clock_url, queue]
-    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
-    told = "this publisher was made before a fork: make it after that"
-    assert output.splitlines() == [told, told, "1500 confirmed"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
+    refusal = "this publisher was made before a fork: make it after that"
+    assert output.splitlines() == [refusal, refusal, "1500 confirmed"]
     assert len(received(clock_url, queue, 1_500)) == 1_500
 
 

@@ -1,4 +1,4 @@
-"""The programs of docs/celery.md: run as they stand there, they print what the page says they print."""
+"""The programs of docs/celery.md and their output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue
 from tests.broker.receiving import eventually
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
@@ -68,8 +68,8 @@ async def running(folder: Path, url: str, *arguments: str, **options: Any) -> As
 
 
 async def output(folder: Path, url: str, program: str) -> str:
-    """What a program prints that ends by itself."""
-    async with asyncio.timeout(PATIENCE), running(folder, url, program, stdout=asyncio.subprocess.PIPE) as process:
+    """The output of a program that ends without a signal."""
+    async with asyncio.timeout(TIMEOUT), running(folder, url, program, stdout=asyncio.subprocess.PIPE) as process:
         printed, _ = await process.communicate()
         assert process.returncode == 0, f"{program} failed"
         return printed.decode()
@@ -126,7 +126,7 @@ async def test_the_receiving_program_gets_tasks_delayed_by_celery(
         return bool((await channel.declare_queue(orders, passive=True)).consumer_count)
 
     receiver = running(folder, vhost_url, "receive.py", stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(PATIENCE), receiver as process:
+    async with asyncio.timeout(TIMEOUT), receiver as process:
         await eventually(consuming)
         assert await output(folder, vhost_url, "order.py") == "sent\n"
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""``Celery`` with the real Celery: each side delays messages for the other, on the same exchanges and queues."""
+"""``Celery`` and the real Celery, delaying messages for each other on the same queues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from bide.topology.rendering import from_definitions
 from tests.broker import celery_app
 from tests.broker.celery_app import EXCHANGE, PLAIN, REPORTS, ROUTING_KEY, TASK, WORK
 from tests.broker.receiving import eventually, receive
-from tests.patience import ON_TIME, PATIENCE
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -73,15 +73,15 @@ class Worker:
         self._reports = reports
         self._log = log
 
-    async def report(self, *, seconds: float = PATIENCE) -> Report:
-        """What the worker tells next."""
+    async def report(self, *, seconds: float = TIMEOUT) -> Report:
+        """The next report of the worker."""
         message = asyncio.ensure_future(anext(self._reports))
         exited = asyncio.ensure_future(self._process.wait())
         await asyncio.wait({message, exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         exited.cancel()
         if not message.done():
             message.cancel()
-            pytest.fail(f"the worker told nothing within {seconds} s; its log:\n{self._log.read_text()}")
+            pytest.fail(f"the worker reported nothing within {seconds} s; its log:\n{self._log.read_text()}")
         received = await message
         await received.ack()
         values = received.json()
@@ -187,7 +187,7 @@ async def test_a_worker_runs_tasks_delayed_by_bide(
         assert [(await worker.report()).label for _ in range(2)] == ["last", "last"]
 
     assert sorted(one.label for one in reports) == sorted(due)
-    assert all(timedelta(0) <= one.at - due[one.label] < ON_TIME for one in reports)
+    assert all(timedelta(0) <= one.at - due[one.label] < MAX_LATENESS for one in reports)
 
 
 async def test_a_task_that_bide_delayed_is_retried_by_its_worker(
@@ -208,7 +208,7 @@ async def test_a_task_that_bide_delayed_is_retried_by_its_worker(
         assert [one.retries for one in runs] == [0, 1, 2]
         started = [sent_at, *(one.at for one in runs)]
         assert all(
-            timedelta(seconds=DELAY) <= after - before < timedelta(seconds=DELAY) + ON_TIME
+            timedelta(seconds=DELAY) <= after - before < timedelta(seconds=DELAY) + MAX_LATENESS
             for before, after in itertools.pairwise(started)
         )
 
@@ -257,7 +257,7 @@ async def test_bide_receives_tasks_delayed_by_celery(client: bide.Client, app: A
 
     assert (at_once.json()[0], again.json()[0], last.body) == (["at once"], ["at once"], b"last"), "one came twice"
     for message in delayed:
-        assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
+        assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + MAX_LATENESS
         assert message.raw.routing_key == kombu_delay.calculate_routing_key(DELAY, ROUTING_KEY)
         assert "x-death" in message.raw.values["headers"]
         assert message.routing_key == ROUTING_KEY
@@ -266,7 +266,7 @@ async def test_bide_receives_tasks_delayed_by_celery(client: bide.Client, app: A
         assert message.json()[0] == ["delayed"]
         # Celery says when the task is due only in a header of its own.
         assert (message.due, message.lateness) == (None, None)
-        assert datetime.fromisoformat(message.headers["eta"]) - sent_at < timedelta(seconds=DELAY) + ON_TIME
+        assert datetime.fromisoformat(message.headers["eta"]) - sent_at < timedelta(seconds=DELAY) + MAX_LATENESS
 
 
 async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
@@ -290,7 +290,7 @@ async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
         assert message.message_id == receipt.message_id
         assert message.routing_key == ROUTING_KEY
         assert message.lateness is not None
-        assert timedelta(0) <= message.lateness < ON_TIME
+        assert timedelta(0) <= message.lateness < MAX_LATENESS
 
     copied = {"x-death": message.raw.values["headers"]["x-death"]}
 
@@ -310,7 +310,7 @@ async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
 # --- targets that take nothing, and exchanges of other types
 
 STUCK = 40
-"""More than the stock dead-letter prefetch of 32, which so many stuck messages use up."""
+"""More than the stock dead-letter prefetch of 32, which this number of stuck messages exhausts."""
 
 
 def on_exchange(kind: str, exchange: str, queue: str, key: str) -> Topology:
@@ -335,7 +335,7 @@ async def test_confirmed_messages_for_an_exchange_do_not_stay_in_a_level(client:
         assert (one.exchange, one.routing_key, one.raw.routing_key) == ("plain", key, key)
         assert "x-death" not in one.headers
         assert one.lateness is not None
-        assert timedelta(0) <= one.lateness < ON_TIME
+        assert timedelta(0) <= one.lateness < MAX_LATENESS
 
 
 @pytest.mark.usefixtures("stock_dead_lettering")
@@ -364,7 +364,7 @@ async def test_messages_for_bad_targets_do_not_stop_tasks_delayed_by_celery(
     for number in range(5):
         await asyncio.to_thread(app.tasks[TASK].apply_async, (f"{number}",), queue=WORK, countdown=DELAY)
     for message in await receive(client, WORK, 5):
-        assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + ON_TIME
+        assert timedelta(seconds=DELAY) <= message.received_at - sent_at < timedelta(seconds=DELAY) + MAX_LATENESS
 
 
 async def test_the_number_of_release_queues_is_limited(client: bide.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +413,7 @@ def on_the_broker(vhost: Vhost) -> Topology:
 async def test_bide_and_kombu_declare_the_same_topology(
     vhost: Vhost, connection: Connection, queue_type: QueueType, order: str, prefix: str | None
 ) -> None:
-    """Who comes second finds everything as he wants it, and adds nothing."""
+    """The second to declare finds everything as it expects, and adds nothing."""
     ours = Celery(prefix=prefix, queue_type=queue_type).topology()
 
     async def bide_declares() -> None:
@@ -436,10 +436,10 @@ async def test_the_guard_accepts_declarations_of_kombu_and_guards_its_messages(
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         await install_guard(connection, api, layout)
     await asyncio.to_thread(declare_by_kombu, vhost.url)
-    await asyncio.to_thread(app.tasks[TASK].apply_async, ("for nobody",), queue=WORK, countdown=1)
+    await asyncio.to_thread(app.tasks[TASK].apply_async, ("unrouted",), queue=WORK, countdown=1)
     async with bide.connect(vhost.url, infrastructure=layout) as client:
         (message,) = await receive(client, layout.undeliverable, 1)
-    assert (message.json()[0], message.routing_key) == (["for nobody"], ROUTING_KEY)
+    assert (message.json()[0], message.routing_key) == (["unrouted"], ROUTING_KEY)
 
 
 async def test_another_queue_type_than_that_of_the_workers_is_refused(client: bide.Client, vhost_url: str) -> None:

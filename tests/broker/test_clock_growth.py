@@ -1,4 +1,4 @@
-"""A ``Clock`` that grows with use: what is declared when, and what happens to messages where that fails."""
+"""``Clock`` that declares its queues on first use, and failures of these declarations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
 
 
 def queues_of(vhost: Vhost) -> set[str]:
-    """What is there but for the queues of the test, and those that are deleted in a moment."""
+    """All queues except those of the test, and those that are about to be deleted."""
     names = {str(one["name"]) for one in vhost.broker.management.call("GET", "queues", vhost.name)}
     return {name for name in names if name.startswith("bide.v1.") and ".settle." not in name}
 
@@ -121,7 +121,7 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     assert await ready(connection, "q") == 0
     # After half a minute it looks again. Here that is over at once.
     state = await client._publisher.state()
-    monkeypatch.setattr(state, "_doubt_at", 0.0)
+    monkeypatch.setattr(state, "_recheck_at", 0.0)
     receipt = await client.publish(b"again", to="q", delay="1s")
     (message,) = await receive(client, "q", 1)
     assert (message.body, receipt.attempts) == (b"again", 1)
@@ -159,7 +159,7 @@ async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
     await client.publish(b"soon", to="q", delay="10ms")
     # Every half a minute the client looks at what it uses. Here that is over at once.
     state = await client._publisher.state()
-    monkeypatch.setattr(state, "_doubt_at", 0.0)
+    monkeypatch.setattr(state, "_recheck_at", 0.0)
     await client.publish(b"later", to="q", delay="10ms")
     # What had no way waits for the broker to try again.
     assert {message.body for message in await receive(client, "q", 2)} == {b"soon", b"later"}
@@ -262,7 +262,7 @@ async def test_a_mismatched_digit_queue_fails_only_its_own_delays(
 
 @pytest.fixture
 async def modest_url(vhost: Vhost) -> AsyncIterator[str]:
-    """The URL of a user who may publish and bind, and declare nothing."""
+    """The URL of a user who may publish and bind, but not declare."""
     name = f"modest-{vhost.name}"
     vhost.broker.add_user(name, "secret")
     vhost.broker.set_permissions(vhost.name, name, configure="^$")

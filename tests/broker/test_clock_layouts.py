@@ -1,4 +1,4 @@
-"""Clients with different settings share a virtual host: never early, never lost, never to somebody else."""
+"""Clients with different settings of ``Clock`` on one virtual host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_clients_of_different_resolutions_share_a_broker(vhost: Vhost) -> 
 
 
 async def test_messages_for_a_deleted_digit_queue_are_set_aside(vhost: Vhost) -> None:
-    """A publisher that checked long ago, and whose queues somebody destroyed since, as one with other settings."""
+    """A publisher whose queues were destroyed after its check, by a client with other settings."""
     small = bide.Clock(max_delay=timedelta(seconds=1), resolution=timedelta(milliseconds=500))
     big = bide.Clock(max_delay=timedelta(seconds=2), resolution=timedelta(milliseconds=500))
     async with bide.connect(vhost.url, infrastructure=big) as client:

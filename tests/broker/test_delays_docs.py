@@ -1,4 +1,4 @@
-"""docs/delays.md shows what ``bide delay verify`` and ``bide delay apply`` print."""
+"""The output of ``bide delay verify`` and ``bide delay apply`` in docs/delays.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -25,7 +25,7 @@ def run(vhost: Vhost, *arguments: str) -> list[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url},
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

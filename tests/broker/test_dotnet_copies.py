@@ -1,4 +1,4 @@
-"""What a .NET endpoint copies of a message that bide delivered, its broker takes.
+"""Messages delivered by bide that a .NET endpoint copies and publishes again.
 
 There is no .NET here: pika plays an endpoint that audits. It copies all headers, lists as text, as
 NServiceBus.RabbitMQ does, and takes off only what NServiceBus.RabbitMQ takes off.
@@ -24,7 +24,7 @@ from bide.amqp.url import BrokerUrl
 from bide.error_queues import ErrorQueue, Selection
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -66,13 +66,13 @@ class DotnetEndpoint:
         channel.exchange_bind("Sales", "amq.topic", "Shop.*")
 
     def switch_delayed_delivery_on(self, family: str = "nsb.v2") -> None:
-        """Declare as much of the delay infrastructure as tells that it is used."""
+        """Declare the part of the delay infrastructure that shows that it is in use."""
         self._channel.exchange_declare(f"{family}.delay-delivery", "topic", durable=True)
         self._channel.exchange_bind("Sales", f"{family}.delay-delivery", "#.Sales")
 
     def audit_one(self) -> dict[str, Any]:
         """Receive one message, copy it, and acknowledge it once the copy is confirmed; return the copied headers."""
-        messages = self._channel.consume("Sales", inactivity_timeout=PATIENCE)
+        messages = self._channel.consume("Sales", inactivity_timeout=TIMEOUT)
         method, properties, body = next(messages)
         assert method is not None, "no message came"
         assert properties is not None

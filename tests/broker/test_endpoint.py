@@ -1,4 +1,4 @@
-"""Endpoints: handlers, retries at once and later, and what is parked, on the real broker."""
+"""Endpoints: handlers, immediate and delayed retries, and parked messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bide.recoverability.history import read_nservicebus_time
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh, leaping_clock, receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 QUICK = bide.Retry(immediate=0, delays=["50ms"])
 NEVER = bide.Retry(immediate=0, delays=())
@@ -177,7 +177,7 @@ async def test_immediate_retries_are_counted_by_the_queue_for_all_its_consumers(
 async def test_plain_functions_run_concurrently_in_threads(client: bide.Client) -> None:
     queue, recorder = fresh("threads"), Recorder()
     app = endpoint(queue, recorder, concurrency=4)
-    together = threading.Barrier(4, timeout=PATIENCE)
+    together = threading.Barrier(4, timeout=TIMEOUT)
     threads = set()
 
     @app.handler
@@ -274,7 +274,7 @@ async def test_a_custom_policy_chooses_each_decision(client: bide.Client) -> Non
 
     def policy(failure: bide.Failure) -> Any:
         return {
-            b"drop": bide.Discard("nobody cares"),
+            b"drop": bide.Discard("not needed"),
             b"later": bide.RetryLater(timedelta(milliseconds=50)) if failure.delayed_retries < 1 else bide.Park(),
             b"away": bide.Park(elsewhere),
             b"broken": "what?",
@@ -328,7 +328,7 @@ async def test_a_delayed_message_that_was_delivered_before_expires_by_its_due_ti
     await client.publish(b"x", to=queue, message_id="one", delay="6s", expiration="5900ms")
     # A process dies with it.
     async with client.consume(queue) as messages:
-        await asyncio.wait_for(anext(messages), PATIENCE)
+        await asyncio.wait_for(anext(messages), TIMEOUT)
     app = endpoint(queue, recorder, retry=QUICK)
     seen: list[bide.Message] = []
 
@@ -391,7 +391,7 @@ async def test_duplicates_within_the_window_are_handled_once(client: bide.Client
 async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(client: bide.Client) -> None:
     queue, recorder = fresh("breaker"), Recorder()
     app = endpoint(queue, recorder, retry=NEVER, concurrency=4, slow_down_after=3)
-    mended = False
+    fixed = False
     most_while_slow = 0
 
     @app.handler
@@ -399,7 +399,7 @@ async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(clien
         nonlocal most_while_slow
         if app.slow:
             most_while_slow = max(most_while_slow, app.in_flight)
-        if not mended:
+        if not fixed:
             raise ConnectionError("down")
 
     async with running(app, client, recorder):
@@ -407,7 +407,7 @@ async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(clien
             await client.publish(b"x", to=queue)
         await recorder.until("parked", count=5)
         assert app.slow
-        mended = True
+        fixed = True
         await client.publish(b"x", to=queue)
         await recorder.until("processed")
 
@@ -415,7 +415,7 @@ async def test_consecutive_failures_slow_the_endpoint_down_until_a_success(clien
             return not app.slow
 
         await eventually(fast)
-    # Those that were in hand when it slowed down may still have been there.
+    # Messages that were being handled when it slowed down may still count.
     assert most_while_slow <= 4
 
 
@@ -434,10 +434,10 @@ async def test_deliveries_of_a_classic_queue_are_counted_by_copies(client: bide.
     # Three processes die with it.
     for _ in range(3):
         async with client.consume(queue) as messages:
-            await asyncio.wait_for(anext(messages), PATIENCE)
+            await asyncio.wait_for(anext(messages), TIMEOUT)
     async with running(app, client, recorder):
         await recorder.until("parked")
-    # The queue told of one of the three only: "redelivered" does not say how often.
+    # The queue reported one of the three only: "redelivered" is not a count.
     assert handled == [1, 1]
     (message,) = await failed(client, f"{queue}.error")
     assert message.history.attempts == 3
@@ -449,7 +449,7 @@ async def test_a_message_that_kills_its_consumers_is_parked(client: bide.Client)
     await client.publish(b"x", to=queue, message_id="poison")
     for _ in range(4):
         async with client.consume(queue) as messages:
-            await asyncio.wait_for(anext(messages), PATIENCE)
+            await asyncio.wait_for(anext(messages), TIMEOUT)
     app = endpoint(queue, recorder, poison_after=4, retry=bide.Retry(immediate=1, delays=["1s"]))
 
     @app.handler
@@ -516,7 +516,7 @@ async def test_broker_retry_delays_and_parks_from_4_3_on(client: bide.Client, re
 
 
 async def test_the_event_stream_records_every_event(client: bide.Client) -> None:
-    queue, stream = fresh("told"), fresh("events")
+    queue, stream = fresh("parked"), fresh("events")
     recorder = Recorder()
     app = bide.Endpoint(
         queue, error_queue=f"{queue}.error", retry=QUICK, observers=[bide.EventStream(stream, keep="1h"), recorder]
@@ -534,7 +534,7 @@ async def test_the_event_stream_records_every_event(client: bide.Client) -> None
     events = []
     async with client.consume(stream, arguments={"x-stream-offset": "first"}) as messages:
         for _ in range(3):
-            message = await asyncio.wait_for(anext(messages), PATIENCE)
+            message = await asyncio.wait_for(anext(messages), TIMEOUT)
             events.append(message.json())
             await message.ack()
     by_id = {one["message_id"]: [e for e in events if e["message_id"] == one["message_id"]] for one in events}
@@ -635,7 +635,7 @@ async def test_a_stop_waits_for_handlers_and_requeues_the_rest(client: bide.Clie
         for number in range(10):
             await client.publish(b"x", to=queue, message_id=f"{number}")
         for _ in range(2):
-            await asyncio.wait_for(inside.acquire(), PATIENCE)
+            await asyncio.wait_for(inside.acquire(), TIMEOUT)
         app.stop()
         # Those that it had fetched ahead are for others at once, not only when the handlers are done.
         given_back = await receive(client, queue, 8)
@@ -663,12 +663,12 @@ async def test_a_handler_that_exceeds_the_drain_time_is_cancelled_and_requeued(c
             raise
 
     work = asyncio.create_task(app.run(client))
-    await asyncio.wait_for(recorder.ready.wait(), PATIENCE)
+    await asyncio.wait_for(recorder.ready.wait(), TIMEOUT)
     await client.publish(b"x", to=queue, message_id="one")
-    await asyncio.wait_for(inside.wait(), PATIENCE)
+    await asyncio.wait_for(inside.wait(), TIMEOUT)
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, TIMEOUT)
     assert cancelled.is_set()
     assert recorder.events == []
     (message,) = await receive(client, queue, 1)

@@ -1,4 +1,4 @@
-"""What operators do with failed messages is never done to messages that wait for their due times."""
+"""Error commands, refused on the queues of a delay infrastructure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bide.patterns.event_bus import EventBusQueue
 from bide.topology import Argument, Binding, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh, receive
-from tests.broker.test_lifecycle import listed
-from tests.patience import PATIENCE
+from tests.broker.test_error_queues import listed
+from tests.timeouts import TIMEOUT
 
 DIGIT = "bide.v1.s10"
 NOWHERE = "http://127.0.0.1:1"
@@ -85,7 +85,7 @@ def test_these_tests_cover_every_operation() -> None:
 
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
 async def test_every_operation_refuses_delay_queues(client: bide.Client, broker: LocalBroker, management: bool) -> None:
-    """Whether the management API tells the queue's arguments or not."""
+    """With and without the queue's arguments from the management API."""
     target, url = fresh("orders"), broker.management_url if management else NOWHERE
     await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
     receipt = await client.publish(b"x", to=target, delay="10s", message_id="m")
@@ -139,7 +139,7 @@ async def test_a_message_that_failed_after_its_delay_is_accepted(client: bide.Cl
     async with client.consume(target) as deliveries:
         await (await anext(deliveries)).reject()
     queue = ErrorQueue(client, name, management_url=broker.management_url, audit=False)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not await listed(queue):  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
     queue = ErrorQueue(client, name, management_url=NOWHERE, audit=False)
@@ -156,7 +156,7 @@ async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.C
         await channel.delete_queue(target)
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)
     mine = Selection(ids=frozenset({target}))
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while not await queue.count(mine):  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
     for operation in (retry, spread, replay, edit):

@@ -1,4 +1,4 @@
-"""The event bus on the real broker: rejected, counted, delayed, and parked for good."""
+"""The event bus: rejected, counted, delayed and parked events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bide.patterns.event_bus import DELIVERY_LIMIT, EventBusQueue
 from bide.recoverability.failed import FailedMessage
 from bide.topology import Queue
 from tests.broker.receiving import eventually, fresh, leaping_clock, ready, receive, stack_of
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 Handler = Callable[[Message], Awaitable[None]]
 
@@ -50,7 +50,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @asynccontextmanager
 async def running(*work: Any) -> AsyncIterator[None]:
-    """Run these until the end of the block; an error of theirs fails the test."""
+    """Run coroutines until the end of the block; an error of one fails the test."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         yield
@@ -80,7 +80,7 @@ async def made(
 
 
 async def next_of(consumer: bide.Consumer) -> Message:
-    return await asyncio.wait_for(anext(consumer), PATIENCE)
+    return await asyncio.wait_for(anext(consumer), TIMEOUT)
 
 
 async def fail(message: Message) -> None:
@@ -172,9 +172,9 @@ async def test_without_retries_an_event_is_parked_at_once(client: bide.Client) -
     assert failed.history.retries == 0
 
 
-@pytest.mark.parametrize(("cancelled", "told"), [(False, "KeyError: "), (True, "was cancelled from within")])
+@pytest.mark.parametrize(("cancelled", "logged"), [(False, "KeyError: "), (True, "was cancelled from within")])
 async def test_failures_are_logged_with_their_place(
-    client: bide.Client, caplog: pytest.LogCaptureFixture, cancelled: bool, told: str
+    client: bide.Client, caplog: pytest.LogCaptureFixture, cancelled: bool, logged: str
 ) -> None:
     bus = await made(client, limit=0)
 
@@ -190,7 +190,7 @@ async def test_failures_are_logged_with_their_place(
         await parked_on(client, bus)
     (record,) = [one for one in caplog.records if "failed: " in one.getMessage()]
     assert record.getMessage().startswith(f"{bus.names.queue}: one failed: ")
-    assert told in record.getMessage()
+    assert logged in record.getMessage()
     assert "in raise_it" in stack_of(record)
 
 
@@ -203,7 +203,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_only_its_event(client: 
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        await asyncio.sleep(10 * PATIENCE)
+        await asyncio.sleep(10 * TIMEOUT)
 
     async with running(bus.run(cancel)):
         for name in ("one", "two"):
@@ -223,14 +223,14 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_bus_running
     async def go_on(message: Message) -> None:
         begun.release()
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(10 * PATIENCE)
+            await asyncio.sleep(10 * TIMEOUT)
 
     for _ in range(2):
         await bus.publish(b"x")
     work = asyncio.create_task(bus.run(go_on))
     await begun.acquire()
     work.cancel()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         with pytest.raises(asyncio.CancelledError):
             await work
     assert begun.locked(), "another event was begun"
@@ -238,7 +238,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_bus_running
 
 
 async def test_copies_continue_the_count_of_x_death(client: bide.Client) -> None:
-    """Rejected three times: as it came, as a worker of somebody else's sent it straight back, and as our copy."""
+    """Rejected three times: as published, as a copy of another system's worker, and as a copy of bide."""
     bus = await made(client, limit=3, keys=("order.*",))
     names = bus.names
     await bus.publish(b"x", key="order.created", message_id="one")
@@ -274,7 +274,7 @@ async def test_copies_continue_the_count_of_x_death(client: bide.Client) -> None
 async def test_a_published_x_death_is_continued_only_below_4_0_1(
     client: bide.Client, release: tuple[int, ...], reason: str, connection: Connection
 ) -> None:
-    """Why copies carry their count in a header of ours.
+    """The reason why copies carry their count in a header of bide.
 
     Below 4.0.1 the broker goes on with the header of a publisher, and drops what it takes for a cycle: a message that
     no consumer has rejected on its way. From 4.0.1 on it starts anew.
@@ -316,7 +316,7 @@ async def test_a_worker_killed_between_confirm_and_ack_duplicates_and_loses_noth
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", KILLED_BEFORE_ITS_ACK, clock_url, names.exchange, names.queue
     )
-    assert await asyncio.wait_for(process.wait(), PATIENCE) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), TIMEOUT) == -signal.SIGKILL
     received: list[Message] = []
 
     async def both() -> bool:
@@ -418,7 +418,7 @@ async def test_a_missing_or_deleted_queue_is_an_error(client: bide.Client, conne
     await eventually(handled, step=0.01)
     await channel.delete_queue(bus.names.queue)
     with pytest.raises(ConsumerCancelledError):
-        await asyncio.wait_for(work, PATIENCE)
+        await asyncio.wait_for(work, TIMEOUT)
     await channel.close()
 
 

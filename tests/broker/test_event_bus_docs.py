@@ -1,4 +1,4 @@
-"""The programs of docs/event-bus.md: run as they stand there, they print what the page says they print."""
+"""The programs of docs/event-bus.md and their output."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "event-bus.md").read_text()
 
@@ -53,7 +53,7 @@ async def test_the_program_prints_the_documented_output(vhost_url: str, tmp_path
     assert process.stdout is not None
     try:
         # It runs until it is stopped.
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             printed = [await process.stdout.readline() for _ in expected.splitlines()]
     finally:
         process.kill()
@@ -65,7 +65,7 @@ async def test_the_documented_x_death_is_that_of_the_broker(
     vhost: Vhost, release: tuple[int, ...], tmp_path: Path
 ) -> None:
     process = await start("rejected.py", vhost.url, tmp_path)
-    printed = without_times((await asyncio.wait_for(process.communicate(), PATIENCE))[0].decode())
+    printed = without_times((await asyncio.wait_for(process.communicate(), TIMEOUT))[0].decode())
     on_3_10, on_4_3 = map(without_times, blocks()["rejected.py"][1:3])
     if release[:2] == (3, 10):
         assert printed == on_3_10

@@ -1,4 +1,4 @@
-"""A delayed publish to an exchange reaches exactly the queues that a direct publish reaches."""
+"""Delayed publishes to an exchange: the same queues as a direct publish."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from tests.broker.receiving import connection_of, eventually, fresh, ready
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
@@ -172,7 +172,7 @@ async def test_routing_keys_of_many_words_are_restored(client: bide.Client, conn
     key = ".".join("w" * words)
     receipt = await client.publish(b"x", exchange=exchange, routing_key=key, delay="1.05s", headers={"mine": 1})
     assert receipt.hops == 3  # a digit of seconds, one of hundredths, and the release queue of the exchange
-    async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+    async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
         message = await anext(messages)
         await message.ack()
     assert (message.exchange, message.routing_key, message.headers) == (exchange, key, {"mine": 1})
@@ -190,7 +190,7 @@ async def test_names_with_special_characters_are_delivered(client: bide.Client) 
         )
         await client.publish(b"to the exchange", exchange=exchange, routing_key="a.b", delay="100ms")
         await client.publish(b"to the queue", to=queue, delay="100ms")
-        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
             bodies = set()
             for _ in range(2):
                 message = await anext(messages)

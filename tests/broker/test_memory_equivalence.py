@@ -1,4 +1,4 @@
-"""The broker in memory does what RabbitMQ does: made-up cases are played on both, and what clients see is compared.
+"""Generated cases on RabbitMQ and on the in-memory broker, with equal results for clients.
 
 ``BIDE_SOAK=1`` (``make test-equivalence``) compares more than 2,000 cases rather than some ninety.
 """
@@ -26,15 +26,15 @@ from tests.broker.equivalence_races import FIFTH, play_in_memory
 from tests.support import SOAK
 
 CASES: Final = 2000 if SOAK else 90
-"""At least so many are compared; those whose end depends on chance do not count."""
+"""The minimum number of compared cases; cases with a race do not count."""
 
 BATCH: Final = 50 if SOAK else 30
 
 _numbers = itertools.count(1)
 
 
-class Game:
-    """A case, what is seen of it in memory, and what of it on RabbitMQ."""
+class Comparison:
+    """A case with its results in memory and on RabbitMQ."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -43,10 +43,10 @@ class Game:
         self.in_rabbitmq: Any = None
         self.is_late = False
 
-    async def is_chance(self, release: tuple[int, ...]) -> bool:
-        """Play it in memory, and tell whether it depends on chance."""
-        self.in_memory, is_chance = await play_in_memory(self.case, self.prefix, release=release)
-        return is_chance
+    async def has_race(self, release: tuple[int, ...]) -> bool:
+        """Play the case in memory, and return whether its outcome depends on a race."""
+        self.in_memory, has_race = await play_in_memory(self.case, self.prefix, release=release)
+        return has_race
 
     async def play(self, url: BrokerUrl, fifth: int) -> None:
         """Play it on RabbitMQ, over a connection of its own.
@@ -98,27 +98,29 @@ def differences(memory: Any, rabbitmq: Any, where: str = "") -> Iterator[str]:
         yield f"{where}\n  in memory: {memory}\n  RabbitMQ:  {rabbitmq}"
 
 
-async def play(games: list[Game], url: str) -> None:
+async def play(comparisons: list[Comparison], url: str) -> None:
     """Play them on RabbitMQ, all at once; what differs again, ever slower, as long as the machine is too slow."""
     for slower in (1, 2, 4, 8):
-        await asyncio.gather(*(game.play(BrokerUrl.parse(url), FIFTH * slower) for game in games))
-        # In the first round many are played, and nobody knows what was too slow.
-        games = [game for game in games if not game.is_equal and (game.is_late or slower == 1)]
-        if not games:
+        await asyncio.gather(*(comparison.play(BrokerUrl.parse(url), FIFTH * slower) for comparison in comparisons))
+        # The first round plays many cases at a time, so that any of them may have been too slow.
+        comparisons = [
+            comparison for comparison in comparisons if not comparison.is_equal and (comparison.is_late or slower == 1)
+        ]
+        if not comparisons:
             return
 
 
-def made_up(release: tuple[int, ...], start: int) -> Iterator[Case]:
-    """Cases without end, in several goes, because hypothesis varies what it has made before.
+def generated_cases(release: tuple[int, ...], start: int) -> Iterator[Case]:
+    """Endless cases from several runs of hypothesis, because one run varies its earlier cases.
 
     Args:
         start: of the random numbers.
     """
-    goes = (one_go(release, start + go) for go in itertools.count())
+    goes = (one_run(release, start + go) for go in itertools.count())
     return itertools.chain.from_iterable(goes)
 
 
-def one_go(release: tuple[int, ...], start: int) -> list[Case]:
+def one_run(release: tuple[int, ...], start: int) -> list[Case]:
     """Some cases."""
     found: list[Case] = []
 
@@ -144,17 +146,17 @@ async def test_random_cases_have_the_same_outcome_in_memory_and_on_the_broker(
 ) -> None:
     start = random.randrange(1 << 32)
     compared = chance = 0
-    different: list[Game] = []
-    all_cases = made_up(release, start)
+    different: list[Comparison] = []
+    all_cases = generated_cases(release, start)
     while compared < CASES:
-        batch = [Game(case) for case in itertools.islice(all_cases, BATCH)]
+        batch = [Comparison(case) for case in itertools.islice(all_cases, BATCH)]
         # Where the end depends on chance there is nothing to compare.
-        games = [game for game in batch if not await game.is_chance(release)]
-        chance += len(batch) - len(games)
-        assert chance <= CASES * 0.2, "a harness that leaves out so many proves nothing"
-        await play(games, broker.url)
-        compared += len(games)
-        different += [game for game in games if not game.is_equal]
+        comparisons = [comparison for comparison in batch if not await comparison.has_race(release)]
+        chance += len(batch) - len(comparisons)
+        assert chance <= CASES * 0.2, "a harness that leaves out this many proves nothing"
+        await play(comparisons, broker.url)
+        compared += len(comparisons)
+        different += [comparison for comparison in comparisons if not comparison.is_equal]
     if different:
         shown = "\n\n".join(map(str, different))
         pytest.fail(f"{shown}\n{len(different)} of {compared} cases differ (start: {start})", pytrace=False)

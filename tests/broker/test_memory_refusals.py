@@ -1,4 +1,4 @@
-"""What RabbitMQ refuses, the broker in memory refuses too, for the same reason and in a form that reads the same."""
+"""Refusals of RabbitMQ and of the in-memory broker, with equal reply texts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ ACTS: Final[dict[str, Act]] = {
         Queue("new", exclusive=True, arguments={"x-queue-type": "quorum"})
     ),
     "a dead-letter key alone": lambda channel: channel.declare_queue(queue("new", dead_letter_routing_key="k")),
-    "an argument that nobody knows": lambda channel: channel.declare_queue(queue("new", whatever=3)),
+    "an unknown argument": lambda channel: channel.declare_queue(queue("new", whatever=3)),
     "a binding from nowhere": lambda channel: channel.bind(Binding("none", "q")),
     "a binding to nowhere": lambda channel: channel.bind(Binding("x", "none")),
     "a binding to a missing exchange": lambda channel: channel.bind(Binding("x", "none", destination_type="exchange")),
@@ -101,11 +101,11 @@ ACTS: Final[dict[str, Act]] = {
     "the removal of a binding from nowhere": lambda channel: channel.unbind(Binding("none", "q")),
     "to a missing exchange": publish("none"),
     "to an internal exchange": publish("inside"),
-    "to nobody": publish("x", "other"),
-    "an expiration that is no number": publish("x", "k", expiration="soon"),
+    "unroutable": publish("x", "other"),
+    "an expiration that is not a number": publish("x", "k", expiration="soon"),
     "a negative expiration": publish("x", "k", expiration="-1"),
-    "CC that is no list": publish("x", "k", headers={"CC": "k"}),
-    "an answer that nobody waits for": publish("x", "k", reply_to="amq.rabbitmq.reply-to"),
+    "CC that is not a list": publish("x", "k", headers={"CC": "k"}),
+    "a reply without a consumer": publish("x", "k", reply_to="amq.rabbitmq.reply-to"),
     "the end of a missing queue": lambda channel: channel.delete_queue("none"),
     "the end of a missing exchange": lambda channel: channel.delete_exchange("none"),
     "the end of a predeclared exchange": lambda channel: channel.delete_exchange("amq.fanout"),
@@ -123,7 +123,7 @@ ACTS: Final[dict[str, Act]] = {
 
 
 async def outcome(act: Act, url: BrokerUrl) -> tuple[Any, ...]:
-    """What becomes of it: ``done``, or the error as far as it says something to a program."""
+    """The outcome: ``done``, or the parts of the error that a program can use."""
     connection = await Connection.open(url)
     try:
         channel = await connection.channel(confirms=True)

@@ -17,7 +17,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client.client import Client
 from bide.errors import BideError, BrokerError
 from bide.topology import Queue, Topology
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 LOG = Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})])
 SMALL = Topology(
@@ -72,7 +72,7 @@ def seen(delivery: Delivery) -> tuple[int, bytes]:
 
 
 async def soon(found: asyncio.Queue[Delivery]) -> Delivery:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return await found.get()
 
 
@@ -107,7 +107,7 @@ async def settling(reader: Reader) -> Any:
     results: list[Any] = []
     for settle in (channel.ack, channel.nack, lambda tag: channel.reject(tag, requeue=False), channel.ack):
         following, end = asyncio.create_task(found.get()), asyncio.create_task(ended.get())
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await asyncio.wait([following, end], return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
             following.cancel()

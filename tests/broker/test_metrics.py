@@ -1,4 +1,4 @@
-"""Metrics of an endpoint, read as Prometheus reads them: over HTTP."""
+"""Metrics of an endpoint, scraped over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bide.errors import InvalidInputError
 from bide.observability.metrics import OTHER, Metrics, MetricsPage
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def page(metrics: Metrics) -> Iterator[MetricsPage]:
 
 
 def fetch(page: MetricsPage) -> str:
-    with urlopen(page.url, timeout=PATIENCE) as reply:
+    with urlopen(page.url, timeout=TIMEOUT) as reply:
         assert reply.headers["Content-Type"].startswith("text/plain")
         text = reply.read().decode()
     assert isinstance(text, str)
@@ -49,7 +49,7 @@ def fetch(page: MetricsPage) -> str:
 
 
 class Samples:
-    """What a page of metrics says.
+    """The samples of a metrics page.
 
     Args:
         labels: that every sample is asked for with.
@@ -112,7 +112,7 @@ async def test_every_event_is_counted(client: bide.Client, metrics: Metrics, pag
         if message.body == b"once" and tries[message.message_id] == 1:
             raise TimeoutError("not yet")
         if message.body == b"drop":
-            raise KeyError("nobody")
+            raise KeyError("missing")
         await asyncio.sleep(0.02)
 
     async with running(app, client, recorder):
@@ -201,7 +201,7 @@ async def test_in_flight_and_slow_show_the_current_state(
     async with running(app, client, recorder):
         for _ in range(3):
             await client.publish(b"", to=queue)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             for _ in range(3):
                 await inside.acquire()
         value = await read(page, endpoint=queue)
@@ -275,7 +275,7 @@ def test_the_page_listens_on_loopback_until_it_is_closed(metrics: Metrics, page:
 
 def test_without_the_extra_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['prometheus_client'] = None; import bide.observability.metrics"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 1
     assert (
         "ImportError: bide.observability.metrics needs prometheus-client: install the extra, bide[metrics]"

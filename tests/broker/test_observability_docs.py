@@ -1,4 +1,4 @@
-"""The programs of docs/observability.md: run as they stand there, they print what the page says they print."""
+"""The programs of docs/observability.md and their output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 import bide
-from tests.patience import PATIENCE
-from tests.spark.killing import wait_until
+from tests.spark.spark_processes import wait_until
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -71,7 +71,7 @@ def test_the_programs_print_the_documented_output(vhost: Vhost, tmp_path: Path) 
             env=environment,
             capture_output=True,
             text=True,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -90,14 +90,14 @@ def test_the_programs_print_the_documented_output(vhost: Vhost, tmp_path: Path) 
             url = serving.stdout.readline().strip()
 
             def metrics() -> list[str]:
-                with urlopen(url, timeout=PATIENCE) as reply:
+                with urlopen(url, timeout=TIMEOUT) as reply:
                     return str(reply.read().decode()).splitlines()
 
             assert spans(printed("shop.py")) == spans(shown("publish orders"))
             wait_until(lambda: names(metrics()) == names(shown("bide_")), "all messages are done with")
             assert fields(printed("events.py")) == fields(shown('{"event"'))
             serving.terminate()
-            said, _ = serving.communicate(timeout=PATIENCE)
-            assert spans(said.splitlines()) == spans(shown("process orders"))
+            output, _ = serving.communicate(timeout=TIMEOUT)
+            assert spans(output.splitlines()) == spans(shown("process orders"))
         finally:
             serving.kill()

@@ -1,4 +1,4 @@
-"""Observers of an endpoint: they see everything, and change nothing."""
+"""Observers of an endpoint, which see every event and change no outcome."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, ready, stack_of
 
 
-class Entering(Observer):
-    """Fails before the handler is called."""
+class FailsBeforeHandler(Observer):
+    """Raises before the handler is called."""
 
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
         """Never entered."""
         raise LookupError("entering")
 
 
-class Leaving(Observer):
+class FailsAfterHandler(Observer):
     """Fails after the handler."""
 
     @contextmanager
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> Iterator[None]:
-        """Never left in good order."""
+        """Raises on the way out."""
         try:
             yield
         finally:
             raise LookupError("leaving")
 
 
-class Closing(Observer):
+class FailsInExit(Observer):
     """The same, without seeing what the handler raises."""
 
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
-        """Entered, and not left in good order."""
+        """Its exit raises."""
         return self
 
     def __enter__(self) -> None:
@@ -52,8 +52,8 @@ class Closing(Observer):
         raise LookupError("closing")
 
 
-class Swallowing(Observer):
-    """Holds back what the handler raises."""
+class SwallowsExceptions(Observer):
+    """Suppresses exceptions of the handler."""
 
     @contextmanager
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> Iterator[None]:
@@ -64,30 +64,30 @@ class Swallowing(Observer):
             return
 
 
-class Deaf(Observer):
-    """Cannot be told anything."""
+class FailsOnEvents(Observer):
+    """Fails on every event."""
 
     async def happened(self, event: Event) -> None:
-        """Not now."""
+        """Raises."""
         raise LookupError("deaf")
 
 
-class Abandoned(Observer):
-    """Waits, at every step, for what somebody else has cancelled."""
+class AwaitsCancelled(Observer):
+    """Awaits a cancelled future at every step."""
 
     def handling(self, message: bide.Message, *, endpoint: str, queue: str) -> AbstractContextManager[None]:
         """Not entered."""
         raise asyncio.CancelledError
 
     async def happened(self, event: Event) -> None:
-        """Nobody will ever tell."""
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        told.cancel()
-        await told
+        """Raises CancelledError."""
+        cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
 
 
 async def observed(client: bide.Client, observer: Observer) -> tuple[str, Recorder, list[str | None]]:
-    """A message that is handled and one that is parked: the queue, what else was told of them, and who was handled."""
+    """Handle one message and park another; return the queue, the recorded events and the handled ids."""
     queue, recorder, handled = fresh("observed"), Recorder(), list[str | None]()
     app = bide.Endpoint(
         queue, error_queue=f"{queue}.error", retry=bide.Retry(immediate=0, delays=()), observers=[observer, recorder]
@@ -111,15 +111,17 @@ async def test_an_observer_cancelled_from_within_fails_alone(
     client: bide.Client, caplog: pytest.LogCaptureFixture, connection: Connection
 ) -> None:
     """That is a failure of the observer: it neither stops the endpoint nor gives it a message twice."""
-    queue, _, handled = await observed(client, Abandoned())
+    queue, _, handled = await observed(client, AwaitsCancelled())
     assert handled == ["good", "bad"]
     assert (await ready(connection, queue), await ready(connection, f"{queue}.error")) == (0, 1)
-    complaints = [one.getMessage() for one in caplog.records if "Abandoned " in one.getMessage()]
-    assert len(complaints) >= 4
-    assert all("RuntimeError: the observer was cancelled from within" in one for one in complaints)
+    logged = [one.getMessage() for one in caplog.records if "Abandoned " in one.getMessage()]
+    assert len(logged) >= 4
+    assert all("RuntimeError: the observer was cancelled from within" in one for one in logged)
 
 
-@pytest.mark.parametrize("kind", [Entering, Leaving, Closing, Swallowing, Deaf])
+@pytest.mark.parametrize(
+    "kind", [FailsBeforeHandler, FailsAfterHandler, FailsInExit, SwallowsExceptions, FailsOnEvents]
+)
 async def test_a_failing_observer_does_not_change_the_outcome_of_a_message(
     client: bide.Client, caplog: pytest.LogCaptureFixture, kind: type[Observer], connection: Connection
 ) -> None:
@@ -127,10 +129,10 @@ async def test_a_failing_observer_does_not_change_the_outcome_of_a_message(
     assert recorder.kinds("good") == ["processed"]
     assert [one.exception for one in recorder.events if one.message_id == "bad"] == ["ValueError"]
     assert await ready(connection, queue) == 0
-    complaints = [one for one in caplog.records if f"{kind.__name__} " in one.getMessage()]
-    assert len(complaints) == (0 if kind is Swallowing else 2)
-    for one in complaints:
+    logged = [one for one in caplog.records if f"{kind.__name__} " in one.getMessage()]
+    assert len(logged) == (0 if kind is SwallowsExceptions else 2)
+    for one in logged:
         assert "LookupError: " in one.getMessage()
         assert "raise LookupError(" in stack_of(one)
         # What the handler raised is another story, unless the observer itself made it a part of this one.
-        assert ("no good" in stack_of(one)) <= (kind is Leaving)
+        assert ("no good" in stack_of(one)) <= (kind is FailsAfterHandler)

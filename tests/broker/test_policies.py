@@ -1,4 +1,4 @@
-"""Policies of RabbitMQ that change what the queues of a delay infrastructure do."""
+"""Policies that change the queues of a delay infrastructure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def put(
 async def problems(
     connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi, *, check: str = "policies"
 ) -> str:
-    """What verify says is wrong with the policies."""
+    """The problems with policies that verify reports."""
     report = await verify(connection, infrastructure, api)
     return "\n".join(one.text for one in report.problems if one.check == check)
 
@@ -85,10 +85,10 @@ async def test_a_policy_that_deletes_confirmed_messages_does_not_pass_verify(
             await client.publish(b"", to="orders", delay="20s")
         assert await ready(connection, "bide.v1.s20") == 10
         await put(api, vhost.name, {"expires": 3000}, kind=kind)
-        said = await problems(connection, SMALL_CLOCK, api)
-        assert "policy 'housekeeping' sets expires to 3000 on 2 of 2 queues ('bide.v1.s20' and " in said
-        assert ("--protect" in said) is (kind == POLICY)
-        assert ("operator policy" in said) is (kind == OPERATOR)
+        found = await problems(connection, SMALL_CLOCK, api)
+        assert "policy 'housekeeping' sets expires to 3000 on 2 of 2 queues ('bide.v1.s20' and " in found
+        assert ("--protect" in found) is (kind == POLICY)
+        assert ("operator policy" in found) is (kind == OPERATOR)
 
         async def gone() -> bool:
             try:
@@ -108,13 +108,13 @@ async def test_a_policy_that_hastens_messages_does_not_pass_verify(
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders", {"x-message-ttl": 900_000})]))
         await put(api, vhost.name, {"message-ttl": 1000}, kind=kind, pattern="^bide")
-        said = await problems(connection, SMALL_CLOCK, api)
-        assert said == ""  # the infrastructure is not there yet
+        found = await problems(connection, SMALL_CLOCK, api)
+        assert found == ""  # the infrastructure is not there yet
         for _ in range(10):
             await client.publish(b"", to="orders", delay="20s")
-        said = await problems(connection, SMALL_CLOCK, api)
+        found = await problems(connection, SMALL_CLOCK, api)
         # Those that hold messages for a second at most are as they were.
-        assert "policy 'housekeeping' sets message-ttl to 1000 on 2 of 2 queues" in said
+        assert "policy 'housekeeping' sets message-ttl to 1000 on 2 of 2 queues" in found
         messages = await receive(client, "orders", 10)
     assert all(one.lateness is not None and one.lateness.total_seconds() < -1 for one in messages)
 
@@ -129,12 +129,12 @@ async def test_every_policy_key_that_changes_a_queue_fails_verify(
             if kind == OPERATOR and (key.startswith("dead") or (key == "overflow" and release < (4, 0))):
                 continue  # the broker refuses such an operator policy
             await put(api, vhost.name, {key: value}, kind=kind)
-            said = await problems(connection, layout, api)
+            found = await problems(connection, layout, api)
             await api.call("DELETE", kind, vhost.name, "housekeeping")
             if key in HARMLESS[layout.name]:
-                assert said == "", (key, kind)
+                assert found == "", (key, kind)
             else:
-                assert f"policy 'housekeeping' sets {key} to {value} on " in said, (key, kind)
+                assert f"policy 'housekeeping' sets {key} to {value} on " in found, (key, kind)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +192,8 @@ async def test_policies_on_release_queues_are_reported(
         await client.declare(bide.Topology([bide.Exchange("shop", "fanout")], [bide.Queue.quorum("orders")]))
         await client.publish(b"", exchange="shop", delay="20s")
     await put(api, vhost.name, {"max-length": 10}, pattern="release")
-    said = await problems(connection, SMALL_CLOCK, api)
-    assert "sets max-length to 10 on 1 of 3 queues ('bide.v1.release.x:shop')" in said
+    found = await problems(connection, SMALL_CLOCK, api)
+    assert "sets max-length to 10 on 1 of 3 queues ('bide.v1.release.x:shop')" in found
 
 
 async def test_an_operator_policy_with_an_unsupported_pattern_is_not_checked(

@@ -1,4 +1,4 @@
-"""``bide delay apply --protect``: the policy that keeps other policies off the queues of a delay infrastructure."""
+"""``bide delay apply --protect``: the policy that overrides others on delay queues."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_every_queue_of_every_layout_is_protected(
     assert await problems(connection, layout, api) == ""
     assert await problems(connection, layout, api, check="protection") == ""
     assert protection.left_out == (("expires",) if layout is HALL else ("expires", "max-age"))
-    # Again, which finds its own policy there: it is no reason for a higher priority.
+    # A second run finds its own policy, which is not a reason for a higher priority.
     again = await protect(api, vhost.name, layout, release)
     assert again == protection
     stranger = await api.call("GET", "policies", vhost.name, protection.policy.name)
@@ -114,9 +114,9 @@ async def test_a_policy_above_the_protection_does_not_pass_verify(
     await protect(api, vhost.name, SMALL_CLOCK, release)
     assert await problems(connection, SMALL_CLOCK, api, check="protection") == ""
     await put(api, vhost.name, {"queue-leader-locator": "balanced"}, name="newer", pattern="s1", priority=50)
-    said = await problems(connection, SMALL_CLOCK, api, check="protection")
-    assert "the policy 'bide.protect.bide.v1' of priority 1 does not apply to 11 of 40 queues ('bide.v1.s1', " in said
-    assert "the policy 'newer' of priority 50 does" in said
+    found = await problems(connection, SMALL_CLOCK, api, check="protection")
+    assert "the policy 'bide.protect.bide.v1' of priority 1 does not apply to 11 of 40 queues ('bide.v1.s1', " in found
+    assert "the policy 'newer' of priority 50 does" in found
     assert (await protect(api, vhost.name, SMALL_CLOCK, release)).policy.priority == 51
     assert await problems(connection, SMALL_CLOCK, api, check="protection") == ""
 
@@ -127,9 +127,9 @@ async def test_an_operator_policy_is_still_reported(
     await install(connection, SMALL_CLOCK)
     await put(api, vhost.name, {"expires": 86_400_000}, kind=OPERATOR)
     await protect(api, vhost.name, SMALL_CLOCK, release)
-    said = await problems(connection, SMALL_CLOCK, api)
-    assert "the operator policy 'housekeeping' sets expires to 86400000 on 40 of 40 queues" in said
-    assert "no other policy can override it" in said
+    found = await problems(connection, SMALL_CLOCK, api)
+    assert "the operator policy 'housekeeping' sets expires to 86400000 on 40 of 40 queues" in found
+    assert "no other policy can override it" in found
 
 
 def test_a_prefix_is_not_read_as_a_regular_expression() -> None:

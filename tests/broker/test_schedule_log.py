@@ -1,4 +1,4 @@
-"""What the design of the schedule log takes for granted, on real brokers (docs/schedules-design.md)."""
+"""Properties of brokers that the design of the schedule log needs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bide.schedules.names import ScheduleNames
 from bide.streams.log import Address
 from bide.topology import Topology
 from tests import stream_publisher
-from tests.patience import PATIENCE
 from tests.support import Vhost, stream_port
+from tests.timeouts import TIMEOUT
 
 NAMES = ScheduleNames()
 LOG = NAMES.log(0)
@@ -38,7 +38,7 @@ async def read(connection: Connection, count: int) -> list[Delivery]:
     await channel.qos(100)
     arguments = {"x-stream-offset": "first"}
     await channel.consume(LOG, on_message=found.put_nowait, on_end=lambda _: None, arguments=arguments)
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         return [await found.get() for _ in range(count)]
 
 
@@ -104,7 +104,7 @@ async def test_an_answer_comes_by_direct_reply_to(channel: Channel, vhost_connec
         body=b"answer",
         mandatory=False,
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         assert (await answers.get()).body == b"answer"
 
 

@@ -34,7 +34,7 @@ from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 @pytest.fixture
 def channel(vhost: Vhost) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
-    """A stranger's channel: nothing of bide publishes here."""
+    """A channel of pika, since the messages must not come from bide."""
     with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -353,8 +353,8 @@ def test_a_read_survives_a_broker_that_pauses(rabbitmq: Rabbitmq) -> None:
         assert pid is not None
         noticed: list[log._RetryTimer] = []
 
-        def wake(patience: log._RetryTimer) -> None:
-            noticed.append(patience)
+        def wake(timer: log._RetryTimer) -> None:
+            noticed.append(timer)
             os.kill(pid, signal.SIGCONT)
 
         found: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Taps on a real broker: what the streams hold, and that nothing else changes."""
+"""Taps: the content of their streams, and unchanged routing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.broker import celery_app
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 from tests.cascade_keys import split_key
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from bide.client.message import Message
@@ -54,13 +54,13 @@ def connection(vhost_connection: Connection) -> Connection:
 
 
 async def read(client: bide.Client, stream: str, number: int) -> list[Message]:
-    """All that a stream holds, which are so many messages; what comes too late for the last of them is not seen."""
+    """The first ``number`` messages of a stream; later ones are not read."""
     await client.publish(b"the end", to=stream, message_id="end")
     found: list[Message] = []
     ended = False
     with suppress(TimeoutError):
         async with (
-            asyncio.timeout(PATIENCE),
+            asyncio.timeout(TIMEOUT),
             client.consume(stream, arguments={"x-stream-offset": "first"}) as messages,
         ):
             async for message in messages:
@@ -163,7 +163,7 @@ async def test_a_tapped_clock_still_sets_messages_without_a_target_aside(vhost: 
     await turn_on(connection, SMALL_CLOCK)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(QUEUES)
-        sent = await client.publish(b"for nobody", to="orders", delay="1s")
+        sent = await client.publish(b"unrouted", to="orders", delay="1s")
         await (await connection.channel()).delete_queue("orders")
         (aside,) = await receive(client, SMALL_CLOCK.undeliverable, 1)
         assert aside.message_id == sent.message_id
@@ -216,7 +216,7 @@ async def one_cascade(
 
 
 async def test_a_task_delayed_by_celery_is_copied_to_both_streams(vhost: Vhost, connection: Connection) -> None:
-    """Neither the sender nor its worker knows of the taps."""
+    """Neither the sender nor its worker is changed."""
     celery = bide.Celery()
     await install(connection, celery)
     await turn_on(connection, celery)
@@ -256,7 +256,7 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         await turn_on(connection, NSB)
     async with bide.connect(vhost.url, infrastructure=NSB) as client:
         await client.declare(QUEUES)
-        await client.publish(b"for nobody", to="orders", delay="1s", message_id="lost")
+        await client.publish(b"unrouted", to="orders", delay="1s", message_id="lost")
         await (await connection.channel()).delete_queue("orders")
         (one,) = (
             await read(client, "bide.tap.nsb.v2.delivered", 1)
@@ -265,10 +265,10 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         )
         assert one.message_id == "lost"
     assert await ready(connection, NSB.undeliverable) == 0
-    said = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
-    assert ("'bide.tap.nsb.v2.delivered' only" in said.get("taps", "")) is tapped
-    assert ("but not while a tap is bound to nsb.v2.delay-delivery" in said["guard"]) is tapped
-    assert said["targets"].startswith("0 queues are bound")
+    texts = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
+    assert ("'bide.tap.nsb.v2.delivered' only" in texts.get("taps", "")) is tapped
+    assert ("but not while a tap is bound to nsb.v2.delay-delivery" in texts["guard"]) is tapped
+    assert texts["targets"].startswith("0 queues are bound")
 
 
 # -- on, off, status
@@ -347,12 +347,14 @@ async def test_the_status_shows_bindings_limits_and_counts(
         "ok"
     }
 
-    nobody = management_api(connection.url, "http://127.0.0.1:1")
-    unknown = await read_status(connection, infrastructure, nobody)
+    unreachable = management_api(connection.url, "http://127.0.0.1:1")
+    unknown = await read_status(connection, infrastructure, unreachable)
     assert (unknown.state, unknown.port) == ("unknown", None)
     assert "127.0.0.1:1" in unknown.why
     assert {one.bindings for one in unknown.streams.values()} == {None}
-    (finding,) = [one for one in (await verify(connection, infrastructure, nobody)).findings if one.check == "taps"]
+    (finding,) = [
+        one for one in (await verify(connection, infrastructure, unreachable)).findings if one.check == "taps"
+    ]
     assert (finding.status, finding.text.partition(";")[0]) == ("not checked", f"{listed(taps.names)} exist")
 
 
@@ -429,9 +431,9 @@ async def test_the_streams_survive_removal_of_the_infrastructure(
         for stream in taps.names:
             assert {one.message_id for one in await read(client, stream, 1)} == {"one"}
     await install(connection, infrastructure)
-    said = {one.check: one.text for one in (await verify(connection, infrastructure, api)).findings}
+    texts = {one.check: one.text for one in (await verify(connection, infrastructure, api)).findings}
     if infrastructure is SMALL_CLOCK:
-        assert said["taps"].startswith("off; 'bide.v1.tap.scheduled' and")
+        assert texts["taps"].startswith("off; 'bide.v1.tap.scheduled' and")
     assert (await turn_on(connection, infrastructure)).kept == taps.names
 
 

@@ -1,4 +1,4 @@
-"""The pure model of routing, and definitions, against a real RabbitMQ: where they differ, the broker is right."""
+"""The routing model and exported definitions, compared with a real RabbitMQ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bide.local_broker.management import Management
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import definitions, from_definitions
 from bide.topology.routing import Model
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -159,7 +159,7 @@ async def test_the_model_routes_like_the_broker(vhost_url: str, seed: int) -> No
 
 
 async def declare(channel: Channel, topology: Topology) -> None:
-    """Without validation: these networks hold what it would rightly refuse."""
+    """Without validation, which would refuse some of these networks."""
     await asyncio.gather(*(channel.declare_exchange(one) for one in topology.exchanges))
     await asyncio.gather(*(channel.declare_queue(one) for one in topology.queues))
     await asyncio.gather(*(channel.bind(one) for one in topology.bindings))
@@ -229,7 +229,7 @@ async def test_the_model_dead_letters_like_the_broker(vhost_url: str, release: t
         await declare(channel, topology)
         await send(channel, messages)
         # The waits add up to less than half a second; a slow machine has until the deadline.
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while len(found) < len(expected):
                 for queue in QUEUES:
                     found += [

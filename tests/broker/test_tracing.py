@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of what the real SDK is given, across the real broker."""
+"""OpenTelemetry spans across the broker, recorded by the real SDK."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -46,7 +46,7 @@ CONVENTIONS = {
 
 
 class Spans:
-    """What was recorded, and who records it."""
+    """The recorded spans and their provider."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
@@ -186,7 +186,7 @@ async def test_a_delayed_message_starts_a_trace_linked_to_that_of_its_sender(clo
     assert links(handled) == [identity(sent)]
     assert 0 <= attributes(handled)["bide.lateness"] < 30
     assert attributes(handled)["messaging.destination.name"] == queue
-    # The sender's baggage is for whoever handles the message, whichever trace that is.
+    # The sender's baggage reaches the handler of the message, in any trace.
     assert seen == ["acme"]
 
 
@@ -257,7 +257,7 @@ async def test_a_cancelled_handler_records_no_exception(client: bide.Client, spa
 
     async with running(app, client, recorder):
         await client.publish(b"", to=queue)
-        await asyncio.wait_for(inside.wait(), PATIENCE)
+        await asyncio.wait_for(inside.wait(), TIMEOUT)
     span = spans.one(f"process {queue}")
     assert span.status.status_code is StatusCode.ERROR
     assert attributes(span)["error.type"] == "asyncio.exceptions.CancelledError"
@@ -368,7 +368,7 @@ async def test_events_and_copies_are_not_traced(clock_url: str, spans: Spans) ->
         await client.publish(b"", to=queue)
         await recorder.until("processed")
         async with client.consume(stream, arguments={"x-stream-offset": "first"}) as events:
-            event = await asyncio.wait_for(anext(events), PATIENCE)
+            event = await asyncio.wait_for(anext(events), TIMEOUT)
             assert event.json()["event"] == "processed"
             assert "traceparent" not in event.headers
     assert not spans.named(f"publish {stream}")
@@ -426,7 +426,7 @@ def test_the_schema_url_exists() -> None:
 
 def test_without_the_extra_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['opentelemetry'] = None; import bide.observability.tracing"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 1
     assert (
         "ImportError: bide.observability.tracing needs opentelemetry-api: install the extra, bide[tracing]"

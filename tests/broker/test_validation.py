@@ -1,4 +1,4 @@
-"""Validation against a real RabbitMQ: what it lets pass the broker takes, and what it reports the broker refuses."""
+"""Validation of topologies, compared with what a real RabbitMQ accepts and refuses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def accepts(connection: Connection, queue: Queue) -> bool:
     except BrokerError:
         return False
     except TimeoutError:
-        # RabbitMQ 3.10 now and then never answers for a x-queue-master-locator that is no text.
+        # RabbitMQ 3.10 sometimes does not answer a declaration whose x-queue-master-locator is not text.
         await connection.close()
         return False
     return True

@@ -1,4 +1,4 @@
-"""What ``verify`` finds on a real broker, the guard, and the removal."""
+"""The findings of ``verify``, protected declarations, and removal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bide.errors import InvalidInputError, NotEmptyError
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
-from tests.patience import ON_TIME
+from tests.timeouts import MAX_LATENESS
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -68,9 +68,9 @@ async def test_missing_and_different_queues_are_named(connection: Connection, ap
 
 async def test_without_the_management_api_some_checks_are_not_made(connection: Connection) -> None:
     await install(connection, SMALL_CLOCK)
-    nobody = management_api(connection.url, "http://127.0.0.1:1")
-    report = await verify(connection, SMALL_CLOCK, nobody)
-    await nobody.close()
+    unreachable = management_api(connection.url, "http://127.0.0.1:1")
+    report = await verify(connection, SMALL_CLOCK, unreachable)
+    await unreachable.close()
     assert report.ok
     unchecked = {one.check for one in report.findings if one.status == "not checked"}
     assert unchecked >= {"management API", "bindings", "targets", "delivery limits", "stuck messages"}
@@ -122,10 +122,10 @@ async def test_undeliverable_messages_are_reported(vhost: Vhost, connection: Con
     channel = await connection.channel()
     await channel.delete_queue("q")
 
-    async def aside() -> bool:
+    async def was_set_aside() -> bool:
         return await ready(connection, SMALL_CLOCK.undeliverable) == 1
 
-    await eventually(aside)
+    await eventually(was_set_aside)
     assert (
         "1 messages in 'bide.v1.undeliverable'" in (await found(connection, SMALL_CLOCK, api))["undeliverable messages"]
     )
@@ -171,12 +171,12 @@ async def test_the_guard_sets_messages_aside_that_would_block_a_level(
         await channel.delete_queue("gone")
         await asyncio.gather(*(client.publish(b"good", to="good", delay="2s") for _ in range(100)))
         messages = await receive(client, "good", 100)
-        assert all(one.lateness is not None and one.lateness < ON_TIME for one in messages)
+        assert all(one.lateness is not None and one.lateness < MAX_LATENESS for one in messages)
 
-        async def aside() -> bool:
+        async def was_set_aside() -> bool:
             return await ready(connection, NSB.undeliverable) == 40
 
-        await eventually(aside)
+        await eventually(was_set_aside)
     assert "guard" not in await found(connection, NSB, api)
 
 
@@ -223,9 +223,9 @@ async def test_a_policy_with_another_alternate_exchange_is_reported(
         await eventually(applied)
         return (await found(connection, NSB, api)).get("guard", "")
 
-    said = await problem("amq.fanout")
-    assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in said
-    assert f"Set '{NSB.undeliverable}' in the policy" in said
+    text = await problem("amq.fanout")
+    assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in text
+    assert f"Set '{NSB.undeliverable}' in the policy" in text
     assert f"'{NSB.undeliverable}' does not exist: run 'bide delay apply --guard" in await problem(NSB.undeliverable)
     policy = await install_guard(connection, api, NSB)
     assert policy.name == "theirs"

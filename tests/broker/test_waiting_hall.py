@@ -35,10 +35,10 @@ from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, ready, receive
-from tests.patience import ON_TIME, PATIENCE
-from tests.quiet import quiet_loop
+from tests.leaks import no_leaks
 from tests.relay_process import Process, relay
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 FOUR = bide.WaitingHall(levels=4)
 HALL = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
@@ -90,8 +90,8 @@ def walk(broker: LocalBroker) -> Iterator[Walk]:
 
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
-    """A relay may leave no task behind, and no error that nobody took."""
-    async with quiet_loop():
+    """A relay may leave neither a task nor an unhandled error behind."""
+    async with no_leaks():
         yield
 
 
@@ -120,14 +120,14 @@ async def relaying(url: str, hall: bide.WaitingHall = HALL, **settings: Any) -> 
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
     started = asyncio.create_task(consuming.wait())
     try:
-        await asyncio.wait({running, started}, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, started}, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
             running.result()
         yield relay
     finally:
         started.cancel()
         relay.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await running
 
 
@@ -165,7 +165,7 @@ async def test_queues_and_exchanges_get_the_message_as_it_was_sent(client: bide.
         assert (message.raw.exchange, message.raw.routing_key) == (exchange, key)
         assert set(message.raw.values["headers"]) == {*headers, "bide-to", "bide-due", "bide-sent"}
         assert message.lateness is not None
-        assert timedelta(0) <= message.lateness < ON_TIME
+        assert timedelta(0) <= message.lateness < MAX_LATENESS
 
 
 async def test_a_message_that_passed_every_queue_before_is_not_dropped_as_a_cycle(
@@ -213,11 +213,11 @@ async def test_a_client_without_bide_delays_with_x_delay(
         assert message.received_at - sent >= timedelta(milliseconds=350)
         assert (message.raw.exchange, message.raw.routing_key) == (HALL.delivery_exchange, "pick.me")
         assert message.headers == {"CC": ["pick.never-twice"]}
-        for headers in ({"x-delay": "soon"}, {"bide-to": "nobody"}):
+        for headers in ({"x-delay": "soon"}, {"bide-to": "missing"}):
             await channel.publish(exchange=HALL.check_in, routing_key="pick.me", values={"headers": headers}, body=b"?")
-        await channel.publish(exchange=HALL.check_in, routing_key="nobody's", values={}, body=b"?")
+        await channel.publish(exchange=HALL.check_in, routing_key="unbound.key", values={}, body=b"?")
         aside = await receive(client, UNDELIVERABLE, 3)
-        assert {message.raw.routing_key for message in aside} == {"pick.me", "nobody's"}
+        assert {message.raw.routing_key for message in aside} == {"pick.me", "unbound.key"}
         assert await ready(connection, "picked-up") == 0
 
 
@@ -242,7 +242,7 @@ async def test_an_endpoint_retries_through_the_hall(client: bide.Client, vhost: 
         running = asyncio.create_task(app.run(client))
         await client.declare(OTHERS | Topology(bindings=[Binding("shop", "orders", "retried")]))
         await client.publish(b"", exchange="shop", routing_key="retried", delay="200ms")
-        await asyncio.wait_for(done.wait(), PATIENCE)
+        await asyncio.wait_for(done.wait(), TIMEOUT)
         app.stop()
         await running
     assert seen == [("shop", "retried", 0), ("shop", "retried", 1)]
@@ -255,7 +255,7 @@ async def test_messages_for_missing_targets_are_set_aside_and_resent(
     await client.declare(Topology([Exchange("late", "topic")], [Queue.quorum("gone")]))
     await client.publish(b"q", to="gone", delay="300ms")
     await client.publish(b"x", exchange="late", routing_key="a.b", delay="300ms")
-    await client.publish(b"unbound", exchange="shop", routing_key="nobody", delay="300ms")
+    await client.publish(b"unbound", exchange="shop", routing_key="missing", delay="300ms")
     await client.publish(b"not picked up", exchange=HALL.delivery_exchange, routing_key="later.1", delay="300ms")
     channel = await connection.channel()
     await channel.delete_exchange("late")
@@ -303,7 +303,7 @@ async def test_a_refusing_target_delays_no_other_and_gets_its_messages_later(
         assert len({message.body for message in messages}) == 300
         assert relay.done.refused >= 19
         got: set[bytes] = set()
-        async with asyncio.timeout(PATIENCE), client.consume("full", prefetch=1) as offered:
+        async with asyncio.timeout(TIMEOUT), client.consume("full", prefetch=1) as offered:
             async for message in offered:
                 await message.ack()
                 got.add(message.body)
@@ -341,7 +341,7 @@ async def test_only_messages_that_close_the_channel_are_set_aside(
     _limit_messages(vhost.broker, 100_000)
     async with relaying(vhost.url) as relay:
         bodies: set[bytes] = set()
-        async with asyncio.timeout(PATIENCE), client.consume("orders") as several:
+        async with asyncio.timeout(TIMEOUT), client.consume("orders") as several:
             async for message in several:
                 await message.ack()
                 # Those that were on the channel together with one that is too large may come twice.
@@ -376,7 +376,7 @@ async def test_broken_connections_of_two_relays_lose_nothing(client: bide.Client
         bodies: set[bytes] = set()
         closing = asyncio.create_task(_close_relays(vhost, 3))
         await sending
-        async with asyncio.timeout(PATIENCE), client.consume("orders", prefetch=500) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume("orders", prefetch=500) as messages:
             async for message in messages:
                 await message.ack()
                 assert message.lateness is not None
@@ -435,10 +435,10 @@ async def test_deleting_the_hall_ends_its_relay(vhost: Vhost, connection: Connec
     relay = Relay(vhost.url, hall=HALL, allow=[])
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
-    await asyncio.wait_for(consuming.wait(), PATIENCE)
+    await asyncio.wait_for(consuming.wait(), TIMEOUT)
     await remove(connection, HALL, None)
     with pytest.raises(NotAppliedError, match="was deleted"):
-        await asyncio.wait_for(running, PATIENCE)
+        await asyncio.wait_for(running, TIMEOUT)
 
 
 async def test_a_relay_works_with_minimal_permissions(client: bide.Client, vhost: Vhost) -> None:
@@ -490,7 +490,7 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
                 exchange=HALL.check_in, routing_key="k", values={"headers": {"x-delay": 500}}, body=b""
             )
         with pytest.raises(AccessRefusedError, match="level-02"):
-            await asyncio.wait_for(Relay(url, hall=HALL, allow=[]).run(), PATIENCE)
+            await asyncio.wait_for(Relay(url, hall=HALL, allow=[]).run(), TIMEOUT)
 
         async def back() -> bool:
             return await ready(connection, HALL.receiving_queue) == 1
@@ -503,8 +503,8 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
 async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> None:
     """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored."""
     async with bide.connect(walk.url) as client:
-        out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=PATIENCE)
-        assert 0 <= json.loads(out)["lateness_ms"] < ON_TIME.total_seconds() * 1000
+        out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=TIMEOUT)
+        assert 0 <= json.loads(out)["lateness_ms"] < MAX_LATENESS.total_seconds() * 1000
         (message,) = await receive(client, "copy", 1)
         assert message.sent_at is not None
         assert message.due is not None

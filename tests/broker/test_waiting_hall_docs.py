@@ -1,4 +1,4 @@
-"""What docs/waiting-hall.md shows is what is printed."""
+"""The output of commands in docs/waiting-hall.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "waiting-hall.md").read_text()
 
@@ -18,7 +18,7 @@ def test_the_program_prints_the_documented_output(vhost_url: str) -> None:
     assert found is not None
     environment = {**os.environ, "BIDE_URL": vhost_url, "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, "-c", found[1]], capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
+        [sys.executable, "-c", found[1]], capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False
     )
     assert (done.returncode, done.stdout) == (0, found[2]), done.stderr
 
@@ -27,7 +27,7 @@ def test_the_page_shows_the_table_of_explain() -> None:
     found = re.search(r"\$ bide (delay explain [^\n]*)\n(.*?)```", PAGE, re.DOTALL)
     assert found is not None
     done = subprocess.run(
-        [sys.executable, "-m", "bide", *found[1].split()], capture_output=True, text=True, timeout=PATIENCE, check=True
+        [sys.executable, "-m", "bide", *found[1].split()], capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
     assert done.stdout == found[2]
 
@@ -43,7 +43,7 @@ def test_the_page_shows_the_output_of_the_other_commands(vhost_url: str) -> None
             capture_output=True,
             text=True,
             env=environment,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
         return done.stdout + done.stderr

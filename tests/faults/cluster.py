@@ -1,4 +1,4 @@
-"""A RabbitMQ cluster for tests: on loopback addresses, or in network namespaces that can be cut off."""
+"""A RabbitMQ cluster on loopback, or in network namespaces that can be partitioned."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from bide.local_broker.launch import crash, is_running, kill, launch
 from bide.local_broker.processes import send_signal
 from bide.local_broker.settings import LocalBrokerSettings
 from bide.local_broker.state import State, create_folder, create_subfolders, write_private
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 _AMQP: Final = 5672
 _MANAGEMENT: Final = 15672
@@ -85,7 +85,7 @@ class Node:
     def start(self) -> None:
         """Start it, for the first time or after :meth:`kill`, and wait until it is ready."""
         self._close_owner_fd()
-        self._owner_fd = self._inside(lambda: launch(self._state(), seconds=PATIENCE, outlive=False))
+        self._owner_fd = self._inside(lambda: launch(self._state(), seconds=TIMEOUT, outlive=False))
 
     def kill(self) -> None:
         """End it by SIGKILL."""
@@ -112,7 +112,7 @@ class Node:
             _ip("-n", _named(other.namespace), "route", "del", "blackhole", f"{self.address}/32")
 
     def unplug(self) -> None:
-        """Drop all packets to and from everybody."""
+        """Drop all packets in both directions."""
         _ip("link", "set", self._link, "down")
 
     def plug(self) -> None:
@@ -136,7 +136,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE,
+                timeout=TIMEOUT,
                 check=False,
             )
         )
@@ -158,7 +158,7 @@ class Node:
         return state
 
     def _inside(self, action: Callable[[], _T]) -> _T:
-        """Do something in the node's network namespace: what it starts stays there."""
+        """Call a function in the node's network namespace; processes that it starts stay there."""
         if self.namespace is None:
             return action()
         with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.namespace,)) as thread:
@@ -283,7 +283,7 @@ class Cluster:
             node.prepare(self._settings)
         with ThreadPoolExecutor(len(self.nodes)) as threads:
             list(threads.map(Node.start, self.nodes))
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while self.joined and len(self.nodes[0].running_nodes()) != len(self.nodes):
             assert time.monotonic() < deadline, "the nodes are no cluster"
             time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A proxy before the shared broker, and a broker of its own for the tests that mistreat one."""
+"""Fixtures: a proxy before the shared broker, and a dedicated broker for faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import bide
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
 from tests.faults.proxy import Proxy
-from tests.quiet import quiet_loop
+from tests.leaks import no_leaks
 from tests.support import Rabbitmq, Vhost
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
@@ -26,7 +26,7 @@ BODY_LIMIT = 100_000
 
 
 def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:
-    """Makes the broker say that it is of a release that bide does not take."""
+    """Replace the broker's release in its greeting by an unsupported one."""
     real = vhost.broker.release.encode()
     old = {6: b"3.9.29", 5: b"3.9.9"}[len(real)]
     before, after = (b"\x07versionS\x00\x00\x00" + bytes((len(one),)) + one for one in (real, old))
@@ -35,8 +35,8 @@ def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:
 
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
-    """No fault may leave a task behind, or an error that nobody took."""
-    async with quiet_loop():
+    """A fault may leave neither a task nor an unhandled error behind."""
+    async with no_leaks():
         yield
 
 
@@ -48,8 +48,8 @@ async def proxy(vhost: Vhost, quiet: None) -> AsyncIterator[Proxy]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frail:
-    """A broker that may be mistreated: it listens for TLS too, and takes bodies of up to ``BODY_LIMIT`` bytes.
+class DedicatedBroker:
+    """A broker that tests may stop or block. It listens for TLS too, and takes bodies up to ``BODY_LIMIT`` bytes.
 
     Attributes:
         authority: signed the broker's certificate, and is trusted by it.
@@ -108,8 +108,8 @@ TLS_PLUGINS: Final = (*PLUGINS, "rabbitmq_auth_mechanism_ssl")
 
 
 @pytest.fixture(scope="session")
-def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frail]:
-    """A broker of their own for the tests that mistreat one."""
+def dedicated(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DedicatedBroker]:
+    """A dedicated broker for tests that stop, block or kill it."""
     folder = tmp_path_factory.mktemp("tls")
     authority = certified(rabbitmq, folder)
     tls_port = free_port()
@@ -119,4 +119,4 @@ def frail(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Itera
         {tls_settings(folder)}
     """
     with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
-        yield Frail(broker=broker, tls_port=tls_port, authority=authority, folder=folder)
+        yield DedicatedBroker(broker=broker, tls_port=tls_port, authority=authority, folder=folder)

@@ -12,7 +12,7 @@ class Proxy:
     """Stands between a client and a broker.
 
     Attributes:
-        cut_after: break the next connection after so many bytes from the client; None for never.
+        cut_after: number of bytes from the client after which the next connection breaks; None: never.
         stalled: while set, nothing passes in either direction, though the connection stands.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.

@@ -1,4 +1,4 @@
-"""A TCP proxy in this process that breaks connections on demand, at the byte or the frame that is asked for."""
+"""A TCP proxy that breaks connections at a chosen byte or frame."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _METHOD = struct.Struct(">HH")
 
 
 def without_confirms(data: bytes) -> bytes:
-    """What a broker says, without its confirms and refusals; for ``Proxy.rewrite``, where frames come whole."""
+    """Remove confirms and refusals from the broker's frames; for ``Proxy.rewrite``, which gets whole frames."""
     kept = b""
     while len(data) >= _HEAD.size:
         end = _HEAD.size + _HEAD.unpack_from(data)[2] + 1
@@ -42,11 +42,11 @@ class Proxy:
     """Stands between clients and a broker.
 
     Attributes:
-        budget: asked for every new connection: break it after so many bytes from the client, or None for never.
+        budget: called for every new connection; returns the bytes from the client until it breaks, None: never.
         on_method: what to do when a client sends this method for the next time, once: cut the connection before the
             frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
         rewrite: changes what the broker says.
-        rate: at most so many bytes per second from each side; None is no limit.
+        rate: maximum bytes per second in each direction; None: unlimited.
         lag: seconds by which the broker's answers are held up.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.
@@ -145,7 +145,7 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     def forget(self, pair: _Pair) -> None:
-        """One side of it has closed the connection by itself."""
+        """Forget a connection that one side has closed."""
         self._pairs.discard(pair)
 
 

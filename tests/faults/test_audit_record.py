@@ -1,4 +1,4 @@
-"""The record of operations, read from a broker that stands still, or that gets more of it meanwhile."""
+"""The record of operations, read from a stalled broker or while it grows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bide.error_queues import operator_log, read_audit
 from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
 from bide.errors import ConnectionLostError
 from tests.faults.proxy import Proxy
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 CONSUME_OK = b"\x00\x3c\x00\x15"
 STEPS = ["begun", *["ids"] * 3, "ended"]
@@ -40,7 +40,7 @@ async def read(url: str) -> list[str]:
 
 
 def stall_at(proxy: Proxy, number: int) -> asyncio.Event:
-    """Let nothing pass after so many subscriptions; the event tells that it is so."""
+    """Stall the connection after some subscriptions; the event is set when it is stalled."""
     answered, stalled = 0, asyncio.Event()
 
     def stall(data: bytes) -> bytes:
@@ -60,7 +60,7 @@ async def test_a_pause_of_the_broker_does_not_truncate_the_record(vhost: Vhost, 
     async with Proxy(vhost.url) as proxy:
         stalled = stall_at(proxy, number)
         reading = asyncio.create_task(read(proxy.url))
-        await asyncio.wait_for(stalled.wait(), PATIENCE)
+        await asyncio.wait_for(stalled.wait(), TIMEOUT)
         # Several times what it takes for the end, where the broker answers.
         await asyncio.sleep(1)
         proxy.moving.set()
@@ -89,7 +89,7 @@ async def test_reading_a_growing_record_ends(vhost: Vhost) -> None:
 
         growing = asyncio.create_task(go_on())
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 found = await read(vhost.url)
         finally:
             growing.cancel()

@@ -1,4 +1,4 @@
-"""The broker itself fails, or refuses: each fault has an error that says what to do."""
+"""Faults and refusals of the broker, and their error messages."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from bide.errors import (
 )
 from bide.local_broker.installation import numbers
 from tests.broker.receiving import eventually, fresh
-from tests.faults.conftest import BODY_LIMIT, Frail
-from tests.patience import PATIENCE
+from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
 from tests.support import flush_declarations
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +39,8 @@ CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds
 
 
 @pytest.fixture
-def own_broker(frail: Frail) -> LocalBroker:
-    return frail.broker
+def own_broker(dedicated: DedicatedBroker) -> LocalBroker:
+    return dedicated.broker
 
 
 async def prepared(client: bide.Client) -> str:
@@ -64,7 +64,7 @@ async def test_a_killed_broker_delivers_waiting_messages_after_its_restart(own_b
         # The client notices, connects again, and what is published now arrives as well.
         await client.publish(b"after", to=queue, delay="1s")
         bodies = set()
-        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
             async for message in messages:
                 assert message.lateness is not None
                 assert message.lateness >= timedelta(0)
@@ -156,23 +156,25 @@ async def test_missing_permissions_are_named(own_broker: LocalBroker) -> None:
             await anext(client.consume(queue))
 
 
-async def test_certificates_are_verified_and_plain_and_tls_ports_are_told_apart(frail: Frail, tmp_path: Path) -> None:
-    url = BrokerUrl.parse(frail.broker.url)
+async def test_certificates_are_verified_and_plain_and_tls_ports_are_told_apart(
+    dedicated: DedicatedBroker, tmp_path: Path
+) -> None:
+    url = BrokerUrl.parse(dedicated.broker.url)
     plain_port = url.hosts[0][1]
     right, wrong = tmp_path / "right.pem", tmp_path / "wrong.pem"
-    frail.authority.cert_pem.write_to_path(str(right))
+    dedicated.authority.cert_pem.write_to_path(str(right))
     trustme.CA().cert_pem.write_to_path(str(wrong))
     login = f"bide:{url.password}@127.0.0.1"
-    connection = await Connection.open(BrokerUrl.parse(f"amqps://{login}:{frail.tls_port}/?cafile={right}"))
+    connection = await Connection.open(BrokerUrl.parse(f"amqps://{login}:{dedicated.tls_port}/?cafile={right}"))
     assert connection.is_open
     await connection.close()
     with pytest.raises(TlsError, match=r"not trusted .*cafile"):
-        await Connection.open(BrokerUrl.parse(f"amqps://{login}:{frail.tls_port}/?cafile={wrong}"))
+        await Connection.open(BrokerUrl.parse(f"amqps://{login}:{dedicated.tls_port}/?cafile={wrong}"))
     with pytest.raises(BrokerUnreachableError) as caught:
         await Connection.open(BrokerUrl.parse(f"amqps://{login}:{plain_port}/?cafile={right}"))
     assert str(url.password) not in str(caught.value)
     with pytest.raises(BrokerUnreachableError, match="amqps://"):
-        await Connection.open(BrokerUrl.parse(f"amqp://{login}:{frail.tls_port}/?timeout=5"))
+        await Connection.open(BrokerUrl.parse(f"amqp://{login}:{dedicated.tls_port}/?timeout=5"))
 
 
 async def test_a_broker_below_3_10_is_refused(own_broker: LocalBroker) -> None:

@@ -1,4 +1,4 @@
-"""The connection breaks, or the broker stops to take messages, in the middle of a bulk publish.
+"""Lost connections and blocked brokers during a bulk publish.
 
 ``BIDE_SOAK=1`` cuts 200 connections rather than a few.
 """
@@ -37,10 +37,10 @@ from bide.errors import (
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage
 from tests.broker.receiving import connection_of, eventually, fresh, ready
-from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, too_old
+from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import SOAK, Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 CUTS = 200 if SOAK else 6
 MESSAGES = 5_000
@@ -63,7 +63,7 @@ async def found(url: str, queue: str) -> Counter[str]:
     ids = Counter[str]()
     async with (
         bide.connect(url) as client,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
         client.consume(queue, prefetch=2_000) as messages,
     ):
         async for message in messages:
@@ -79,7 +79,7 @@ def generated(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[Ou
         yield OutgoingMessage(b"x" * 200, to=queue, message_id=f"m{place}", **options)
 
 
-async def told(publishing: BulkPublish) -> tuple[dict[str, PublishResult], BulkInDoubtError | None]:
+async def collect_results(publishing: BulkPublish) -> tuple[dict[str, PublishResult], BulkInDoubtError | None]:
     """The outcomes by message id, and what was raised in the end."""
     known: dict[str, PublishResult] = {}
     try:
@@ -94,7 +94,7 @@ async def told(publishing: BulkPublish) -> tuple[dict[str, PublishResult], BulkI
 
 @pytest.mark.timeout(900 + 20 * CUTS)
 async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy) -> None:
-    """Nothing is lost. What is there more than once was sent and not confirmed when the connection broke."""
+    """Nothing is lost. Duplicates were sent but not confirmed when the connection broke."""
     chance = random.Random(11)
     repeated = 0
     for number in range(CUTS):
@@ -105,7 +105,7 @@ async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy) -> 
         async with bide.connect(proxy.url, infrastructure=CLOCK, max_in_flight=1_000) as client:
             proxy.budget = partial(next, budgets, None)
             proxy.cut()
-            known, error = await told(client.publish_many(generated(queue, delay=delay)))
+            known, error = await collect_results(client.publish_many(generated(queue, delay=delay)))
             await client.publish(b"", to=queue, delay=None if delay is None else "3s", message_id=LAST)
         proxy.budget = lambda: None
         assert error is None
@@ -132,7 +132,7 @@ async def test_cuts_at_random_bytes_report_exactly_the_messages_in_doubt(vhost: 
             proxy.budget = lambda: chance.randint(20_000, 600_000)
             proxy.cut()
             while True:
-                known, error = await told(client.publish_many(source))
+                known, error = await collect_results(client.publish_many(source))
                 confirmed |= known.keys()
                 assert {one.status for one in known.values()} <= {"confirmed"}
                 if error is None:
@@ -191,7 +191,7 @@ async def test_messages_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -
     source = generated(queue, 1_000, delay="1s")
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise", max_in_flight=100) as client:
         proxy.on_method[PUBLISH] = "deaf"
-        publishing = asyncio.create_task(told(client.publish_many(source)))
+        publishing = asyncio.create_task(collect_results(client.publish_many(source)))
 
         async def sent() -> bool:
             return PUBLISH not in proxy.on_method
@@ -217,7 +217,7 @@ async def test_messages_with_lost_confirms_are_sent_again(vhost: Vhost, proxy: P
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.on_method[PUBLISH] = "deaf"
-        publishing = asyncio.create_task(told(client.publish_many(generated(queue, 300))))
+        publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 300))))
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
 
         async def stored() -> bool:
@@ -252,7 +252,7 @@ async def test_a_message_refused_on_repeat_is_in_doubt(vhost: Vhost, proxy: Prox
         proxy.on_method[PUBLISH] = "deaf"
         if many:
             publishing = asyncio.ensure_future(
-                told(client.publish_many([OutgoingMessage(b"", to=queue, message_id="one")]))
+                collect_results(client.publish_many([OutgoingMessage(b"", to=queue, message_id="one")]))
             )
             await eventually(partial(stored, 2))
             proxy.cut()
@@ -301,7 +301,7 @@ async def test_a_message_that_cannot_be_repeated_is_in_doubt(
 
             async def fate() -> BaseException | None:
                 if many:
-                    known, error = await told(client.publish_many([message]))
+                    known, error = await collect_results(client.publish_many([message]))
                     assert error is None
                     assert (known["one"].status, known["one"].attempts) == ("in doubt", 1 + (change == "forbidden"))
                     return known["one"].error
@@ -347,7 +347,7 @@ async def test_a_single_message_to_a_deleted_exchange_is_not_in_doubt(vhost: Vho
             await channel.delete_exchange(exchange)
         await connection.close()
         several = [OutgoingMessage(b"", exchange=exchange, message_id=f"m{number}") for number in range(count)]
-        known, error = await told(client.publish_many(several))
+        known, error = await collect_results(client.publish_many(several))
         assert error is None
         assert len(known) == count
         for one in known.values():
@@ -375,7 +375,7 @@ async def test_an_unexpected_error_accounts_for_every_message(vhost: Vhost) -> N
             patch.setattr(BrokerState, "prepare", broken)
             plain = list(generated(queue, 305))
             two = [*plain[:300], OutgoingMessage(b"", to=queue, delay="1s"), *plain[300:]]
-            known, error = await told(client.publish_many(two))
+            known, error = await collect_results(client.publish_many(two))
         assert error is not None
         assert "ZeroDivisionError: odd" in str(error)
         assert isinstance(error.__cause__, ZeroDivisionError)
@@ -393,8 +393,8 @@ async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost
             yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
-        async with asyncio.timeout(ON_TIME.total_seconds()):
-            known, error = await told(client.publish_many(source(), window=100))
+        async with asyncio.timeout(MAX_LATENESS.total_seconds()):
+            known, error = await collect_results(client.publish_many(source(), window=100))
         assert len(known) >= 50
         assert error is not None
         assert "no confirm within 1 s" in str(error)
@@ -417,8 +417,8 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
 
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK, timeout="60s") as client:
         connection = await connection_of(client)
-        publishing = asyncio.create_task(told(client.publish_many(source(), window=100)))
-        async with asyncio.timeout(PATIENCE):
+        publishing = asyncio.create_task(collect_results(client.publish_many(source(), window=100)))
+        async with asyncio.timeout(TIMEOUT):
             lost = await connection.lost
         assert "silent for" in str(lost)
         assert not publishing.done()
@@ -437,7 +437,7 @@ async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Pr
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
         proxy.on_method[QUEUE_DECLARE] = "deaf"
-        known, error = await told(client.publish_many(generated(queue, 3, delay="1s")))
+        known, error = await collect_results(client.publish_many(generated(queue, 3, delay="1s")))
         assert known == {}
         assert error is not None
         reason = "the queues and bindings that they need were not declared yet"
@@ -445,7 +445,7 @@ async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Pr
         assert (error.in_doubt, [one.position for one in error.unsent]) == ((), [0, 1, 2])
         proxy.cut()
         proxy.on_method[PUBLISH] = "deaf"
-        publishing = asyncio.create_task(told(client.publish_many(generated(queue, 3))))
+        publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 3))))
 
         async def sent() -> bool:
             return PUBLISH not in proxy.on_method
@@ -464,7 +464,7 @@ async def test_closing_the_client_leaves_unconfirmed_messages_in_doubt(vhost: Vh
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.rewrite = _without_confirms
-        publishing = asyncio.create_task(told(client.publish_many(generated(queue, 300))))
+        publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 300))))
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
 
         async def stored() -> bool:
@@ -541,7 +541,7 @@ async def test_the_synchronous_publisher_reports_a_batch_that_cannot_start(vhost
 
 
 async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, proxy: Proxy) -> None:
-    """Awaited, nobody was given the outcomes of those that are in no list."""
+    """A failed await returns no results, so the error contains those that are known."""
     queue = await declared(vhost.url)
     more = asyncio.Event()
 
@@ -586,8 +586,8 @@ async def test_an_unsupported_broker_after_the_cut_ends_the_bulk_publish(vhost: 
             yield message
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
-        async with asyncio.timeout(PATIENCE):
-            known, error = await told(client.publish_many(source(), window=100))
+        async with asyncio.timeout(TIMEOUT):
+            known, error = await collect_results(client.publish_many(source(), window=100))
         proxy.rewrite = bytes
     assert error is not None
     assert isinstance(error.__cause__, UnsupportedBrokerError)
@@ -626,48 +626,48 @@ async def test_a_slow_connection_limits_the_write_buffer(vhost: Vhost, proxy: Pr
     assert 50_000 < most < 2 * WRITE_BUFFER
 
 
-async def test_bulk_publishing_works_over_tls(frail: Frail) -> None:
-    queue = await declared(frail.url())
-    async with bide.connect(frail.url(tls=f"cafile={frail.folder}/ca.pem"), infrastructure=CLOCK) as client:
+async def test_bulk_publishing_works_over_tls(dedicated: DedicatedBroker) -> None:
+    queue = await declared(dedicated.url())
+    async with bide.connect(dedicated.url(tls=f"cafile={dedicated.folder}/ca.pem"), infrastructure=CLOCK) as client:
         assert (await client.publish_many(generated(queue))).confirmed == MESSAGES
         await client.publish(b"", to=queue, message_id=LAST)
-    assert (await found(frail.url(), queue)).total() == MESSAGES + 1
+    assert (await found(dedicated.url(), queue)).total() == MESSAGES + 1
 
 
-async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail) -> None:
+async def test_only_bodies_over_the_limit_of_the_broker_fail(dedicated: DedicatedBroker) -> None:
     """The broker closes the channel for each of them; all others arrive."""
-    queue = await declared(frail.url())
-    async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
+    queue = await declared(dedicated.url())
+    async with bide.connect(dedicated.url(), infrastructure=CLOCK) as client:
         sizes = [BODY_LIMIT + 1 if number in (3, 700, 701) else 100 for number in range(1_000)]
         source = (OutgoingMessage(b"x" * size, to=queue, message_id=f"m{number}") for number, size in enumerate(sizes))
-        known, error = await told(client.publish_many(source))
+        known, error = await collect_results(client.publish_many(source))
         await client.publish(b"", to=queue, message_id=LAST)
     assert error is None
     failed = {(one.position, one.status) for one in known.values() if one.error is not None}
     assert failed == {(3, "failed"), (700, "failed"), (701, "failed")}
     assert all(isinstance(known[f"m{number}"].error, MessageTooLargeError) for number in (3, 700, 701))
-    assert len(await found(frail.url(), queue)) == 998
+    assert len(await found(dedicated.url(), queue)) == 998
 
 
-async def test_a_broker_alarm_does_not_count_against_the_timeout(frail: Frail) -> None:
-    """However long it takes: the client's time limit is for brokers that say nothing."""
-    queue = await declared(frail.url())
+async def test_a_broker_alarm_does_not_count_against_the_timeout(dedicated: DedicatedBroker) -> None:
+    """However long it takes: the client's timeout is for brokers that say nothing."""
+    queue = await declared(dedicated.url())
     names: list[str] = []
     seen = asyncio.Event()
 
     def source() -> Iterator[OutgoingMessage]:
-        # The broker looks at its memory now and then, and tells a connection when that publishes next.
+        # The broker checks its memory periodically, and blocks a connection at its next publish.
         more = 1_000
         while more:
             more -= seen.is_set()
             names.append(f"m{len(names)}")
             yield OutgoingMessage(b"", to=queue, message_id=names[-1])
 
-    async with bide.connect(f"{frail.url()}?heartbeat=3", infrastructure=CLOCK, timeout="2s") as client:
+    async with bide.connect(f"{dedicated.url()}?heartbeat=3", infrastructure=CLOCK, timeout="2s") as client:
         connection = await connection_of(client)
-        await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+        await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
-            publishing = asyncio.create_task(told(client.publish_many(source(), window=50)))
+            publishing = asyncio.create_task(collect_results(client.publish_many(source(), window=50)))
 
             async def blocked() -> bool:
                 return connection.blocked_by is not None
@@ -679,10 +679,10 @@ async def test_a_broker_alarm_does_not_count_against_the_timeout(frail: Frail) -
             assert not done
             assert connection.blocked_by is not None
         finally:
-            await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+            await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         known, error = await publishing
         await client.publish(b"", to=queue, message_id=LAST)
     assert error is None
     assert list(known) == names
     assert {(one.status, one.attempts) for one in known.values()} == {("confirmed", 1)}
-    assert await found(frail.url(), queue) == Counter([*names, LAST])
+    assert await found(dedicated.url(), queue) == Counter([*names, LAST])

@@ -16,7 +16,7 @@ from tests.broker.receiving import connection_of, eventually, fresh, ready
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.local_broker import LocalBroker
-    from tests.faults.conftest import Frail
+    from tests.faults.conftest import DedicatedBroker
     from tests.faults.proxy import Proxy
     from tests.support import Vhost
 
@@ -88,8 +88,10 @@ async def test_a_shortage_of_channels_does_not_fail_a_publish(vhost: Vhost, prox
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node_is_killed(frail: Frail) -> None:
-    broker: LocalBroker = frail.broker
+async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node_is_killed(
+    dedicated: DedicatedBroker,
+) -> None:
+    broker: LocalBroker = dedicated.broker
     for number in range(3):
         vhost = f"new-{number}"
         url = broker.add_vhost(vhost)

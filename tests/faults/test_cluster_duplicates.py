@@ -1,4 +1,4 @@
-"""Leaders of delay queues move while messages fall due: some are dead-lettered twice, which receivers can tell."""
+"""Duplicates with equal ids when leaders of delay queues move."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import bide
 from tests.broker.endpoints import Recorder, running
 from tests.faults.cluster import Cluster, Node, cluster
 from tests.faults.conftest import CLOCK
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 MESSAGES = 3_000
 ROUNDS = 8
@@ -49,7 +49,7 @@ async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(th
     async def handle(message: bide.Message) -> None:
         handled[message.message_id] += 1
 
-    timeout = timedelta(seconds=PATIENCE)
+    timeout = timedelta(seconds=TIMEOUT)
     async with bide.connect(three_nodes.nodes[0].url, infrastructure=CLOCK, timeout=timeout) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(name) for name in ("handled", "plain")]))
         received: list[bide.Message] = []
@@ -63,7 +63,7 @@ async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(th
                         assert outcome.error is None
                         assert outcome.attempts == 1
                         sent += 1
-                    async with asyncio.timeout(PATIENCE), client.consume("plain") as messages:
+                    async with asyncio.timeout(TIMEOUT), client.consume("plain") as messages:
                         while len({one.message_id for one in received}) < before + MESSAGES:
                             message = await anext(aiter(messages))
                             await message.ack()
@@ -72,7 +72,7 @@ async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(th
                 doubled = len(received) - len({one.message_id for one in received})
                 if doubled and "duplicate" in recorder.kinds():
                     break
-    # The broker does not mark them: only the message id tells.
+    # The broker does not mark duplicates: only the message id shows them.
     assert doubled
     assert not any(one.redelivered for one in received)
     assert "duplicate" in recorder.kinds()

@@ -1,4 +1,4 @@
-"""The connection breaks while messages are received: the consumer goes on, and what was not settled comes again."""
+"""Lost connections of a consumer, and redelivery of unsettled messages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bide.errors import (
 )
 from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
 from tests.faults.proxy import CONSUME, Proxy
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 
 async def filled(url: str, number: int, *, kind: str = "quorum") -> str:
-    """A queue with so many messages: "0", "1", ..."""
+    """A queue with ``number`` messages: "0", "1", ..."""
     queue = fresh("q")
     async with bide.connect(url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue(queue, arguments={"x-queue-type": kind})]))
@@ -37,7 +37,7 @@ async def filled(url: str, number: int, *, kind: str = "quorum") -> str:
 
 async def test_a_message_held_at_a_cut_cannot_be_settled_and_is_redelivered(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(proxy.url) as client, asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+    async with bide.connect(proxy.url) as client, asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
         message = await anext(messages)
         proxy.cut()
         await eventually(partial(_is_off, messages))
@@ -52,7 +52,7 @@ async def test_prefetched_messages_are_not_delivered_twice_after_a_cut(vhost: Vh
     queue = await filled(vhost.url, 20)
     async with (
         bide.connect(proxy.url) as client,
-        asyncio.timeout(PATIENCE),
+        asyncio.timeout(TIMEOUT),
         client.consume(queue, prefetch=10) as messages,
     ):
         received = []
@@ -87,17 +87,17 @@ async def test_cuts_while_subscribing_are_retried(
     vhost: Vhost, proxy: Proxy, where: Literal["before", "inside", "deaf"]
 ) -> None:
     queue = await filled(vhost.url, 3)
-    async with bide.connect(proxy.url) as client, asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+    async with bide.connect(proxy.url) as client, asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
         await (await anext(messages)).ack()
         proxy.on_method[CONSUME] = where
         proxy.cut()
         await eventually(partial(_is_off, messages))
         receiving = asyncio.create_task(anext(messages))
 
-        async def tried() -> bool:
+        async def was_delivered() -> bool:
             return CONSUME not in proxy.on_method
 
-        await eventually(tried)
+        await eventually(was_delivered)
         if where == "deaf":
             proxy.cut()
         message = await receiving
@@ -135,7 +135,7 @@ async def test_a_queue_deleted_during_a_cut_is_an_error(vhost: Vhost, proxy: Pro
         proxy.refusing = False
         # Cancelled by the broker before the cut was seen, or not found after it.
         with pytest.raises((TargetNotFoundError, ConsumerCancelledError), match=queue):
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 await waiting
 
 
@@ -150,7 +150,7 @@ async def test_an_exclusive_consumer_waits_until_the_broker_closes_its_old_conne
         async with bide.connect(vhost.url) as other:
             with pytest.raises(AccessRefusedError, match="another consumer uses it exclusively"):
                 await anext(other.consume(queue, exclusive=True))
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await (await anext(messages)).ack()
 
 
@@ -166,16 +166,16 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
         stuck = asyncio.create_task(client.publish(b"x" * 4_000_000, to=queue)) if sending else None
         proxy.stall()
         started = asyncio.get_running_loop().time()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             error = await connection.lost
         assert isinstance(error, ConnectionLostError)
         assert "silent for" in str(error)
-        assert 1.5 <= asyncio.get_running_loop().time() - started < ON_TIME.total_seconds()
+        assert 1.5 <= asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
         await eventually(partial(_is_off, consumer))
         proxy.moving.set()
         if stuck is not None:
             assert (await stuck).attempts == 2
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             again = await anext(consumer)
         assert again.message_id == first.message_id
         await again.ack()
@@ -197,7 +197,7 @@ async def test_a_half_closed_connection_is_reopened(vhost: Vhost, proxy: Proxy) 
     async with bide.connect(proxy.url) as client, client.consume(queue) as messages:
         message = await anext(messages)
         proxy.half_close()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             again = await anext(messages)
             assert again.message_id == message.message_id
             await again.ack()
@@ -222,7 +222,7 @@ async def test_a_connection_closed_by_the_broker_is_reopened(vhost: Vhost) -> No
         await eventually(closed, step=0.5)
         with pytest.raises(DeliveryLostError, match="closed the connection"):
             await first.ack()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert (await anext(messages)).message_id == first.message_id
             await client.publish(b"", to=queue)
 
@@ -234,7 +234,7 @@ async def test_a_consumer_whose_channel_is_closed_subscribes_again(vhost: Vhost)
         message = await anext(messages)
         assert message._subscription is not None
         message._subscription.channel.ack(77)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             again = await anext(messages)
         assert (again.message_id, again.redelivered) == (message.message_id, True)
         with pytest.raises(DeliveryLostError, match="unknown delivery tag 77"):
@@ -253,10 +253,10 @@ async def test_closing_a_consumer_ends_waiting_for_an_absent_broker(vhost: Vhost
     waiting = [asyncio.create_task(anext(messages, None)) for _ in range(2)]
     accepted = proxy.accepted
 
-    async def tried() -> bool:
+    async def was_delivered() -> bool:
         return proxy.accepted > accepted
 
-    await eventually(tried)
+    await eventually(was_delivered)
     assert not any(one.done() for one in waiting)
     if how == "stop":
         messages.stop()
@@ -264,14 +264,14 @@ async def test_closing_a_consumer_ends_waiting_for_an_absent_broker(vhost: Vhost
         messages.stop()
     else:
         await (messages if how == "close" else client).close()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         assert await asyncio.gather(*waiting) == [None, None]
     await client.close()
 
 
 async def test_a_message_delivered_while_the_consumer_closes_is_requeued(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(proxy.url) as client, bide.connect(vhost.url) as other, asyncio.timeout(PATIENCE):
+    async with bide.connect(proxy.url) as client, bide.connect(vhost.url) as other, asyncio.timeout(TIMEOUT):
         messages = client.consume(queue)
         await (await anext(messages)).ack()
         waiting = asyncio.create_task(anext(messages, None))
@@ -297,7 +297,7 @@ async def test_a_cancelled_close_leaves_no_connection_open(vhost: Vhost, proxy: 
     started = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client.close(), 0.3)
-    assert asyncio.get_running_loop().time() - started < ON_TIME.total_seconds()
+    assert asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
     assert [one.is_open for one in connections] == [False, False]
     with pytest.raises(DeliveryLostError):
         await second.ack()

@@ -1,4 +1,4 @@
-"""A broker that is busy refuses declarations, bindings and deletions for a moment, and closes the connection."""
+"""Declarations, bindings and deletions that a busy broker refuses for a moment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from bide.errors import AccessRefusedError, BrokerError, ClosedError, Connection
 from tests.broker.receiving import eventually, fresh, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.proxy import Proxy
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 BIND_OK, UNBIND_OK = (50, 21), (50, 51)
 EXCHANGE_DECLARE_OK, EXCHANGE_DELETE_OK, QUEUE_DELETE_OK = (40, 11), (40, 21), (50, 41)
@@ -75,19 +75,19 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def refused(caplog: pytest.LogCaptureFixture, task: asyncio.Task[Any], times: int) -> None:
     """Wait until the broker has refused so often, and the task was not ended by it."""
 
-    async def there() -> bool:
+    async def is_declared() -> bool:
         if task.done():
             await task
         return sum(one.name == LOGGER for one in caplog.records) >= times
 
-    await eventually(there)
+    await eventually(is_declared)
 
 
 async def test_a_refused_declaration_is_repeated_and_those_before_it_are_not(
     vhost: Vhost, declared: Counter[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     names = [f"q{number}" for number in range(12)]
-    async with bide.connect(vhost.url, timeout=timedelta(seconds=PATIENCE)) as client:
+    async with bide.connect(vhost.url, timeout=timedelta(seconds=TIMEOUT)) as client:
         with blockade(vhost, "q8") as blocked:
             topology = bide.Topology(queues=[bide.Queue.quorum(name) for name in names])
             declaring = asyncio.create_task(client.declare(topology))
@@ -101,7 +101,7 @@ async def test_a_refused_declaration_is_repeated_and_those_before_it_are_not(
 
 
 async def test_a_refusal_does_not_end_the_first_delayed_publish(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=TIMEOUT)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         with blockade(vhost, "bide.v1.s1") as blocked:
@@ -114,7 +114,7 @@ async def test_a_refusal_does_not_end_the_first_delayed_publish(vhost: Vhost, ca
 
 
 async def test_a_refusal_does_not_end_a_bind(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
-    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client:
+    async with bide.connect(vhost.url, infrastructure=CLOCK, timeout=timedelta(seconds=TIMEOUT)) as client:
         queue = fresh("q")
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         with blockade(vhost, CLOCK.undeliverable) as blocked:
@@ -135,8 +135,8 @@ async def test_a_refusal_does_not_end_delay_apply(vhost: Vhost) -> None:
             *command, env={**os.environ, **url}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         assert process.stderr is not None
-        said = await process.stderr.readline()
-        assert b"cluster_not_formed" in said
+        line = await process.stderr.readline()
+        assert b"cluster_not_formed" in line
         await asyncio.to_thread(blocked.lift)
         output, complaints = await process.communicate()
     assert process.returncode == 0, complaints
@@ -160,7 +160,7 @@ async def test_a_permanent_refusal_is_retried_only_until_the_timeout(vhost: Vhos
 
 
 class Refusal:
-    """Replaces an answer of the broker by the closing of the connection, so many times."""
+    """Replaces an answer of the broker by closing the connection, a limited number of times."""
 
     def __init__(self, method: tuple[int, int], text: str, *, times: int) -> None:
         self._marker = struct.pack(">HH", *method)

@@ -1,4 +1,4 @@
-"""Endpoints whose connection, error queue or own queue goes away under them: nothing is lost, and nothing hangs."""
+"""Endpoints that lose their connection, error queue or own queue."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, ready_at, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.cutting import Proxy
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 QUEUE, ERROR = "orders", "orders.error"
 
@@ -28,10 +28,10 @@ QUEUE, ERROR = "orders", "orders.error"
 class Cutting(Recorder):
     """Breaks the connections when a successor was confirmed and its original is not yet acknowledged.
 
-    That is when the endpoint tells of it.
+    The endpoint reports the event at this moment.
 
     Attributes:
-        left: so many times.
+        left: number of times.
         handled: counted by the handler, by id and delayed retries.
         remembered: ids of messages that come back now, of which no other delivery was on its way.
     """
@@ -52,7 +52,7 @@ class Cutting(Recorder):
 
     async def happened(self, event: Event) -> None:
         await super().happened(event)
-        connection = self._client._receiving._connection
+        connection = self._client._consuming_connection._connection
         # Not the one that was cut a moment ago, for another message.
         if event.kind != self._kind or not self.left or connection is None or connection is self._cut:
             return
@@ -67,7 +67,7 @@ class Cutting(Recorder):
 
 
 async def noticed(connection: Connection) -> None:
-    """Wait until the client knows that a connection is cut."""
+    """Wait until the client has noticed a lost connection."""
 
     async def is_gone() -> bool:
         return not connection.is_open
@@ -95,7 +95,7 @@ def endpoint(recorder: Recorder, vhost: Vhost, **options: Any) -> bide.Endpoint:
 
 
 async def emptied(vhost: Vhost, queue: str) -> Counter[str | None]:
-    """The ids of all that is in a queue that nobody else reads from."""
+    """The ids of all messages of a queue without other consumers."""
     async with bide.connect(vhost.url) as client:
         number = await ready_at(vhost.url, queue)
         return Counter(one.message_id for one in await receive(client, queue, number)) if number else Counter()
@@ -169,7 +169,7 @@ async def test_parking_waits_for_a_full_error_queue(vhost: Vhost, caplog: pytest
 
 @pytest.mark.parametrize("idle", [True, False])
 async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhost, idle: bool) -> None:
-    """What is in hand then is done with. Its retry comes to the queue of that name, if there is one again by then."""
+    """Running handlers finish. Their retries go to the queue of that name, if it exists again by then."""
     recorder, inside, deleted = Recorder(), asyncio.Event(), asyncio.Event()
     app = endpoint(recorder, vhost, retry=bide.Retry(immediate=0, delays=["3s"]), drain="2s", prefetch=30)
 
@@ -182,16 +182,16 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
 
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         work = asyncio.create_task(app.run(client))
-        await asyncio.wait_for(recorder.ready.wait(), PATIENCE)
+        await asyncio.wait_for(recorder.ready.wait(), TIMEOUT)
         if not idle:
             await client.publish(b"x", to=QUEUE)
-            await asyncio.wait_for(inside.wait(), PATIENCE)
+            await asyncio.wait_for(inside.wait(), TIMEOUT)
         # Until the first message comes, it fetches one alone.
         await consumed(vhost, prefetch=1 if idle else 30)
         await client.destroy(bide.Topology(queues=[bide.Queue(QUEUE)]), force=True)
         deleted.set()
         with pytest.raises(ConsumerCancelledError, match=QUEUE):
-            await asyncio.wait_for(work, PATIENCE)
+            await asyncio.wait_for(work, TIMEOUT)
     assert recorder.kinds() == ([] if idle else ["retried"])
     if not idle:
         async with bide.connect(vhost.url, infrastructure=CLOCK) as client, running(app, client, recorder):
@@ -202,12 +202,12 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
 async def consumed(vhost: Vhost, *, prefetch: int) -> None:
     """Wait until the queue has such a consumer."""
 
-    async def there() -> bool:
+    async def has_happened() -> bool:
         columns = ("queue_name", "prefetch_count")
         reply = vhost.broker.rabbitmqctl("list_consumers", "-p", vhost.name, "--no-table-headers", *columns)
         return f"{QUEUE}\t{prefetch}" in reply.splitlines()
 
-    await eventually(there)
+    await eventually(has_happened)
 
 
 async def test_a_cut_while_handlers_run_repeats_only_their_messages(cutting: Proxy, vhost: Vhost) -> None:
@@ -229,8 +229,8 @@ async def test_a_cut_while_handlers_run_repeats_only_their_messages(cutting: Pro
     ):
         for number in range(20):
             await sender.publish(b"x", to=QUEUE, message_id=f"m{number}")
-        await asyncio.wait_for(started.wait(), PATIENCE)
-        connection = client._receiving._connection
+        await asyncio.wait_for(started.wait(), TIMEOUT)
+        connection = client._consuming_connection._connection
         assert connection is not None
         cutting.cut()
         # The handlers end on a connection that is gone: their messages were handled, and come back.

@@ -1,4 +1,4 @@
-"""A broken node does not keep its clients, and a node that is only slow or blocked does not lose them."""
+"""Failover from broken nodes; slow or blocked nodes keep their clients."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bide.errors import BrokerError, BulkInDoubtError, PublishInDoubtError, Publ
 from bide.messages.outgoing import OutgoingMessage
 from bide.observability.metrics import Metrics
 from tests.broker.receiving import connection_of, eventually, fresh, receive
-from tests.faults.conftest import CLOCK, Frail
+from tests.faults.conftest import CLOCK, DedicatedBroker
 from tests.faults.proxy import Proxy, url_of, without_confirms
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_a_client_leaves_a_node_that_stops(hosts: tuple[Proxy, Proxy], del
         first.stall()
         begun = asyncio.get_running_loop().time()
         receipt = await client.publish(b"", to=queue, delay=delay, message_id="second")
-        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - begun < MAX_LATENESS.total_seconds()
         assert receipt.attempts == 2
         assert second.accepted == 1
     assert moves - before == {"silent": 1}
@@ -151,7 +151,7 @@ async def test_a_consumer_leaves_a_node_with_its_publisher(hosts: tuple[Proxy, P
             assert (await anext(messages)).message_id == "first"
             first.stall()
             await client.publish(b"", to=queue, message_id="second")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while (message := await anext(messages)).message_id != "second":
                     await message.ack()
                 await message.ack()
@@ -181,7 +181,7 @@ async def test_a_client_leaves_a_node_without_confirms_for_one_that_confirms(
         first.rewrite = without_confirms
         begun = asyncio.get_running_loop().time()
         receipts = await asyncio.gather(*(client.publish(b"", to=queue, message_id=f"m{n}") for n in range(10)))
-        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - begun < MAX_LATENESS.total_seconds()
         assert [one.attempts for one in receipts] == [2] * 10
         assert second.accepted >= 1
         # The first ones did reach the broker here, and only their confirms were lost.
@@ -205,7 +205,7 @@ async def test_a_refusing_target_does_not_keep_a_client_on_a_broken_node(
         await asyncio.sleep(0.1)
         begun = asyncio.get_running_loop().time()
         await client.publish(b"", to=queue)
-        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - begun < MAX_LATENESS.total_seconds()
         # Whether the first host took it is not known.
         with pytest.raises(PublishInDoubtError):
             await refused
@@ -217,7 +217,7 @@ async def test_a_target_without_a_leader_does_not_keep_a_client_on_a_broken_node
 ) -> None:
     first, second = hosts
     before = moves.copy()
-    url, timeout = f"{url_of(first, second)}&heartbeat=1", timedelta(seconds=PATIENCE)
+    url, timeout = f"{url_of(first, second)}&heartbeat=1", timedelta(seconds=TIMEOUT)
     async with bide.connect(url, infrastructure=CLOCK, timeout=timeout) as client:
         queue, lost = await prepared(client), await prepared(client)
         leader = f'list_to_existing_atom("{vhost.name}_{lost}")'
@@ -240,7 +240,7 @@ async def test_a_bulk_publish_leaves_a_node_without_confirms(hosts: tuple[Proxy,
         first.rewrite = without_confirms
         begun = asyncio.get_running_loop().time()
         report = await client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(100))
-        assert asyncio.get_running_loop().time() - begun < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - begun < MAX_LATENESS.total_seconds()
         assert report.confirmed == 100
         assert second.accepted == 1
 
@@ -276,20 +276,20 @@ async def test_a_slow_node_is_not_left(hosts: tuple[Proxy, Proxy]) -> None:
 
 
 @pytest.mark.slow
-async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: None) -> None:
+async def test_a_node_that_blocks_publishers_is_not_left(dedicated: DedicatedBroker, quiet: None) -> None:
     before = moves.copy()
     async with (
-        Proxy(frail.url()) as first,
-        Proxy(frail.url()) as second,
-        bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=PATIENCE)) as client,
+        Proxy(dedicated.url()) as first,
+        Proxy(dedicated.url()) as second,
+        bide.connect(url_of(first, second), infrastructure=CLOCK, timeout=timedelta(seconds=TIMEOUT)) as client,
     ):
         queue = await prepared(client)
         connection = await connection_of(client)
-        await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
+        await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:
 
             async def blocked() -> bool:
-                # The broker looks at its memory now and then, and tells a connection when that publishes next.
+                # The broker checks its memory periodically, and blocks a connection at its next publish.
                 publishing.append(asyncio.create_task(client.publish(b"", to=queue)))
                 return connection.blocked_by is not None
 
@@ -299,7 +299,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(frail: Frail, quiet: No
             assert not done
             assert second.accepted == 0
         finally:
-            await asyncio.to_thread(frail.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
+            await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         assert {one.attempts for one in await asyncio.gather(*publishing)} == {1}
         assert await connection_of(client) is connection
     assert moves == before

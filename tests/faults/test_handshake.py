@@ -1,4 +1,4 @@
-"""Servers that say what a client does not expect while a connection opens."""
+"""Servers that send unexpected frames while a connection opens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import AuthenticationError
 from tests.broker.receiving import eventually
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def server(mechanisms: bytes, *after_opening: bytes) -> AsyncIterator[tupl
 
 @pytest.mark.parametrize("mechanisms", [b"EXTERNAL", b"AMQPLAIN RABBIT-CR-DEMO", b"", b"PLAINER"])
 async def test_a_password_is_not_sent_where_plain_is_not_offered(mechanisms: bytes) -> None:
-    async with server(mechanisms) as (url, received), asyncio.timeout(PATIENCE):
+    async with server(mechanisms) as (url, received), asyncio.timeout(TIMEOUT):
         with pytest.raises(AuthenticationError, match="not PLAIN: use auth=external"):
             await Connection.open(BrokerUrl.parse(url))
         assert bytes(received) == codec.PROTOCOL_HEADER
@@ -62,7 +62,7 @@ async def test_control_characters_in_the_reason_of_an_alarm_are_escaped(caplog: 
     """The broker's connection.blocked."""
     blocked = codec.method(10, 60, codec.short_string("low\x1b[2J\nCRITICAL: all is lost\u202e"))
     caplog.set_level(logging.WARNING)
-    async with server(b"PLAIN", blocked) as (url, _), asyncio.timeout(PATIENCE):
+    async with server(b"PLAIN", blocked) as (url, _), asyncio.timeout(TIMEOUT):
         connection = await Connection.open(BrokerUrl.parse(url))
 
         async def blocked_now() -> bool:

@@ -1,4 +1,4 @@
-"""The connection breaks at the worst moments: nothing is lost in silence."""
+"""Connections that break at the worst moments, without silent loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bide.errors import (
 )
 from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
 from tests.faults.cutting import Proxy
-from tests.patience import ON_TIME, PATIENCE
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -122,7 +122,7 @@ async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: P
             client.release(),
             client.infrastructure(),
         ]
-        async with asyncio.timeout(ON_TIME.total_seconds()):
+        async with asyncio.timeout(MAX_LATENESS.total_seconds()):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in outcomes] == [BrokerUnreachableError] * len(calls)
         assert "was not back within 3 s: check that the broker is running" in str(outcomes[0])
@@ -186,7 +186,7 @@ async def test_consuming_continues_and_unsettled_messages_are_redelivered(vhost:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.publish(b"one", to=queue, message_id="one")
-        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
             message = await anext(messages)
             proxy.cut()
 
@@ -204,7 +204,7 @@ async def test_consuming_continues_and_unsettled_messages_are_redelivered(vhost:
 async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
     connection = await Connection.open(BrokerUrl.parse(f"{proxy.url}?heartbeat=1"))
     proxy.stall()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         error = await connection.lost
     assert isinstance(error, ConnectionLostError)
     assert "silent" in str(error)

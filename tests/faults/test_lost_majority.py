@@ -1,4 +1,4 @@
-"""Two of three nodes are gone: what a publish says that cannot be confirmed."""
+"""A publish that cannot be confirmed, because two of three nodes are down."""
 
 from __future__ import annotations
 

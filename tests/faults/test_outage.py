@@ -1,4 +1,4 @@
-"""One of three nodes fails for 40 s, in network namespaces: publishing goes on."""
+"""Publishing while one of three nodes fails for 40 s, in network namespaces."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fa
             publishing.append(Publishing(client, queue))
     tasks = [asyncio.create_task(one.run()) for one in publishing]
     await asyncio.sleep(3)
-    fail, mend = FAULTS[fault]
+    fail, restore = FAULTS[fault]
     try:
         await asyncio.to_thread(fail, victim, others)
         await asyncio.sleep(OUTAGE)
     finally:
-        await asyncio.to_thread(mend, victim, others)
+        await asyncio.to_thread(restore, victim, others)
     await asyncio.sleep(3)
     for one in publishing:
         one.ended = True

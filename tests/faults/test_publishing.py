@@ -1,4 +1,4 @@
-"""The connection breaks while a message is published: it is repeated or reported, never lost in silence."""
+"""Lost connections during a publish: repeated or reported, without silent loss."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from bide.errors import (
 from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive
 from tests.faults.conftest import CLOCK, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 
 async def declared(url: str) -> str:
@@ -44,13 +44,13 @@ async def declared(url: str) -> str:
 
 
 async def stored(url: str, queue: str, number: int) -> None:
-    """Wait until so many messages are in a queue."""
+    """Wait until a queue has ``number`` messages."""
     connection = await Connection.open(BrokerUrl.parse(url))
 
-    async def there() -> bool:
+    async def has_arrived() -> bool:
         return await ready(connection, queue) == number
 
-    await eventually(there)
+    await eventually(has_arrived)
     await connection.close()
 
 
@@ -189,7 +189,7 @@ async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost
 
         async def returned() -> bool:
             state = client._publisher._state
-            waiting = state._channel.confirms._waiting.values() if state and state._channel else ()
+            waiting = state._channel.confirms._unconfirmed.values() if state and state._channel else ()
             return any(one.returned for one in waiting)
 
         await eventually(returned)
@@ -247,7 +247,7 @@ async def test_an_incomplete_infrastructure_is_completed(vhost: Vhost, proxy: Pr
             publishing = asyncio.create_task(client.publish(b"", to=queue, delay="20s"))
 
             async def cut(already: int = already) -> bool:
-                # The next connection may have been cut, too, before anybody looked.
+                # The next connection may have been cut, too, before this check.
                 return proxy.cuts > already
 
             await eventually(cut, step=0.005)
@@ -295,7 +295,7 @@ async def test_cuts_during_handshakes_are_retried(vhost: Vhost, proxy: Proxy, se
 async def test_cuts_at_random_bytes_lose_nothing(
     vhost: Vhost, proxy: Proxy, on_lost: Literal["repeat", "raise"], cuts: int
 ) -> None:
-    """Nothing is lost. What is there twice has one id, and was sent and not confirmed at a cut."""
+    """Nothing is lost. Duplicates have equal ids, and were sent but not confirmed at a cut."""
     total, budget = 2_000, random.Random(7)
     queue = await declared(vhost.url)
     proxy.budget = lambda: budget.randint(1, 20_000) if proxy.cuts < cuts else None
@@ -321,7 +321,7 @@ async def test_cuts_at_random_bytes_lose_nothing(
     async with bide.connect(vhost.url, infrastructure=CLOCK) as client:
         # Due after all others, so that what comes before it is all there is.
         await client.publish(b"", to=queue, delay="3s", message_id="last")
-        async with asyncio.timeout(PATIENCE), client.consume(queue, prefetch=1000) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue, prefetch=1000) as messages:
             async for message in messages:
                 await message.ack()
                 found[str(message.message_id)] += 1
@@ -364,7 +364,7 @@ async def test_an_infrastructure_that_is_not_declared_in_time_fails_the_publish(
 
 
 async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, proxy: Proxy) -> None:
-    """It is tried again, and not for ever."""
+    """It is retried until the timeout."""
     queue = fresh("q")
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
@@ -379,13 +379,13 @@ async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, 
         accepted, started = proxy.accepted, asyncio.get_running_loop().time()
         with pytest.raises(PublishError, match="message 'm' was not sent within "):
             await client.publish(b"", to=queue, delay="1s", message_id="m")
-        assert asyncio.get_running_loop().time() - started < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
         assert proxy.accepted > accepted + 1
         accepted, started = proxy.accepted, asyncio.get_running_loop().time()
         with pytest.raises(BulkInDoubtError, match="nothing was sent within ") as caught:
             await client.publish_many([bide.OutgoingMessage(b"", to=queue, delay="1s")])
         assert (caught.value.in_doubt, len(caught.value.unsent)) == ((), 1)
-        assert asyncio.get_running_loop().time() - started < ON_TIME.total_seconds()
+        assert asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
         assert proxy.accepted > accepted + 1
         stop.set()
         await cutting
@@ -440,7 +440,7 @@ async def test_closing_the_client_ends_waiting_publishes(vhost: Vhost, proxy: Pr
             return proxy.accepted > accepted + 3
 
         await eventually(trying)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await client.close()
             results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(one) for one in results] == [ClosedError] * 3

@@ -1,4 +1,4 @@
-"""The broker is not there, or lets us not in, or not do it: an error that says which, and what to do."""
+"""Missing brokers, refused logins and refused operations, and their error messages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bide.errors import (
 )
 from bide.local_broker.installation import numbers
 from tests.broker.receiving import connected, fresh, receive
-from tests.faults.conftest import BODY_LIMIT, CLOCK, Frail, free_port, too_old
+from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, free_port, too_old
 from tests.faults.proxy import Proxy
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq, Vhost
+from tests.timeouts import TIMEOUT
 
 
 def address(vhost: Vhost) -> str:
@@ -34,7 +34,7 @@ def address(vhost: Vhost) -> str:
 
 
 async def opening(url: str) -> str:
-    """What the error says that opening this URL ends with. Never the password."""
+    """Open this URL, and return its error as text, which must not contain the password."""
     with pytest.raises(bide.BideError) as caught:
         async with bide.connect(url):
             pass
@@ -45,16 +45,16 @@ async def opening(url: str) -> str:
 
 async def test_a_closed_port_is_an_error_that_names_it() -> None:
     port = free_port()
-    said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
-    assert said.startswith("BrokerUnreachableError ")
-    assert f"127.0.0.1:{port}" in said
-    assert "BIDE_URL" in said
+    error = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
+    assert error.startswith("BrokerUnreachableError ")
+    assert f"127.0.0.1:{port}" in error
+    assert "BIDE_URL" in error
 
 
 async def test_an_unknown_host_is_an_error_that_names_it() -> None:
-    said = await opening("amqp://guest:secret@no-such-host.invalid/?timeout=5")
-    assert said.startswith("BrokerUnreachableError ")
-    assert "no-such-host.invalid:5672" in said
+    error = await opening("amqp://guest:secret@no-such-host.invalid/?timeout=5")
+    assert error.startswith("BrokerUnreachableError ")
+    assert "no-such-host.invalid:5672" in error
 
 
 async def test_a_silent_server_is_an_error_after_the_timeout() -> None:
@@ -64,9 +64,9 @@ async def test_a_silent_server_is_an_error_after_the_timeout() -> None:
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/?timeout=1")
-    assert said.startswith("BrokerUnreachableError ")
-    assert "did not answer within 1 s" in said
+        error = await opening(f"amqp://guest:secret@127.0.0.1:{port}/?timeout=1")
+    assert error.startswith("BrokerUnreachableError ")
+    assert "did not answer within 1 s" in error
 
 
 async def test_a_server_of_another_protocol_is_an_error() -> None:
@@ -77,10 +77,10 @@ async def test_a_server_of_another_protocol_is_an_error() -> None:
 
     async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        said = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
-    assert said.startswith("ProtocolError ")
-    assert "HTTP" in said
-    assert "not AMQP 0-9-1" in said
+        error = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
+    assert error.startswith("ProtocolError ")
+    assert "HTTP" in error
+    assert "not AMQP 0-9-1" in error
 
 
 async def test_the_second_host_is_tried_when_the_first_is_down(vhost: Vhost) -> None:
@@ -90,7 +90,7 @@ async def test_the_second_host_is_tried_when_the_first_is_down(vhost: Vhost) -> 
         assert await client.release() >= (3, 10)
 
 
-async def test_the_next_host_is_tried_when_one_refuses(vhost: Vhost, frail: Frail, proxy: Proxy) -> None:
+async def test_the_next_host_is_tried_when_one_refuses(vhost: Vhost, dedicated: DedicatedBroker, proxy: Proxy) -> None:
     """One that does not know us, and one that speaks something else; the first time, and when the connection broke."""
 
     async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +98,7 @@ async def test_the_next_host_is_tried_when_one_refuses(vhost: Vhost, frail: Frai
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
 
-    (stranger, port), *_ = BrokerUrl.parse(frail.url()).hosts
+    (stranger, port), *_ = BrokerUrl.parse(dedicated.url()).hosts
     async with await asyncio.start_server(web, "127.0.0.1", 0) as server:
         refusing = f"{stranger}:{port},127.0.0.1:{server.sockets[0].getsockname()[1]}"
         (host, port) = BrokerUrl.parse(proxy.url).hosts[0]
@@ -107,38 +107,38 @@ async def test_the_next_host_is_tried_when_one_refuses(vhost: Vhost, frail: Frai
             await client.declare(bide.Topology(queues=[bide.Queue("q")]))
             proxy.cut()
             await client.publish(b"", to="q")
-        said = await opening(f"amqp://bide:secret@{refusing}/{vhost.name}")
-    assert said.startswith("AuthenticationError ")
-    assert f"{stranger}:" in said
-    assert "; the connection to 127.0.0.1:" in said
+        error = await opening(f"amqp://bide:secret@{refusing}/{vhost.name}")
+    assert error.startswith("AuthenticationError ")
+    assert f"{stranger}:" in error
+    assert "; the connection to 127.0.0.1:" in error
 
 
 async def test_a_connection_limit_is_an_error_with_the_way_out(vhost: Vhost) -> None:
     vhost.broker.management.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
-    said = await opening(vhost.url)
-    assert said.startswith("BrokerError ")
-    assert "accepts no more connections" in said
-    assert "raise the limit" in said
+    error = await opening(vhost.url)
+    assert error.startswith("BrokerError ")
+    assert "accepts no more connections" in error
+    assert "raise the limit" in error
 
 
 async def test_a_wrong_password_and_an_unknown_user_are_errors(vhost: Vhost) -> None:
-    for user in ("bide", "nobody"):
-        said = await opening(f"amqp://{user}:secret@{address(vhost)}/{vhost.name}")
-        assert said.startswith("AuthenticationError ")
-        assert f"'{user}'" in said
-        assert "check both" in said
+    for user in ("bide", "unknown"):
+        error = await opening(f"amqp://{user}:secret@{address(vhost)}/{vhost.name}")
+        assert error.startswith("AuthenticationError ")
+        assert f"'{user}'" in error
+        assert "check both" in error
 
 
 async def test_unknown_and_forbidden_virtual_hosts_are_errors(vhost: Vhost) -> None:
-    said = await opening(vhost.url.replace(f"/{vhost.name}", "/nowhere"))
-    assert said.startswith("VirtualHostError ")
-    assert "no virtual host 'nowhere'" in said
+    error = await opening(vhost.url.replace(f"/{vhost.name}", "/nowhere"))
+    assert error.startswith("VirtualHostError ")
+    assert "no virtual host 'nowhere'" in error
     vhost.broker.add_user("stranger", "secret")
     try:
-        said = await opening(f"amqp://stranger:secret@{address(vhost)}/{vhost.name}")
-        assert said.startswith("VirtualHostError ")
-        assert f"'stranger' may not enter the virtual host {vhost.name!r}" in said
-        assert "grant the permission" in said
+        error = await opening(f"amqp://stranger:secret@{address(vhost)}/{vhost.name}")
+        assert error.startswith("VirtualHostError ")
+        assert f"'stranger' may not enter the virtual host {vhost.name!r}" in error
+        assert "grant the permission" in error
     finally:
         vhost.broker.delete_user("stranger")
     with pytest.raises(InvalidInputError, match=r"300 bytes.* 255"):
@@ -146,7 +146,7 @@ async def test_unknown_and_forbidden_virtual_hosts_are_errors(vhost: Vhost) -> N
 
 
 async def test_a_revoked_login_is_retried(vhost: Vhost, proxy: Proxy) -> None:
-    """A broker that starts again may refuse for a moment what it takes afterwards."""
+    """A restarting broker may refuse a valid login for a moment."""
     vhost.broker.add_user("late", "secret")
     vhost.broker.set_permissions(vhost.name, "late")
     try:
@@ -311,10 +311,10 @@ async def test_disabled_streams_fail_only_delayed_messages_and_taps(
 
 
 @pytest.mark.parametrize("mandatory", [True, False])
-async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail, mandatory: bool) -> None:
+async def test_only_bodies_over_the_limit_of_the_broker_fail(dedicated: DedicatedBroker, mandatory: bool) -> None:
     """The broker answers one with the closing of the channel; the others on it go through."""
     queue = fresh("q")
-    async with bide.connect(frail.url(), infrastructure=CLOCK) as client:
+    async with bide.connect(dedicated.url(), infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await client.publish(b"", to=queue, delay="1s")
         bodies = [b"x" * (BODY_LIMIT + number) if number in (30, 60) else b"small" for number in range(100)]
@@ -342,7 +342,7 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail, manda
         # Those that were on their way with one that is too large may be there twice.
         expected = {str(number) for number in range(100) if number not in failed}
         arrived = set[str]()
-        async with asyncio.timeout(PATIENCE), client.consume(queue) as messages:
+        async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
             while not expected <= arrived:
                 message = await anext(messages)
                 await message.ack()
@@ -351,7 +351,7 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(frail: Frail, manda
 
 
 async def test_a_foreign_user_id_fails_only_its_own_messages(vhost: Vhost) -> None:
-    """Of this the broker does not say which message it means."""
+    """The broker does not name the message that it refuses."""
     queue = fresh("q")
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

@@ -1,4 +1,4 @@
-"""Relays on a broker that takes no publishes, and on one that dies."""
+"""Relays on a broker that blocks publishers, and on one that is killed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bide.local_broker import LocalBroker
 from bide.relay import Relay
 from bide.topology import Queue, Topology
 from tests.broker.receiving import connected, eventually, ready
-from tests.faults.conftest import Frail
-from tests.patience import PATIENCE
+from tests.faults.conftest import DedicatedBroker
 from tests.support import Rabbitmq, flush_declarations
+from tests.timeouts import TIMEOUT
 
 HALL = bide.WaitingHall(prefix="faults", levels=4, resolution=timedelta(milliseconds=100))
 
@@ -30,11 +30,11 @@ async def relaying(url: str) -> AsyncIterator[Relay]:
     consuming = asyncio.Event()
     running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
     try:
-        await asyncio.wait_for(consuming.wait(), PATIENCE)
+        await asyncio.wait_for(consuming.wait(), TIMEOUT)
         yield relay
     finally:
         relay.stop()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             await running
 
 
@@ -44,7 +44,7 @@ async def _run(relay: Relay, consuming: asyncio.Event) -> None:
 
 @pytest.fixture
 def own_broker(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
-    """A broker for one test, so that what many kills leave of it is no other test's."""
+    """A broker for one test, so that its many kills do not affect other tests."""
     with rabbitmq.start(ephemeral=True) as broker:
         yield broker
 
@@ -65,7 +65,7 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
             relay = Relay(url, hall=hall, allow=["*"])
             running = asyncio.create_task(_run(relay, consuming))
             try:
-                await asyncio.wait_for(consuming.wait(), PATIENCE)
+                await asyncio.wait_for(consuming.wait(), TIMEOUT)
                 await asyncio.gather(*(client.publish(b"", to=name) for name in names))
                 await asyncio.to_thread(broker.kill)
             finally:
@@ -82,9 +82,9 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
         broker.delete_vhost(f"hall-{number}")
 
 
-async def test_a_relay_can_be_stopped_while_publishers_are_blocked(frail: Frail) -> None:
-    """What it has in hand is not lost: neither what is due when it comes, nor what has to wait."""
-    broker = frail.broker
+async def test_a_relay_can_be_stopped_while_publishers_are_blocked(dedicated: DedicatedBroker) -> None:
+    """Unsettled messages are not lost, whether they are due or have to wait."""
+    broker = dedicated.broker
     async with bide.connect(broker.url, infrastructure=HALL) as client:
         await client.declare(Topology(queues=[Queue.quorum("relayed")]))
         await client.bind("relayed")
@@ -95,17 +95,17 @@ async def test_a_relay_can_be_stopped_while_publishers_are_blocked(frail: Frail)
             await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
             async with relaying(broker.url) as relay:
 
-                async def in_its_hands() -> bool:
+                async def has_unsettled() -> bool:
                     return not sum([await ready(connection, name) for name in HALL.relay_queues])
 
-                await eventually(in_its_hands)
+                await eventually(has_unsettled)
             done = relay.done
             assert done.delivered + done.delayed + done.rounds < 50
         finally:
             await asyncio.to_thread(broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.6")
         await connection.close()
         bodies: set[bytes] = set()
-        async with relaying(broker.url), asyncio.timeout(PATIENCE), client.consume("relayed") as messages:
+        async with relaying(broker.url), asyncio.timeout(TIMEOUT), client.consume("relayed") as messages:
             async for message in messages:
                 await message.ack()
                 bodies.add(message.body)
@@ -113,10 +113,10 @@ async def test_a_relay_can_be_stopped_while_publishers_are_blocked(frail: Frail)
                     break
 
 
-async def test_a_broker_killed_while_relays_work_loses_nothing(frail: Frail) -> None:
+async def test_a_broker_killed_while_relays_work_loses_nothing(dedicated: DedicatedBroker) -> None:
     """All of the messages arrive, none too early; the relays see to themselves."""
     count = 500
-    broker = frail.broker
+    broker = dedicated.broker
     async with bide.connect(broker.url, infrastructure=HALL) as client:
         await client.declare(Topology(queues=[Queue.quorum("through-a-crash")]))
         await client.bind("through-a-crash")
@@ -129,7 +129,7 @@ async def test_a_broker_killed_while_relays_work_loses_nothing(frail: Frail) -> 
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.restart)
             bodies: set[bytes] = set()
-            async with asyncio.timeout(PATIENCE), client.consume("through-a-crash") as messages:
+            async with asyncio.timeout(TIMEOUT), client.consume("through-a-crash") as messages:
                 async for message in messages:
                     await message.ack()
                     assert message.lateness is not None

@@ -1,4 +1,4 @@
-"""What ``bide delay verify`` says of replicas, on a cluster of three."""
+"""Findings of ``bide delay verify`` about replicas, on a cluster of three nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker refuses a request: its caller gets to know that, and those of the others that their replies are lost."""
+"""Refused RPC requests, and the calls whose replies are lost with them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bide.messaging.rpc import Caller, Replies
 from bide.messaging.rpc_server import serve
 from bide.patterns.rpc import rpc
 from tests.broker.receiving import fresh
-from tests.faults.conftest import BODY_LIMIT, Frail
-from tests.patience import PATIENCE
+from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 class Server:
@@ -46,15 +46,15 @@ class Server:
 
 
 @pytest.mark.parametrize("replies", ["direct", "instance", "ephemeral"])
-async def test_a_request_over_the_limit_of_the_broker_fails(frail: Frail, replies: Replies) -> None:
+async def test_a_request_over_the_limit_of_the_broker_fails(dedicated: DedicatedBroker, replies: Replies) -> None:
     server = Server()
     async with (
-        bide.connect(frail.url()) as client,
+        bide.connect(dedicated.url()) as client,
         server.serving(client) as queue,
         Caller(client, replies=replies, timeout="60s") as caller,
     ):
         waiting = asyncio.create_task(caller.call("wait", to=queue))
-        await asyncio.wait_for(server.has_one.wait(), PATIENCE)
+        await asyncio.wait_for(server.has_one.wait(), TIMEOUT)
         with pytest.raises(MessageTooLargeError, match=f"has {BODY_LIMIT + 1} bytes, the broker's limit is"):
             await caller.call(b"x" * (BODY_LIMIT + 1), to=queue)
         if replies == "ephemeral":

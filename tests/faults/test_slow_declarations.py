@@ -1,4 +1,4 @@
-"""A declaration that takes long does not make the message late that waits for it."""
+"""A slow declaration, which does not delay the message that waits for it."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ async def test_an_unverified_certificate_is_logged_once(
     url = f"{secured.broker.url.replace('amqp://', 'amqps://')}?verify=false"
     for _ in range(2):
         Address.of(url, secured.port).connect().close()
-    (said,) = [one for one in caplog.messages if "verify=false" in one]
-    assert "is not checked" in said
+    (warning,) = [one for one in caplog.messages if "verify=false" in one]
+    assert "is not checked" in warning
 
 
 async def test_a_stream_is_read_over_tls(secured: Secured) -> None:

@@ -1,4 +1,4 @@
-"""What the synchronous client hands out: many at once from its thread, each message once, and none that was lost."""
+"""The synchronous client over lost connections: each message once, none lost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import Vhost
 
 
 async def filled(url: str, number: int) -> str:
-    """A queue with so many messages: "0", "1", ..."""
+    """A queue with ``number`` messages: "0", "1", ..."""
     queue = fresh("q")
     async with bide.connect(url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
@@ -28,7 +28,7 @@ async def filled(url: str, number: int) -> str:
 
 
 def received(url: str, queue: str, number: int | None, then: Callable[[int, SyncMessage], None]) -> list[str]:
-    """The ids of so many messages, or of all, each acknowledged after something was done with it."""
+    """The ids of ``number`` messages, or of all, each acknowledged after it was handled."""
     found = []
     timeout = "3s" if number is None else "20s"
     with bide.connect_sync(url) as client, client.consume(queue, prefetch=1_000, timeout=timeout) as messages:
@@ -62,7 +62,7 @@ async def test_messages_arrive_once_in_order_and_the_rest_is_requeued(vhost: Vho
 
 
 async def test_messages_lost_at_a_cut_are_not_handed_out(vhost: Vhost, proxy: Proxy) -> None:
-    """Others are there already when the connection breaks: they come again, and so does the one in hand."""
+    """Prefetched messages and the unsettled one are redelivered after the connection breaks."""
     queue = await filled(vhost.url, 40)
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""A target that cannot be reached for a moment is not taken for missing, and holds up no other."""
+"""Targets that are unreachable for a moment, which do not count as missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLOW, OTHERS = "slow", ["a", "b", "c"]
 
 @asynccontextmanager
 async def unreachable(vhost: Vhost, queue: str) -> AsyncIterator[None]:
-    """Make the broker answer for a classic queue what it answers while the node of that queue is down or stops."""
+    """Make the broker answer as it does while the node of a classic queue is down or stopping."""
     name = f'Name = rabbit_misc:r(<<"{vhost.name}">>, queue, <<"{queue}">>), '
     is_old = "non_existing =:= code:which(rabbit_db_queue)"
 

@@ -1,4 +1,4 @@
-"""Planted faults: wrong folds and wrong searches, for :mod:`tests.schedule_model.simulation` to find."""
+"""Planted faults of the schedule log: wrong folds and a wrong search for snapshots."""
 
 from __future__ import annotations
 

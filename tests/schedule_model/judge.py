@@ -1,4 +1,4 @@
-"""An independent reading of a schedule log: the right answers, and how each occurrence has to end.
+"""An independent reading of a schedule log: right answers, and how occurrences end.
 
 It shares no code with ``bide.schedules``. It parses the JSON of the records itself, sees the whole history from the
 first record on, and forgets nothing.

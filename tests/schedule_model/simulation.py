@@ -1,4 +1,4 @@
-"""Random exploration of a schedule log: clients, gates and retention in any order, with planted faults.
+"""Random histories of a schedule log, with planted faults.
 
 usage: python -m tests.schedule_model.simulation [runs] [first seed] [--fault NAME]
 

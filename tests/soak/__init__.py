@@ -1,3 +1,3 @@
-"""Spark killed at random, over and over, and everything counted afterwards: ``make soak``. See docs/soak.md."""
+"""Spark, killed at random many times, and a final count: ``make soak``. See docs/soak.md."""
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 from bide.local_broker import LocalBroker
 from tests.soak.account import Account, summary
-from tests.soak.life import REPOSITORY, end
+from tests.soak.job_run import REPOSITORY, end
 from tests.soak.round import Plan, Round
 
 SHARES: Final = {"worker": 4, "daemon": 1, "stop": 3, "cancel": 2}
@@ -40,7 +40,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Kill Spark at random, and count.")
     parser.add_argument("--kills", type=int, default=500, help="in all runs together")
     parser.add_argument("--jvm", type=int, default=50, help="how many of them of the whole JVM, at least")
-    parser.add_argument("--per-round", type=int, default=40, help="after so many kills everything is checked")
+    parser.add_argument("--per-round", type=int, default=40, help="number of kills before each check")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no more kills after that in this run")
     parser.add_argument("--root", type=Path, help="the root of another system whose RabbitMQ is to run")
     parser.add_argument("--seed", type=int, help="of the kills; another one each time unless given")
@@ -104,7 +104,7 @@ def place_of(folder: Path, number: int) -> Path:
 
 
 def discard(place: Path) -> None:
-    """Remove the folder of a round, and what is left of its job and its broker."""
+    """Remove the folder of a round, and remaining processes of its job and broker."""
     end(place)
     LocalBroker(place / "broker").stop()
     shutil.rmtree(place)

@@ -1,4 +1,4 @@
-"""What all runs of the soak have done and found, as a file of lines that is only ever appended to."""
+"""The totals of all runs of the soak, in an append-only file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Totals:
 
 
 class Account:
-    """The file. A line is written after what it tells of, so that nothing is counted which was not done."""
+    """The file. A line is written after the event that it records, so that nothing is counted too early."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

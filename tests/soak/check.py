@@ -1,4 +1,4 @@
-"""Whether the files hold every message of the stream once, and the queue every row at least once.
+"""The check that files hold every message once, and the queue every row at least once.
 
 What is in the stream and in the queue is read by another client than bide, and the files as Spark's log of them says.
 """
@@ -22,11 +22,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.soak.feed import FIRST, LONGEST_DELAY
 from tests.soak.job import QUEUE, STREAM
-from tests.soak.life import SoakError
+from tests.soak.job_run import SoakError
 
 _QUIET: Final = LONGEST_DELAY + 2
 """Seconds without a message after which no more are expected, when all have come."""
-_PATIENCE: Final = 180.0
+_TIMEOUT: Final = 180.0
 """Seconds without a message after which those that did not come are lost."""
 
 _AT_ONCE: Final = 1_000
@@ -86,7 +86,7 @@ class InQueue:
 
 
 def compare_files(stream: Collection[Placed], rows: Iterable[Placed]) -> InFiles:
-    """Compare what is in the files with what is in the stream."""
+    """Compare the files with the stream."""
     there = Counter(rows)
     expected = set(stream)
     return InFiles(
@@ -165,7 +165,7 @@ def read_stream(url: str) -> list[Placed]:
         channel.basic_publish("", STREAM, mark)
         channel.basic_qos(prefetch_count=1_000)
         arguments = {"x-stream-offset": "first"}
-        for method, properties, body in channel.consume(STREAM, arguments=arguments, inactivity_timeout=_PATIENCE):
+        for method, properties, body in channel.consume(STREAM, arguments=arguments, inactivity_timeout=_TIMEOUT):
             if method is None:
                 raise SoakError(f"the stream gave {len(stream)} messages, and then no more, before its last one")
             channel.basic_ack(method.delivery_tag)
@@ -203,5 +203,5 @@ def _consumed(channel: BlockingChannel, missing: set[bytes], file: IO[str]) -> I
             file.flush()
             channel.basic_ack(tag, multiple=True)
             waiting = 0
-        if method is None and (not missing or time.monotonic() - last > _PATIENCE):
+        if method is None and (not missing or time.monotonic() - last > _TIMEOUT):
             return

@@ -1,4 +1,4 @@
-"""Whether a query may end in the way that it did."""
+"""The errors with which a killed query may end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_allowed(text: str, *, since_hit: float, since_kill: float) -> bool:
 
 
 def is_of_bide(text: str) -> bool:
-    """Whether it is an error of ours, or came out of our code: that no kill explains, since the broker lives.
+    """Whether the error is from bide: a kill cannot cause it, since the broker stays up.
 
     What libraries raise counts for who called them: bide, or Spark, whose pipes to the JVM break when that is killed.
     """

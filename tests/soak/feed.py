@@ -1,4 +1,4 @@
-"""What the two queries are fed with: always some micro-batches more than they have done."""
+"""The input of the two queries, always some micro-batches ahead."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Feed:
         self._publisher.close()
 
     def top_up(self) -> None:
-        """Add what is missing of the micro-batches ahead."""
+        """Add input until enough micro-batches are ahead."""
         while self._streamed < (batches(self._folder, "read")[1] + AHEAD) * OFFSETS_PER_BATCH:
             self._publisher.publish_many(self._letters(OFFSETS_PER_BATCH))
             self._streamed += OFFSETS_PER_BATCH

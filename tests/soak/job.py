@@ -1,4 +1,4 @@
-"""The program that the soak kills: a Spark with two streaming queries, each going on from its checkpoint.
+"""The program that the soak kills: two streaming queries, which resume from checkpoints.
 
 ``read`` takes a stream of RabbitMQ into Parquet files, ``write`` a growing folder of files into a queue. A query that
 ends, for whatever reason, is started again. What to do comes as lines on standard input (the first is a
@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from tests.spark.killing import QUICK_JAVA
+from tests.spark.spark_processes import QUICK_JAVA
 
 QUERIES: Final = ("read", "write")
 STREAM: Final = "soak-stream"
@@ -34,7 +34,7 @@ OFFSETS_PER_BATCH: Final = 400
 FILES_PER_BATCH: Final = 2
 
 _LOOK_EVERY: Final = 0.05
-"""Seconds between looks at the queries: Spark calls nobody when one ends."""
+"""Seconds between checks of the queries: Spark has no callback for their end."""
 _JOB_WITHIN: Final = 30.0
 _LONGEST_TEXT: Final = 20_000
 
@@ -110,7 +110,7 @@ class Job:
                 raise ValueError(f"no command: {command}")
 
     def _stop(self, name: str) -> None:
-        # One that has ended is to be told as that, and not to be stopped.
+        # A query that has ended is reported as ended, not stopped.
         self._look()
         query = self._queries[name]
         active = query is not None and query.isActive
@@ -222,7 +222,7 @@ def listen(lines: IO[str], commands: SimpleQueue[str]) -> None:
 
 
 def main() -> None:
-    """Run one life of the job."""
+    """Run the job until it is killed or stopped."""
     # Nothing that Spark prints is to come between the events.
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""The processes of a job, found by a mark in their environment, and which of them are at work."""
+"""The processes of a job, found by a mark in their environment."""
 
 from __future__ import annotations
 

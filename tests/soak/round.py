@@ -1,4 +1,4 @@
-"""One round: a broker, a job that is killed again and again, and the check at its end."""
+"""One round: a broker, a job that is killed repeatedly, and the final check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.soak.account import Account
 from tests.soak.ending import is_allowed
 from tests.soak.feed import Feed, batches, declare
 from tests.soak.job import QUERIES, Task
-from tests.soak.life import Life, SoakError, end
+from tests.soak.job_run import JobRun, SoakError, end
 from tests.support import flush_declarations, stream_port
 
 MASTERS: Final = ("local[2]", "local[2,4]")
@@ -90,7 +90,7 @@ class Round:
         """When a process was killed last."""
 
     def run(self) -> bool:
-        """Run it to its end; says whether everything was as it has to be."""
+        """Run the round; return whether every check passed."""
         end(self._folder)
         chroot = Path(self._plan.chroot) if self._plan.chroot else None
         with LocalBroker.start(self._folder / "broker", detached=False, chroot=chroot) as broker:
@@ -112,75 +112,75 @@ class Round:
         """Kill as often as is planned, then let the queries come to their end."""
         ports = {stream_port(broker): "read", int(urlparse(broker.url).port or 0): "write"}
         with Feed(broker.url, self._folder, self._chance) as feed:
-            while not self._lived(self._born(broker), feed, ports):
+            while not self._run_job(self._start_job(broker), feed, ports):
                 pass
 
     @property
     def _wanted(self) -> bool:
         return self._killed < self._plan.kills and time.monotonic() < self._until
 
-    def _born(self, broker: LocalBroker) -> Life:
+    def _start_job(self, broker: LocalBroker) -> JobRun:
         task = Task(
             url=broker.url,
             stream_port=stream_port(broker),
             folder=str(self._folder),
             master=self._chance.choice(MASTERS),
         )
-        return Life(task, self._folder)
+        return JobRun(task, self._folder)
 
-    def _lived(self, life: Life, feed: Feed, ports: dict[int, str]) -> bool:
-        """Kill until no more is wanted, and then wait for the end; or until the job is killed: then False."""
+    def _run_job(self, job_run: JobRun, feed: Feed, ports: dict[int, str]) -> bool:
+        """Kill until the plan is done, then wait for the end; False once the job itself is killed."""
         try:
             while self._wanted:
-                if not self._live(life, feed, ports):
+                if not self._run_until_kill(job_run, feed, ports):
                     return False
-            life.finish()
-            self._wait(life, lambda: life.finished, "the end of both queries")
+            job_run.finish()
+            self._wait(job_run, lambda: job_run.finished, "the end of both queries")
             return True
         finally:
             # What a killed JVM has left behind is not ended: it may disturb the next one.
-            life.close()
+            job_run.close()
 
-    def _live(self, life: Life, feed: Feed, ports: dict[int, str]) -> bool:
-        """Until the next kill, and that; says whether the job is still alive."""
+    def _run_until_kill(self, job_run: JobRun, feed: Feed, ports: dict[int, str]) -> bool:
+        """Run until the next kill, and kill; return whether the job is still alive."""
 
-        def fed(condition: Callable[[], bool]) -> Callable[[], bool]:
+        def while_fed(condition: Callable[[], bool]) -> Callable[[], bool]:
             def look() -> bool:
                 feed.top_up()
                 return condition()
 
             return look
 
-        self._wait(life, fed(lambda: life.working), "both queries at work")
+        self._wait(job_run, while_fed(lambda: job_run.working), "both queries at work")
         if self._chance.random() < _PATIENT:
             before = {query: batches(self._folder, query)[1] for query in QUERIES}
-            advanced = fed(lambda: all(batches(self._folder, query)[1] > before[query] for query in QUERIES))
-            self._wait(life, advanced, "another micro-batch of each query")
+            advanced = while_fed(lambda: all(batches(self._folder, query)[1] > before[query] for query in QUERIES))
+            self._wait(job_run, advanced, "another micro-batch of each query")
         at = time.monotonic() + self._chance.uniform(0, _LONGEST_PAUSE)
-        self._wait(life, fed(lambda: time.monotonic() >= at), "the moment")
+        self._wait(job_run, while_fed(lambda: time.monotonic() >= at), "the moment")
         kind = self._choose()
         amid = {query for query in QUERIES if self._in_batch(query)}
         match kind:
             case "jvm":
-                if life.working and life.kill_jvm(self._chance):
+                if job_run.working and job_run.kill_jvm(self._chance):
                     # Python processes that it leaves behind may disturb the next one.
-                    self._hit(*QUERIES, process=True)
+                    self._record_kill(*QUERIES, process=True)
                     self._count(kind, None, amid=bool(amid))
                     return False
             case "worker" | "daemon":
-                if query := self._strike(life, kind, ports, fed):
+                if query := self._kill_process(job_run, kind, ports, while_fed):
                     self._count(kind, query, amid=self._in_batch(query))
             case _:
                 query = self._chance.choice(QUERIES)
                 # Whether it is hit is known with the answer, which may come together with the end of it.
-                if life.disturb(
-                    kind, query, lambda condition, what: self._wait(life, fed(condition), what, judge=False)
+                if job_run.disturb(
+                    kind, query, lambda condition, what: self._wait(job_run, while_fed(condition), what, judge=False)
                 ):
-                    self._hit(query)
+                    self._record_kill(query)
                     self._count(kind, query, amid=query in amid)
         return True
 
-    def _hit(self, *queries: str, process: bool = False) -> None:
+    def _record_kill(self, *queries: str, process: bool = False) -> None:
         now = time.monotonic()
         self._hits.update(dict.fromkeys(queries, now))
         if process:
@@ -190,29 +190,33 @@ class Round:
         begun, done = batches(self._folder, query)
         return begun > done
 
-    def _strike(
-        self, life: Life, kind: str, ports: dict[int, str], fed: Callable[[Callable[[], bool]], Callable[[], bool]]
+    def _kill_process(
+        self,
+        job_run: JobRun,
+        kind: str,
+        ports: dict[int, str],
+        while_fed: Callable[[Callable[[], bool]], Callable[[], bool]],
     ) -> str | None:
-        """Kill as soon as some process is at work; says for which query it was."""
-        strike = life.kill_worker if kind == "worker" else life.kill_daemon
+        """Kill a process as soon as one is at work; return its query."""
+        kill = job_run.kill_worker if kind == "worker" else job_run.kill_daemon
         deadline = time.monotonic() + _BUSY_WITHIN
         hit: list[str] = []
 
-        def struck() -> bool:
-            if (query := strike(ports, self._chance)) is not None:
+        def killed() -> bool:
+            if (query := kill(ports, self._chance)) is not None:
                 hit.append(query)
                 # The daemon is the same for both.
-                self._hit(*(QUERIES if kind == "daemon" else [query]), process=True)
+                self._record_kill(*(QUERIES if kind == "daemon" else [query]), process=True)
             return bool(hit) or time.monotonic() > deadline
 
-        self._wait(life, fed(struck), "a worker that has something to do")
+        self._wait(job_run, while_fed(killed), "a worker that has something to do")
         return hit[0] if hit else None
 
     def _count(self, kind: str, query: str | None, *, amid: bool) -> None:
         self._killed += 1
         self._account.add("kill", round=self._plan.number, kind=kind, query=query, amid=amid)
 
-    def _wait(self, life: Life, condition: Callable[[], bool], what: str, *, judge: bool = True) -> None:
+    def _wait(self, job_run: JobRun, condition: Callable[[], bool], what: str, *, judge: bool = True) -> None:
         """Wait for something, and watch the job meanwhile.
 
         Args:
@@ -223,9 +227,9 @@ class Round:
         """
         deadline = time.monotonic() + _LONGEST_WAIT
         while True:
-            life.look()
-            while judge and life.ended:
-                self._judge(*life.ended.pop())
+            job_run.look()
+            while judge and job_run.ended:
+                self._judge(*job_run.ended.pop())
             if condition():
                 return
             if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Tables as the audit writes them, made up: three days of a shop that sends reminders, and of what went wrong."""
+"""Example tables of an audit: three days of a shop that sends reminders."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def write(folder: Path, name: str, rows: Sequence[Row], *, schema: str = "") -> 
 
 
 def write_all(folder: Path, *, messages: int, seed: int = 1) -> None:
-    """Write the tables of so many messages."""
+    """Write the tables of ``number`` messages."""
     chance = random.Random(seed)
     rows = [_message(number, chance) for number in range(messages)]
     write(folder, "messages", rows)

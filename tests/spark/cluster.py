@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on loopback, and a Python for its executors that does not have bide; a Connect server."""
+"""A standalone Spark cluster on loopback with a Python without bide; a Connect server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.spark import commands
-from tests.spark.killing import QUICK_JAVA, wait_until
+from tests.spark.spark_processes import QUICK_JAVA, wait_until
 
 WORKERS: Final = 2
 BIN: Final = Path(sys.executable).parent
@@ -41,8 +41,8 @@ _WORKER: Final = "org.apache.spark.deploy.worker.Worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """A Spark that programs of the tests use.
+class ExternalSpark:
+    """A Spark in other processes, for programs of the tests.
 
     Attributes:
         url: of a master, or of a Connect server.
@@ -72,14 +72,14 @@ class Elsewhere:
         errors = folder / "commands.err"
         program = (sys.executable, str(commands.__file__), self.url, json.dumps(settings))
         with (
-            errors.open("w") as said,
+            errors.open("w") as log_file,
             subprocess.Popen(
                 program,
                 cwd=folder,
                 env=self.environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=log_file,
                 text=True,
             ) as process,
         ):
@@ -103,7 +103,7 @@ class Elsewhere:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[Elsewhere]:
+def standalone(folder: Path) -> Iterator[ExternalSpark]:
     """A master and two workers, each a process of its own, on ports that are free."""
     with ExitStack() as stack:
         log = folder / "master.log"
@@ -118,11 +118,11 @@ def standalone(folder: Path) -> Iterator[Elsewhere]:
         wait_until(lambda: log.read_text().count("Registering worker") == WORKERS, "all workers are there")
         # Of the executors, and of what the driver starts.
         python = bare_python(folder / "python")
-        yield Elsewhere(url=found[1], variables={"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"})
+        yield ExternalSpark(url=found[1], variables={"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"})
 
 
 @contextmanager
-def connect_server(folder: Path) -> Iterator[Elsewhere]:
+def connect_server(folder: Path) -> Iterator[ExternalSpark]:
     """A Spark Connect server with two cores, whose Python is this one."""
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -142,7 +142,7 @@ def connect_server(folder: Path) -> Iterator[Elsewhere]:
         found = started.search(log.read_text())
         assert found is not None
         url = f"sc://{found[1]}"
-        yield Elsewhere(url=url, variables={"SPARK_REMOTE": url})
+        yield ExternalSpark(url=url, variables={"SPARK_REMOTE": url})
 
 
 def _running(service: str, folder: Path, log: Path, *arguments: str) -> AbstractContextManager[None]:
@@ -162,8 +162,8 @@ def _script(name: str, folder: Path, log: Path, *arguments: str) -> Iterator[Non
     }
     command = [str(_package("pyspark") / "bin" / name), *arguments]
     with (
-        log.open("w") as said,
-        subprocess.Popen(command, env=environment, cwd=folder, stdout=said, stderr=subprocess.STDOUT) as process,
+        log.open("w") as log_file,
+        subprocess.Popen(command, env=environment, cwd=folder, stdout=log_file, stderr=subprocess.STDOUT) as process,
     ):
         try:
             yield

@@ -1,6 +1,6 @@
-"""A program that runs commands of ``bide pipeline`` in one session, on a cluster or on Spark Connect.
+"""A program that runs ``bide pipeline`` commands in one session, on a cluster or Connect.
 
-It is told one after the other in lines of its standard input, and answers each in a line: all of it is JSON.
+Each line of standard input is one command, answered by one line on standard output; both are JSON.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bide.pipelines.session import session
 
 
 def answer(*command: str) -> Any:
-    """What a command says with ``--json``. None may fail."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    """The output of a command with ``--json``; it must not fail."""
+    stdout = io.StringIO()
+    with redirect_stdout(stdout):
         code = run(["pipeline", *command, "--json"])
     assert code == 0, f"{command} ended with {code}"
-    return json.loads(said.getvalue())
+    return json.loads(stdout.getvalue())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Spark of this machine for the tests, started once."""
+"""Fixtures: one local Spark session for all tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pika
 import pytest
 
 import bide.spark
-from tests.spark.killing import QUICK_JAVA
+from tests.spark.spark_processes import QUICK_JAVA
 from tests.spark.streams import Streams
 from tests.support import Vhost
 
@@ -26,7 +26,7 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with two cores, on loopback, that knows the format ``rabbitmq``."""
+    """A session with two cores, on loopback, with the format ``rabbitmq``."""
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")

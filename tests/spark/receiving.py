@@ -19,7 +19,7 @@ def new_queue(url: str) -> str:
 
 
 def drain(url: str, queue: str, number: int, *, quiet: str = "60s") -> list[SyncMessage]:
-    """So many messages, acknowledged, or fewer if none comes for a while."""
+    """Acknowledge up to ``number`` messages; stop early if none arrives for a while."""
     found: list[SyncMessage] = []
     if not number:
         return found
@@ -33,7 +33,7 @@ def drain(url: str, queue: str, number: int, *, quiet: str = "60s") -> list[Sync
 
 
 def rest(url: str, queue: str) -> list[SyncMessage]:
-    """All messages of a queue that nobody got before, where nothing more is on its way.
+    """All remaining messages of a queue to which no more are sent.
 
     A loaded broker may forget the last acknowledgements of a channel that closes, and deliver those messages again.
     """

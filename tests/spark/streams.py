@@ -1,4 +1,4 @@
-"""Streams to be read by Spark, filled by a stranger: nothing of bide publishes here."""
+"""Streams for Spark to read, filled without bide."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Streams:
         return self.spark.readStream.format("rabbitmq").options(**self.options(**more)).load()
 
     def run(self, checkpoint: Path, files: Path, **more: Any) -> StreamingQuery:
-        """Read what is there now into files, and end."""
+        """Read the available messages into files, and end."""
         query = (
             self.query(**more)
             .writeStream.format("parquet")

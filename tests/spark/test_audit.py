@@ -1,4 +1,4 @@
-"""Audits of a real broker: taps and events become tables, which grow with what is new, and outlive kills."""
+"""Audits of a real broker: incremental tables from taps and events, across kills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests import stream_publisher
 from tests.broker import celery_app
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
-from tests.spark.killing import LOCAL, started
+from tests.spark.spark_processes import LOCAL, started
 from tests.support import RawText, Vhost, stream_port
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Audited:
 
 
 async def deal(client: bide.Client, number: int) -> None:
-    """An endpoint handles so many messages, one of them at the second attempt and one never."""
+    """Handle messages with an endpoint, one of them at the second attempt and one never."""
     recorder = Recorder()
     app = bide.Endpoint(
         "orders",
@@ -234,8 +234,8 @@ def test_undecodable_messages_do_not_stop_an_audit(
     once = ("pipeline", "audit", "--into", str(audited.place), "--once", "--layout", "clock", "--events", EVENTS)
     url = ("--url", audited.url, "--stream-port", str(audited.sources.port))
     assert cli.run([*once, *url]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("1 scheduled, 1 delivered, 1 processed, 0 failed, 9 undecodable in "), said
+    output = capsys.readouterr().out
+    assert output.startswith("1 scheduled, 1 delivered, 1 processed, 0 failed, 9 undecodable in "), output
     assert audited.table("undecodable").select("stream", "offset").distinct().count() == 18
 
     page = tmp_path / "report.html"
@@ -400,9 +400,13 @@ def test_a_killed_audit_is_continued(audited: Audited, capsys: pytest.CaptureFix
     assert 0 < before < 2 * number
 
     assert cli.run(command) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rows"] == {"scheduled": number, "delivered": number, "processed": 0, "failed": 0}
-    assert (told["pending"], told["overdue"], told["days"]) == (0, 0, len({row["day"] for row in audited.messages()}))
+    report = json.loads(capsys.readouterr().out)
+    assert report["rows"] == {"scheduled": number, "delivered": number, "processed": 0, "failed": 0}
+    assert (report["pending"], report["overdue"], report["days"]) == (
+        0,
+        0,
+        len({row["day"] for row in audited.messages()}),
+    )
     for name in ("scheduled", "delivered"):
         table = audited.table(name)
         assert table.count() == table.select("stream", "offset").distinct().count() == number
@@ -446,7 +450,7 @@ def test_sigterm_ends_an_audit_after_its_round(audited: Audited, tmp_path: Path)
     assert [(row["message_id"], row["outcome"]) for row in audited.messages()] == [
         (name, "processed") for name in ("first", "second", "third")
     ]
-    assert audited.run().rows["processed"] == 0, "nobody has the lock, and nothing is left to read"
+    assert audited.run().rows["processed"] == 0, "the lock is free, and nothing is left to read"
 
 
 def test_the_command_reports_missing_streams_bad_options_and_locks(
@@ -458,15 +462,15 @@ def test_the_command_reports_missing_streams_bad_options_and_locks(
     assert cli.run(["pipeline", "audit", *where, "--layout", "waiting-hall"]) == 2
     assert cli.run(["pipeline", "audit", *where, "--every", "soon"]) == 2
     url, port = where[3], where[5]
-    asyncio.run(put(url, Topology(queues=[Queue("told", arguments=STREAM)])))
+    asyncio.run(put(url, Topology(queues=[Queue("events", arguments=STREAM)])))
     with Folder(str(tmp_path / "new")).lock():
-        assert cli.run(["pipeline", "audit", "--once", *where[:2], "--events", "told", "--url", url,
+        assert cli.run(["pipeline", "audit", "--once", *where[:2], "--events", "events", "--url", url,
                         "--stream-port", port]) == 1  # fmt: skip
     assert f"new is in use by the process {os.getpid()} on " in capsys.readouterr().err
-    assert cli.run(["pipeline", "audit", "--once", *where[:2], "--events", "told", "--events", "nope", "--url", url,
+    assert cli.run(["pipeline", "audit", "--once", *where[:2], "--events", "events", "--events", "nope", "--url", url,
                     "--stream-port", port]) == 1  # fmt: skip
     assert "there is no events stream 'nope' on this virtual host" in capsys.readouterr().err
-    assert cli.run(["pipeline", "audit", "--once", *where, "--events", "told", "--layout", "celery"]) == 1
+    assert cli.run(["pipeline", "audit", "--once", *where, "--events", "events", "--layout", "celery"]) == 1
     assert "the layout celery has no streams of taps on this virtual host: run 'bide tap on'" in (
         capsys.readouterr().err
     )

@@ -1,4 +1,4 @@
-"""What an audit reads and writes of its folder, without a broker."""
+"""The folder of an audit, without a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import FolderInUseError, InvalidInputError
 from bide.pipelines.audit import facts, tables
@@ -95,7 +95,7 @@ def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str]
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_round_reads_only_new_facts_and_their_messages(spark: SparkSession, tmp_path: Path) -> None:
-    """After one round and after two, on the same day and on others: only messages that are told of again are looked at.
+    """After one round and after two, on the same day and on others: only messages with new facts are read.
 
     The increment has facts of new messages, and of half the messages of the round before.
     """
@@ -231,25 +231,33 @@ class Lives:
             if due < NOON:
                 self._add("delivered", delivered, chance.choice([0, *[copies] * 3]))
         if due < NOON and chance.random() < 0.5:
-            told = {**same, "endpoint": "shop", "queue": "orders", "attempt": 1, "delivered": due, "started": due}
-            failed = {**told, "kind": "failed", "ended": due + timedelta(seconds=1), "exception": "E", "group": "g"}
+            processed = {**same, "endpoint": "shop", "queue": "orders", "attempt": 1, "delivered": due, "started": due}
+            failed = {
+                **processed,
+                "kind": "failed",
+                "ended": due + timedelta(seconds=1),
+                "exception": "E",
+                "group": "g",
+            }
             self._add("failed", failed, chance.choice([0, 0, 1, 2]))
-            self._add("processed", {**told, "attempt": 2, "ended": due + timedelta(seconds=2)}, chance.choice([0, 1]))
+            self._add(
+                "processed", {**processed, "attempt": 2, "ended": due + timedelta(seconds=2)}, chance.choice([0, 1])
+            )
 
     def _add(self, table: str, row: dict[str, Any], copies: int) -> None:
         self.facts += [(table, {**row, "offset": len(self.facts)})] * copies
 
 
-def append(spark: SparkSession, folder: Folder, told: list[tuple[str, dict[str, Any]]], batch: int) -> Note:
+def append(spark: SparkSession, folder: Folder, rows_by_table: list[tuple[str, dict[str, Any]]], batch: int) -> Note:
     rows: dict[str, list[dict[str, Any]]] = {table: [] for table in facts.SCHEMAS}
-    for table, row in told:
+    for table, row in rows_by_table:
         rows[table].append(row)
     for table, some in rows.items():
         names = facts.SCHEMAS[table].names
         values = [tuple(float(v) if n == "lateness_ms" and v is not None else v for n in names for v in [row.get(n)])
                   for row in some]  # fmt: skip
         folder.append(spark.createDataFrame(values, facts.SCHEMAS[table]).coalesce(1), table, batch)
-    days = {row["day"] for _, row in told}
+    days = {row["day"] for _, row in rows_by_table}
     counts = {table: len(some) for table, some in rows.items()}
     return Note(name=f"all-{batch}", rows=counts, days=tuple(sorted(days)))
 
@@ -389,7 +397,7 @@ def test_foreign_folders_are_refused(spark: SparkSession, tmp_path: Path) -> Non
 
 
 def test_an_incomplete_new_folder_can_be_started_again(tmp_path: Path) -> None:
-    """A kill then leaves one that is none yet, and is nobody else's."""
+    """A kill then leaves an incomplete folder that no other run uses."""
     folder = Folder(str(tmp_path))
     with folder.lock():
         (tmp_path / "_state" / "audit.json.new").write_text('{"ver')

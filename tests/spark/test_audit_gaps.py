@@ -1,4 +1,4 @@
-"""What an audit says where streams have lost what it has not read, and how it goes on."""
+"""Audits of streams that have lost records, and how to continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from bide.cli import app as cli
 from bide.cli.pipeline.audit import with_command_options
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint.events import EVENTS
-from bide.errors import InvalidOptionError
 from bide.spark.source import WAY_OUT_OF_LEFT_OUT
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
@@ -24,7 +23,7 @@ from tests.support import Vhost, stream_port
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TOLD = "told"
+OTHER_EVENTS = "other-events"
 LIMITS = {"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000}
 ON_SMALL_CLOCK = ("--max-delay", "20s", "--resolution", "50ms")
 
@@ -39,9 +38,9 @@ class Audit:
 
     def run(self, *options: str, code: int = 0) -> str:
         assert cli.run(["pipeline", "audit", *self._given, *options]) == code
-        said = self._capsys.readouterr()
-        assert "failOnDataLoss" not in said.err
-        return said.err if code else said.out
+        captured = self._capsys.readouterr()
+        assert "failOnDataLoss" not in captured.err
+        return captured.err if code else captured.out
 
     def rows(self, table: str, *options: str) -> int:
         """How many facts a round adds to a table."""
@@ -72,25 +71,25 @@ def test_gaps_end_an_audit_until_they_are_allowed(
 ) -> None:
     """Each time it names the options that it has, not those of the data source behind it."""
     celery = bide.Celery()
-    events = Topology(queues=[Queue(TOLD, arguments={**STREAM, **LIMITS})])
+    events = Topology(queues=[Queue(OTHER_EVENTS, arguments={**STREAM, **LIMITS})])
     taps = [taps_of(one).topology(Retention()) for one in (SMALL_CLOCK, celery)]
     asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), celery.topology(), *taps, events))
 
-    audit = Audit(vhost, tmp_path / "audit", capsys, "--events", TOLD)
-    audit.tell(TOLD, "first")
+    audit = Audit(vhost, tmp_path / "audit", capsys, "--events", OTHER_EVENTS)
+    audit.tell(OTHER_EVENTS, "first")
     assert audit.rows("processed") == 1
 
-    # Not a message is missing, but nobody can know that.
+    # No message is missing, but the audit cannot know that.
     audit.turn_taps_off("--layout", "celery")
-    said = audit.run(code=2)
-    assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them" in said
-    assert " --layout, --prefix and --events as before, continue without them with --allow-gaps, or audit into" in said
+    error = audit.run(code=2)
+    assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them" in error
+    assert " --layout, --prefix and --events as before, continue without them with --allow-gaps, or audit into" in error
     assert audit.rows("processed", "--allow-gaps") == 0
 
     # Far more than the stream keeps.
-    audit.tell(TOLD, *(f"many-{number}" for number in range(100)), size=5_000)
-    said = audit.run(code=1)
-    assert "removed them before they were read. Continue with the remaining messages with --allow-gaps, or" in said
+    audit.tell(OTHER_EVENTS, *(f"many-{number}" for number in range(100)), size=5_000)
+    error = audit.run(code=1)
+    assert "removed them before they were read. Continue with the remaining messages with --allow-gaps, or" in error
     assert 0 < audit.rows("processed", "--allow-gaps") < 100
 
     async def anew(client: bide.Client) -> None:
@@ -98,9 +97,9 @@ def test_gaps_end_an_audit_until_they_are_allowed(
         await client.declare(events)
 
     with_client(vhost.url, SMALL_CLOCK, anew)
-    audit.tell(TOLD, "last")
-    said = audit.run(code=1)
-    assert "it was deleted and declared again. Continue with --allow-gaps, or audit into another folder" in said
+    audit.tell(OTHER_EVENTS, "last")
+    error = audit.run(code=1)
+    assert "it was deleted and declared again. Continue with --allow-gaps, or audit into another folder" in error
     assert audit.rows("processed", "--allow-gaps") == 1
     assert audit.rows("processed") == 0
 
@@ -112,7 +111,7 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
 ) -> None:
     """Most audits read the taps of one layout and one events stream: each is all that there is of its kind."""
     audit = Audit(vhost, tmp_path / "audit", capsys)
-    taps, told = taps_of(SMALL_CLOCK), Topology(queues=[Queue(EVENTS, arguments=STREAM)])
+    taps, events = taps_of(SMALL_CLOCK), Topology(queues=[Queue(EVENTS, arguments=STREAM)])
 
     def turn_taps_on() -> None:
         asyncio.run(put(vhost.url, taps.topology(Retention())))
@@ -126,16 +125,16 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
     def scheduled() -> list[str]:
         return sorted(row["message_id"] for row in spark.read.parquet(str(audit.place / "scheduled")).collect())
 
-    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), told, Topology(queues=[Queue.quorum("orders")])))
+    asyncio.run(put(vhost.url, SMALL_CLOCK.topology(), events, Topology(queues=[Queue.quorum("orders")])))
     turn_taps_on()
     schedule("first")
     audit.tell(EVENTS, "first")
     assert audit.rows("scheduled") == 1
 
     audit.turn_taps_off(*ON_SMALL_CLOCK)
-    said = audit.run(code=2)
-    assert f"has positions of {taps.scheduled}, which the query does not read any more" in said
-    assert "any more: name them with the same --layout" in said
+    error = audit.run(code=2)
+    assert f"has positions of {taps.scheduled}, which the query does not read any more" in error
+    assert "any more: name them with the same --layout" in error
     assert audit.rows("scheduled", "--allow-gaps") == 0
     assert audit.rows("scheduled") == 0, "it is allowed once"
 
@@ -159,7 +158,7 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
     assert audit.rows("processed") == 0
 
     async def forget(client: bide.Client) -> None:
-        await client.destroy(told, force=True)
+        await client.destroy(events, force=True)
 
     with_client(vhost.url, SMALL_CLOCK, forget)
     assert f"has positions of {EVENTS}, which the query does not read any more" in audit.run(code=2)
@@ -170,12 +169,12 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
 def test_an_error_of_the_data_source_names_options_of_the_command() -> None:
     """PySpark before 4.2 has it in the checkpoint when that is seen."""
     theirs = f"the checkpoint has positions of x, which the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
-    said = str(with_command_options(InvalidOptionError(theirs)))
-    assert "failOnDataLoss" not in said
+    error = with_command_options(theirs)
+    assert "failOnDataLoss" not in error
     assert (
         "leaves out: name them with the same --layout, --prefix and --events as before and delete the newest file in "
-        in said
+        in error
     )
     assert (
-        "'offsets', with its .crc (below _checkpoint); continue without them with --allow-gaps, or audit into" in said
+        "'offsets', with its .crc (below _checkpoint); continue without them with --allow-gaps, or audit into" in error
     )

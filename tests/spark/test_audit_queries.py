@@ -1,4 +1,4 @@
-"""Queries of a round that fail."""
+"""Audit rounds with failing queries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
     (note,) = caught.value.__notes__
     assert note.startswith("another query failed too: ")
     assert "the second is broken" in note
-    # In one line, as the command line tells it.
+    # In one line, as the command line prints it.
     with pytest.raises(BideError, match=r"^Spark: .*the first is broken.*$"), spark_errors():
         raise caught.value
 
@@ -61,10 +61,10 @@ exec {sys.executable} "$@"
     )
     python.chmod(0o755)
     with bide.connect_sync(vhost.url) as client:
-        client.declare(bide.Topology(queues=[bide.Queue("told", arguments={"x-queue-type": "stream"})]))
+        client.declare(bide.Topology(queues=[bide.Queue("events", arguments={"x-queue-type": "stream"})]))
         event = {"event": "processed", "message_id": "m", "endpoint": "shop", "ended": 1_795_262_400_000}
-        client.publish(json=event, to="told")
-    sources = Sources(url=vhost.url, events=["told"], port=stream_port(vhost.broker))
+        client.publish(json=event, to="events")
+    sources = Sources(url=vhost.url, events=["events"], port=stream_port(vhost.broker))
     folder = Folder(str(tmp_path / "audit"))
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     monkeypatch.setattr(run, "_ATTEMPTS", 2)

@@ -1,4 +1,4 @@
-"""Facts out of messages, and what follows from them, as functions of tables."""
+"""Facts from messages, and the tables of an audit, as functions of data frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import from_milliseconds
 from bide.pipelines.audit import facts, tables
@@ -43,7 +43,7 @@ def tapped(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
     return spark.createDataFrame(rows, READ)
 
 
-def told(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+def values_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     """Values in a fixed order; times as seconds since noon, whatever the machine's zone."""
     kinds = dict(frame.dtypes)
     shown = [f"(unix_micros({c}) / 1e6 - {NOON.timestamp()}) as {c}" if kinds[c] == "timestamp" else f"`{c}`"
@@ -94,7 +94,7 @@ def test_facts_are_read_from_the_headers_of_each_system(spark: SparkSession) -> 
         {"routing_key": digits(9) + ".orders", "headers": net_again | net_due},
     )
     columns = ("message_id", "target", "exchange", "routing_key", "type", "sent", "due", "first_due", "retries")
-    found = {row[0]: row[1:] for row in told(facts.scheduled(messages, LAYOUTS), *columns)}
+    found = {row[0]: row[1:] for row in values_of(facts.scheduled(messages, LAYOUTS), *columns)}
     assert found == {
         "clock": ("x:shop", "shop", "order.created", None, -1, 30, 30, 0),
         "task-1": ("q:tasks", "", "tasks", "shop.remind", None, 70.5, 70.5, 0),
@@ -110,18 +110,18 @@ def test_facts_are_read_from_the_headers_of_each_system(spark: SparkSession) -> 
         "net-due": ("q:orders", "", "orders", "Shop.OrderPlaced", -0.75, 9, -10, 1),
     }
     later = facts.delivered(messages.withColumn("timestamp", F.expr("timestamp + interval 71 seconds")), LAYOUTS)
-    late = {row[0]: row[1:] for row in told(later, "message_id", "due", "lateness_ms", "day", "layout", "size")}
+    late = {row[0]: row[1:] for row in values_of(later, "message_id", "due", "lateness_ms", "day", "layout", "size")}
     today = date(2026, 11, 21)
     assert late["clock"] == (30, 41_000, today, "celery", 5)
     assert late["task-1"] == (70.5, 500, today, "celery", 5)
-    assert late["other"] == (None, None, today, "celery", 5), "the key of a delivered message tells no time"
+    assert late["other"] == (None, None, today, "celery", 5), "the key of a delivered message contains no time"
     assert late["again"][2] == late["back"][2] == today, "the day of the sender's due time, not of the copy's"
     assert late["back, never delayed"][2] == today, "the day on which it was sent"
-    assert late["net-due"][:2] == (None, None), "nothing tells when .NET's retry was due"
+    assert late["net-due"][:2] == (None, None), "the due time of .NET's retry is unknown"
 
 
 def test_times_out_of_range_are_ignored(spark: SparkSession, tmp_path: Path) -> None:
-    """What anybody can write into a header must not end the audit of all others."""
+    """An invalid header of one message does not fail the audit of the others."""
     nanoseconds, year_10000, year_0 = "1795240800000000000", "253402300800000", "-62135596800001"
     net = {"NServiceBus.TimeSent": "2026-11-21 11:59:59:250000 Z"}
     endless = {**net, "NServiceBus.Transport.RabbitMQ.DelayInSeconds": "1000000000000"}
@@ -151,7 +151,7 @@ def test_times_out_of_range_are_ignored(spark: SparkSession, tmp_path: Path) -> 
         "task": (None, 9, 9),
         "first of all": (year_1, 5, 5),
     }
-    assert {row[0]: row[1:] for row in told(found, "message_id", "sent", "due", "first_due")} == expected
+    assert {row[0]: row[1:] for row in values_of(found, "message_id", "sent", "due", "first_due")} == expected
     assert found.select(F.collect_set("day")).collect()[0][0] == [date(2026, 11, 21)]
     folder = Folder(str(tmp_path))
     for table, make in (("scheduled", facts.scheduled), ("delivered", facts.delivered)):
@@ -166,24 +166,24 @@ def test_times_out_of_range_are_ignored(spark: SparkSession, tmp_path: Path) -> 
         )
     )
     columns = ("message_id", "sent", "due", "started", "ended", "day")
-    assert told(facts.processed(events), *columns) == [("m", None, None, None, 2, date(2026, 11, 21))]
+    assert values_of(facts.processed(events), *columns) == [("m", None, None, None, 2, date(2026, 11, 21))]
 
 
 def test_days_are_those_of_utc(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.session.timeZone", "Pacific/Auckland")
     try:
         messages = tapped(spark, native("a", due=-43_200.001), native("b", due=-43_200), native("c", due=43_199))
-        found = dict(told(facts.scheduled(messages, LAYOUTS), "message_id", "day"))
+        found = dict(values_of(facts.scheduled(messages, LAYOUTS), "message_id", "day"))
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert found == {"a": date(2026, 11, 20), "b": date(2026, 11, 21), "c": date(2026, 11, 21)}
 
 
 def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> None:
-    """Its whole story, in whatever order its facts come, and however often."""
+    """Its complete history, in any order of its facts, with duplicates."""
     again = {"bide-retries": "1", "bide-first-due": str(ms(10))}
     back = {"bide-operator-retries": "1", "bide-first-due": str(ms(10))}
-    # Nobody gave it a due time before the operator did.
+    # It had no due time before the operator retried it.
     back_alone = {"bide-operator-retries": "1"}
     other = {"message_id": "other", "routing_key": digits(9) + ".orders"}
     scheduled = [
@@ -238,7 +238,7 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
             now=at(30),
         )
         assert found.dtypes == [(one.name, one.dataType.simpleString()) for one in tables.MESSAGES]
-        return told(
+        return values_of(
             found,
             *("message_id", "target", "type", "scheduled", "due", "lateness_ms", "attempts", "outcome", "endpoint"),
             *("critical_ms", "processing_ms", "delivery_ms"),
@@ -279,7 +279,7 @@ def test_pending_messages_are_counted_by_target_and_hour(spark: SparkSession) ->
         tapped(spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600), nowhere),
         LAYOUTS,
     )
-    assert told(scheduled.where("message_id = 'nowhere'"), "target", "due") == [(None, 4)]
+    assert values_of(scheduled.where("message_id = 'nowhere'"), "target", "due") == [(None, 4)]
     nothing = tapped(spark).transform(facts.events)
 
     def counted(seconds: float) -> DataFrame:
@@ -289,17 +289,17 @@ def test_pending_messages_are_counted_by_target_and_hour(spark: SparkSession) ->
 
     parts = counted(25)
     # 12 to 15 are due for ten seconds and more.
-    assert told(parts, "due", "count", "overdue") == [(10, 8, 4), (3600, 1, 0), (7200, 1, 0)]
-    assert told(tables.pending(parts), "target", "due_hour", "count", "overdue") == [
+    assert values_of(parts, "due", "count", "overdue") == [(10, 8, 4), (3600, 1, 0), (7200, 1, 0)]
+    assert values_of(tables.pending(parts), "target", "due_hour", "count", "overdue") == [
         ("q:orders", 0, 8, 4),
         ("q:orders", 3600, 1, 0),
         ("q:orders", 7200, 1, 0),
     ]
     today = date(2026, 11, 21)
-    assert told(tables.newly_overdue(parts, now=at(29)), "day") == []
-    found = told(tables.newly_overdue(parts, now=at(30)), "day", "batch")
+    assert values_of(tables.newly_overdue(parts, now=at(29)), "day") == []
+    found = values_of(tables.newly_overdue(parts, now=at(30)), "day", "batch")
     assert found == [(today, 3)], "all of a slice are overdue, and four were"
-    assert told(tables.newly_overdue(counted(30), now=at(3000)), "day") == [], (
+    assert values_of(tables.newly_overdue(counted(30), now=at(3000)), "day") == [], (
         "what is known to be overdue is not counted again"
     )
 
@@ -312,7 +312,7 @@ def test_lateness_is_aggregated_by_minute_and_target(spark: SparkSession) -> Non
     released.append(native("back", due=63, timestamp=at(199), headers={**back, "bide-first-due": str(ms(10))}))
     released.append(native("back, never delayed", due=63, timestamp=at(299), headers=back))
     found = tables.lateness(facts.delivered(tapped(spark, *released), LAYOUTS))
-    later, first = told(found, "minute", "target", "count", "p50_ms", "p95_ms", "p99_ms", "max_ms")
+    later, first = values_of(found, "minute", "target", "count", "p50_ms", "p95_ms", "p99_ms", "max_ms")
     assert later == (120, "q:orders", 1, 500, 500, 500, 500)
     assert first[:3] == (60, "q:orders", 102)
     assert first[3:] == pytest.approx((50.5, 95.95, 99.99, 80_100))
@@ -335,7 +335,7 @@ def test_failures_are_grouped(spark: SparkSession) -> None:
     )
     parts = tables.failures_parts(facts.failed(events))
     columns = ("group", "exception", "endpoint", "count", "messages", "first_seen", "last_seen", "recent", "before")
-    assert told(tables.failures(parts), *columns, "trend") == [
+    assert values_of(tables.failures(parts), *columns, "trend") == [
         ("g", "ValueError", "shop", 10, 5, -9_000, 7_082, 7, 2, 3.5),
         ("h", "KeyError", "mail", 1, 1, 60, 60, 0, 1, 0.0),
     ]

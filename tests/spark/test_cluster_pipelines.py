@@ -1,4 +1,4 @@
-"""A real standalone cluster, whose executors get bide from the commands of ``bide pipeline``."""
+"""A real standalone cluster, whose executors get bide from ``bide pipeline``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.campaign import check_pipelines
 from tests.spark.cluster import SETTINGS, standalone
+from tests.spark.cluster_checks import check_pipelines
 from tests.support import Vhost
 
 pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(1800)]

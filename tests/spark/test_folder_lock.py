@@ -1,4 +1,4 @@
-"""Two runs at a time on one ledger: the second is told of the first, and a dead one is in nobody's way."""
+"""The lock of a ledger folder: concurrent runs, and locks of dead processes."""
 
 from __future__ import annotations
 
@@ -121,9 +121,11 @@ def test_a_store_without_locks_uses_a_lock_file(tmp_path: Path) -> None:
     assert not store.is_locked()
 
     store.write(host="elsewhere", pid=os.getpid())
-    said = "on elsewhere, .*: wait until that process has ended; if it has, delete lock.json in that folder, or name"
-    with pytest.raises(FolderInUseError, match=said), store.hold():
-        pytest.fail("nobody knows whether that process has ended")
+    expected = (
+        "on elsewhere, .*: wait until that process has ended; if it has, delete lock.json in that folder, or name"
+    )
+    with pytest.raises(FolderInUseError, match=expected), store.hold():
+        pytest.fail("it is unknown whether that process has ended")
 
     with holder_of(tmp_path) as process:
         store.write(host=socket.gethostname(), pid=process.pid)

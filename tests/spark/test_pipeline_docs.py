@@ -1,4 +1,4 @@
-"""The pages of the pipelines: their examples in Python run as they are written, against a broker."""
+"""The Python examples of the pipeline pages, run against a broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Page:
         self._read = f'.options(url="{vhost.url}", streamPort="{stream_port(vhost.broker)}").option("stream"'
 
     def run(self, name: str, number: int, **known: Any) -> dict[str, Any]:
-        """Run an example below "As functions", and give what it has assigned.
+        """Run an example below "As functions", and return its variables.
 
         Args:
             number: of the example, from 0 on.

@@ -1,4 +1,4 @@
-"""docs/pipeline.md: its commands, from top to bottom, print what the page shows."""
+"""The commands of docs/pipeline.md and their output."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import bide.spark
 from bide.cli.app import run
 from bide.local_broker import LocalBroker
-from tests.patience import PATIENCE
 from tests.readme import INSTALL, PIPELINE, Shell, blocks, shape
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ WAIT: Final = "timedelta(seconds=60)"
 
 
 class Reader:
-    """Types what the page says: into a shell, but for what needs a Spark, which would take ten seconds to start.
+    """Runs the page's commands in a shell, except those that need Spark, which takes ten seconds to start.
 
     That is done in this process, whose session is there already.
     """
@@ -39,7 +39,7 @@ class Reader:
 
     def follow(self, block: str) -> str:
         """Run the commands of a block, and give what they print."""
-        subprocess.run(["bash", "-n", "-c", block], check=True, timeout=PATIENCE)
+        subprocess.run(["bash", "-n", "-c", block], check=True, timeout=TIMEOUT)
         # A line, with its standard input where that is written below it.
         found = re.findall(r"^((.+?)(?: <<'END'\n(.*?\n)END)?\n)", block, re.MULTILINE | re.DOTALL)
         assert "".join(whole for whole, _, _ in found) == block

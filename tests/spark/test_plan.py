@@ -1,4 +1,4 @@
-"""``bide pipeline plan``: held to a simulation of each message by itself, and to a real broker."""
+"""``bide pipeline plan``, compared with a simulation per message and with a real broker."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_delays_can_be_intervals_milliseconds_or_due_times(spark: SparkSession) 
 
 
 @pytest.mark.parametrize(
-    ("columns", "error", "said"),
+    ("columns", "error", "expected"),
     [
         (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': choose from at, delay, n"),
         (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is not a time"),
@@ -253,9 +253,11 @@ def test_delays_can_be_intervals_milliseconds_or_due_times(spark: SparkSession) 
         (Columns(at="at"), InvalidInputError, "name either the column of delays or the column of due times"),
     ],
 )
-def test_invalid_tables_are_refused(spark: SparkSession, columns: Columns, error: type[Exception], said: str) -> None:
+def test_invalid_tables_are_refused(
+    spark: SparkSession, columns: Columns, error: type[Exception], expected: str
+) -> None:
     rows = [("2026-11-21 06:00:00", 5, 1), ("soon", 5, 1), ("2026-11-21 06:00:00", 5, -1)]
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=expected):
         of_table(spark.createDataFrame(rows, "at string, delay int, n int"), columns)
 
 
@@ -309,12 +311,12 @@ def test_the_command_plans_flows_and_writes_tables(
     assert "release/s: 50 of 40, 125%: too much; 2 lanes are enough" in text
     table = [str(tmp_path / "table.csv"), "--time-zone", "Mars/Olympus"]
     (tmp_path / "table.csv").touch()
-    for wrong, said in (
+    for wrong, expected in (
         (["--rate", "5/s"], "--rate and --delay go together"),
         ([], "give the workload"),
         (["--rate", "5/fortnight", "--delay", "1s"], "the rate '5/fortnight' is invalid"),
         (["--flows", __file__], "cannot be read"),
-        # Told before Spark is there, which would say that it has no such time zone.
+        # Reported before Spark starts, which would report an unknown time zone.
         ([*ANY, "--every", "90s", "--tick", "1m"], "spans of 0:01:30 are not a multiple of the tick of 0:01:00"),
         ([*ANY, "--tick", "0s"], "the tick of 0:00:00 is not a whole number of milliseconds"),
         ([*ANY, "--grain", "0.5ms"], "the grain of 0:00:00.000500 is not a whole number of milliseconds"),
@@ -326,9 +328,9 @@ def test_the_command_plans_flows_and_writes_tables(
         ([*table, "--delay-column", "x", "--due-column", "y"], "either --delay-column or --due-column"),
     ):
         assert run(["pipeline", "plan", *wrong]) == 2
-        told = capsys.readouterr().err
-        assert said in told
-        assert told.count("\n") == 1
+        stderr = capsys.readouterr().err
+        assert expected in stderr
+        assert stderr.count("\n") == 1
 
 
 def test_the_command_plans_a_table(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -384,6 +386,6 @@ def test_the_documented_example_prints_its_plan(spark: SparkSession, capsys: pyt
     shown = capsys.readouterr().out
     assert shown.count("|  all|") == 9, "nine quarters of an hour"
     assert "|    m|    5|" in shown
-    (told,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    flows = flows_of(tomllib.loads(told)["flow"])
+    (toml,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    flows = flows_of(tomllib.loads(toml)["flow"])
     assert sum(one.messages for one in flows) == pytest.approx(1e9)

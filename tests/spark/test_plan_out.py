@@ -1,4 +1,4 @@
-"""``bide pipeline plan --out``, interrupted: no table of one plan passes for that of another."""
+"""``bide pipeline plan --out``, interrupted: tables of two plans are never mixed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyarrow import parquet
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 import bide
 from bide.cli.app import run
@@ -20,14 +20,14 @@ from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.report import clear, report
 from bide.pipelines.plan.workload import of_flows
-from tests.spark.killing import LOCAL, started
+from tests.spark.spark_processes import LOCAL, started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 class Written:
-    """What is in a folder of the two tables."""
+    """The content of a folder with the two tables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ def test_old_tables_are_removed_before_new_ones_are_written(spark: SparkSession,
     with pytest.raises(PySparkException, match="cut off"):
         write("2/s", OfNoQueues)
     assert written.hops == pytest.approx(1_200)
-    # That the same again mends it is seen below.
+    # Running the same plan again repairs the table, see below.
     assert not written.is_whole()
     assert written.released == 0
 

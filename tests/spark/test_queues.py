@@ -1,4 +1,4 @@
-"""Reading queues with a real Spark: looking, and draining."""
+"""Browsing and draining queues with a real Spark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pyspark.errors import AnalysisException, PySparkException
 import bide.spark
 from bide.errors import BrokerError, DelayQueueError, DeliveryLostError, InvalidInputError, TargetNotFoundError
 from bide.topology import Argument
-from tests.patience import PATIENCE
-from tests.spark.killing import QUICK_JAVA
+from tests.spark.spark_processes import QUICK_JAVA
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,8 +47,8 @@ def left(channel: Channel) -> int:
 
 
 def holds(channel: Channel, count: int) -> bool:
-    """Whether the queue has so many messages; what is given back takes a moment."""
-    deadline = time.monotonic() + PATIENCE
+    """Whether the queue gets to have ``count`` messages; requeueing takes a moment."""
+    deadline = time.monotonic() + TIMEOUT
     while left(channel) != count and time.monotonic() < deadline:
         channel.connection.process_data_events(0.02)
     return left(channel) == count
@@ -97,7 +97,7 @@ def test_invalid_reads_of_a_queue_are_refused(spark: SparkSession, vhost_url: st
         peek(spark, vhost_url, startingOffsets="earliest").collect()
     with pytest.raises(Exception, match="there is no queue 'q' on the virtual host") as caught:
         peek(spark, vhost_url).collect()
-    assert "--queue" not in str(caught.value), "which is no option of Spark's"
+    assert "--queue" not in str(caught.value), "which is not a Spark option"
     with pytest.raises(Exception, match="cannot read a queue, which has no offsets"):
         (
             spark.readStream.format("rabbitmq")
@@ -279,7 +279,7 @@ def test_a_driver_killed_before_its_acks_duplicates_but_loses_nothing(
     done = bide.spark.drain(spark, "q", write=lambda frame: frame.write.mode("append").parquet(files), url=vhost_url)
     assert done.messages == 3
     assert holds(channel, 0)
-    # Twice, as promised, and it can be told.
+    # Twice, as documented, and marked as redelivered.
     rows = spark.read.parquet(files).collect()
     assert sorted(row.value for row in rows) == [b"0", b"0", b"1", b"1", b"2", b"2"]
     assert len({row.id for row in rows}) == 3

@@ -1,4 +1,4 @@
-"""How Spark finds the data source."""
+"""The registration of the data source in Spark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyspark_bide
 from bide.errors import InvalidUrlError
 from bide.spark import register
 from bide.spark.datasource import RabbitMQDataSource
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,9 +30,7 @@ def test_without_pyspark_the_import_succeeds() -> None:
     script = (
         "import sys; sys.modules['pyspark'] = None; import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=TIMEOUT)
     assert answer.stdout.strip() == "False"
 
 
@@ -44,9 +42,7 @@ def test_with_a_broken_pyspark_the_import_succeeds() -> None:
         "sys.modules['pyspark'] = Broken()\n"
         "import pyspark_bide; print(hasattr(pyspark_bide, 'DefaultSource'))"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
+    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=TIMEOUT)
     assert answer.stdout.strip() == "False"
 
 
@@ -65,7 +61,7 @@ def test_registering_twice_is_allowed(spark: SparkSession) -> None:
 
 
 class Refused(AnalysisException):
-    """As PySpark raises what its JVM says."""
+    """An error of the JVM, as PySpark raises it."""
 
     def __init__(self, condition: str) -> None:
         super().__init__("refused")

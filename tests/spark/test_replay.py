@@ -1,4 +1,4 @@
-"""``bide pipeline replay``, and the functions that it is made of."""
+"""``bide pipeline replay`` and its functions."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bide.recoverability.history import History
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
-from tests.broker.test_lifecycle import park
-from tests.patience import PATIENCE
-from tests.spark.killing import LOCAL, Counter, started, wait_until
+from tests.broker.test_error_queues import park
 from tests.spark.receiving import drain, rest
+from tests.spark.spark_processes import LOCAL, Counter, started, wait_until
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ def replay(url: str, queue: str, *arguments: object) -> int:
 
 
 def parked(url: str, queue: str) -> list[FailedMessage]:
-    """What is in an error queue."""
+    """The messages of an error queue."""
 
     async def work() -> list[FailedMessage]:
         async with bide.connect(url) as client:
@@ -196,7 +196,7 @@ def test_messages_are_spread_over_time(
     begun = datetime.now(UTC)
     with ThreadPoolExecutor() as threads:
         receiving = [
-            threads.submit(drain, clock_url, queue, count, quiet=f"{PATIENCE:g}s")
+            threads.submit(drain, clock_url, queue, count, quiet=f"{TIMEOUT:g}s")
             for queue, count in ((orders, 5), (billing, 3))
         ]
         assert replay(clock_url, error, *where, "--json") == 0
@@ -205,7 +205,7 @@ def test_messages_are_spread_over_time(
     assert done["sent"] == 8
     assert done["seconds"] >= 3.5, "the last one leaves when it is due"
     assert {one.message_id for one in found} == {*(f"m{n}" for n in range(5)), *(f"b{n}" for n in range(3))}
-    # None comes before its turn, which a slow machine cannot change. How even the turns are, the dry run tells.
+    # No message comes before its turn, on a slow machine either. The dry run checks the even spread.
     turns = [begun + number * timedelta(seconds=0.5) for number in range(8)]
     assert all(came >= turn for came, turn in zip(sorted(one.received_at for one in found), turns, strict=True))
     assert all(one.lateness is None or one.lateness >= timedelta(0) for one in found)
@@ -226,12 +226,12 @@ def test_messages_that_cannot_be_sent_stay_in_the_queue(clock_url: str, capsys: 
     assert "1 without the queue on which they failed" in dry
     for over in ((), ("--over", "1s")):
         assert replay(clock_url, error, "--json", *over) == 1
-        told = capsys.readouterr()
-        done = json.loads(told.out)
+        captured = capsys.readouterr()
+        done = json.loads(captured.out)
         assert done["sent"] == (0 if over else 2)
         assert sorted(done["kept"].values()) == [1, 3]
-        assert f"3 messages stay in {error}: the queue '{gone}' does not exist" in told.err
-        assert f"1 message stays in {error}: its headers do not say which queue it failed on" in told.err
+        assert f"3 messages stay in {error}: the queue '{gone}' does not exist" in captured.err
+        assert f"1 message stays in {error}: its headers do not say which queue it failed on" in captured.err
         assert {one.message_id for one in parked(clock_url, error)} == {"g0", "g1", "g2", "stranger"}
     assert replay(clock_url, error, "--to", orders) == 0
     capsys.readouterr()
@@ -293,7 +293,7 @@ def test_invalid_command_lines_are_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     error, _, _ = queues
-    for queue, arguments, code, said in (
+    for queue, arguments, code, expected in (
         (error, ("--where", "exeption = 'x'"), 2, "bide: the filter \"exeption = 'x'\" cannot be used: [UNRESOLVED"),
         (
             error,
@@ -305,9 +305,9 @@ def test_invalid_command_lines_are_refused(
         (f"{error}-x", (), 1, f"bide: there is no queue '{error}-x'"),
     ):
         assert replay(clock_url, queue, *arguments) == code, arguments
-        told = capsys.readouterr().err
-        assert told.startswith(said)
-        assert told.count("\n") == 1
+        stderr = capsys.readouterr().err
+        assert stderr.startswith(expected)
+        assert stderr.count("\n") == 1
         assert not [one for one in caplog.records if one.levelname == "ERROR"], "nor does Spark say it once more"
     assert len(parked(clock_url, error)) == 8
 
@@ -346,9 +346,9 @@ def test_delay_queues_are_refused(clock_url: str, options: tuple[str, ...], caps
         client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         client.publish(b"waits", to=queue, delay="15s")
     assert run(["pipeline", "replay", "--url", clock_url, "--queue", "bide.v1.s15", *options]) == 2
-    told = capsys.readouterr().err
-    assert "the queue 'bide.v1.s15' belongs to a delay infrastructure: messages wait there until they are due" in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert "the queue 'bide.v1.s15' belongs to a delay infrastructure: messages wait there until they are due" in stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.usefixtures("spark")
@@ -359,9 +359,9 @@ def test_a_replay_does_not_deliver_where_a_stranger_may_not_write(
     before = len(parked(clock_url, error))
     for dry in ((), ("--dry-run",)):
         assert replay(clock_url, error, "--allow", orders, *dry) == 2
-        told = capsys.readouterr()
-        assert f"queues that are not allowed ({billing}), and nothing was sent" in told.err
-        assert not told.out
+        captured = capsys.readouterr()
+        assert f"queues that are not allowed ({billing}), and nothing was sent" in captured.err
+        assert not captured.out
     assert replay(clock_url, error, "--allow", orders, "--to", billing) == 2
     assert len(parked(clock_url, error)) == before
     assert replay(clock_url, error, "--allow", orders, "--where", f"queue = '{orders}'", "--json") == 0

@@ -1,4 +1,4 @@
-"""``bide pipeline replay --audit``: what an audit knows to have failed, out of the streams of real taps."""
+"""``bide pipeline replay --audit``: failed messages of an audit, from streams of real taps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from bide.pipelines.replay.from_audit import Choices, chosen_of, failures, find
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
-from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, rest
+from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 from tests.spark.test_replay import on_the_wire
 from tests.support import Vhost, stream_port
@@ -62,7 +62,7 @@ class Shop:
         await connection.close()
 
     async def fail(self, client: bide.Client, number: int) -> None:
-        """An endpoint ends with so many messages: it discards those with a discount and parks the others."""
+        """Handle messages with an endpoint that discards those with a discount and parks the others."""
         recorder = Recorder()
         retry = bide.Retry(immediate=0, delays=["50ms"], discard=(LookupError,))
         app = bide.Endpoint(
@@ -149,17 +149,17 @@ def test_discarded_messages_are_replayed_once(
     )
 
     assert shop.replay("--dry-run", "--json") == 1
-    told = capsys.readouterr()
-    dry = json.loads(told.out)
+    captured = capsys.readouterr()
+    dry = json.loads(captured.out)
     assert (dry["messages"], dry["queues"]) == (4, {"orders": 4})
     assert (dry["parked"], dry["unseen"], dry["dropped"]) == (1, 1, 0)
     assert not shop.ledger.exists()
-    assert "bide: the bodies of some messages are missing, and nothing was sent: 1 that no tap has seen" in told.err
+    assert "bide: the bodies of some messages are missing, and nothing was sent: 1 that no tap has seen" in captured.err
     assert shop.replay("--where", "exception = 'LookupError' and message_id like 'd%'", "--over", "12s", "--json") == 0
-    told = capsys.readouterr()
-    done = json.loads(told.out)
+    captured = capsys.readouterr()
+    done = json.loads(captured.out)
     assert (done["sent"], done["sent_before"], done["gone"]) == (4, 0, 0)
-    assert "bide: streams drop headers whose values are lists or tables" in told.err
+    assert "bide: streams drop headers whose values are lists or tables" in captured.err
     found = sorted(drain(shop.url, "orders", 4), key=lambda one: str(one.message_id))
     assert [(one.message_id, one.body, one.type) for one in found] == [
         (f"d{number}", b"d%d" % number, "Order") for number in range(4)
@@ -192,7 +192,7 @@ def test_discarded_messages_are_replayed_once(
 
 
 def events(kind: Any, numbers: range) -> list[bide.OutgoingMessage]:
-    """What an endpoint would tell of so many messages, whose sender does not say when he sent them."""
+    """Publish the events of an endpoint for messages without a time of sending."""
     now = datetime.now(UTC)
     common = {"kind": kind, "endpoint": "shop", "queue": "orders", "host": "h", "process": 1, "message_type": None,
               "attempt": 1, "retries": 0, "sent_at": None, "due_at": None, "delivered_at": now, "started_at": now,
@@ -201,7 +201,7 @@ def events(kind: Any, numbers: range) -> list[bide.OutgoingMessage]:
 
 
 def fill(shop: Shop, number: int) -> None:
-    """So many messages have been delivered, and discarded by an endpoint."""
+    """Messages that were delivered, and discarded by an endpoint."""
 
     async def publish(client: bide.Client) -> None:
         letters = [
@@ -244,7 +244,7 @@ def test_a_replayed_message_equals_that_of_a_retry(shop: Shop, capsys: pytest.Ca
 
 
 async def drop(client: bide.Client, stream: str) -> None:
-    """Delete a stream with what it holds."""
+    """Delete a stream and its messages."""
     await client.destroy(Topology(queues=[Queue(stream)]), force=True)
 
 
@@ -316,8 +316,8 @@ def test_a_second_replay_is_refused_while_the_first_runs(shop: Shop, capsys: pyt
     fill(shop, 2)
     with holder_of(shop.ledger) as process:
         assert shop.replay(*NOWHERE) == 1
-        said = f"bide: the ledger {shop.ledger} is in use by the process {process.pid} on "
-        assert said in capsys.readouterr().err
+        expected = f"bide: the ledger {shop.ledger} is in use by the process {process.pid} on "
+        assert expected in capsys.readouterr().err
         assert shop.replay("--dry-run") == 0, "it chooses nothing"
         assert Choices(folder=str(shop.ledger)).count() == 0
     no_folder = shop.ledger.parent / "file"

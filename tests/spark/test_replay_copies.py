@@ -1,4 +1,4 @@
-"""Which copy of a message a replay takes: ids are used again, and clocks are not the same everywhere."""
+"""The copy of a message that a replay chooses, with reused ids and skewed clocks."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def taken(
         messages = tapped(spark, *({**one, "stream": one["name"]} for one in copies))
         layouts = {one["name"]: one.get("layout", "clock") for one in copies} or {"none": "clock"}
         folder.append(getattr(facts, table)(messages, layouts), table, 0)
-    told = facts.events(tapped(spark, *ends))
-    folder.append(facts.failed(told), "failed", 0)
-    folder.append(facts.processed(told), "processed", 0)
+    events = facts.events(tapped(spark, *ends))
+    folder.append(facts.failed(events), "failed", 0)
+    folder.append(facts.processed(events), "processed", 0)
     found = locate(failures(spark, folder), folder).collect()
     return {row["message_id"]: row["stream"] for row in found}
 
@@ -51,7 +51,7 @@ def copy(name: str, message_id: str, *, due: float, sent: float, **more: Any) ->
 
 
 def strange(name: str, message_id: str, when: float, *, delay: int = 9) -> dict[str, Any]:
-    """What a tap sees of a message whose sender does not say when he sent it."""
+    """The tap's record of a message without a time of sending."""
     return {"name": name, "timestamp": at(when), "message_id": message_id, "routing_key": f"{digits(delay)}.orders"}
 
 
@@ -66,7 +66,7 @@ def retry(name: str, message_id: str, *, due: float, sent: float) -> dict[str, A
 
 
 def test_a_reused_message_id_is_resolved_by_the_time_of_sending(spark: SparkSession, folder: Folder) -> None:
-    """By the time of sending; a copy for a retry is no newer than what was sent a week later."""
+    """By the time of sending; a copy for a retry does not count as newer than a message sent a week later."""
     last = -WEEK
     delivered = [
         copy("last", "order-7", due=last, sent=last - 60),

@@ -1,4 +1,4 @@
-"""Copies out of streams that end, and out of those that give nothing for another reason."""
+"""Replays from streams that end or stall."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bide.pipelines.replay import tap_reader
 from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, copies, held_offsets, send_back
 from tests.broker.receiving import fresh
 from tests.faults.proxy import Proxy
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 CONSUME_OK = b"\x00\x3c\x00\x15"
 
 
 @pytest.fixture(autouse=True)
-def less_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tap_reader, "_TIMEOUT", 3.0)
 
 
@@ -139,7 +139,7 @@ async def test_offsets_behind_the_end_of_a_stream_are_left_out(vhost: Vhost, str
 @pytest.mark.parametrize("far", [15_000, 30_000], ids=["near enough to read on", "behind another subscription"])
 async def test_offsets_behind_the_end_of_a_growing_stream_are_left_out(vhost: Vhost, stream: str, far: int) -> None:
     """It will have that offset one day, with another message there."""
-    async with busy(vhost.url, stream), asyncio.timeout(PATIENCE):
+    async with busy(vhost.url, stream), asyncio.timeout(TIMEOUT):
         assert await found(vhost.url, stream, [0, far]) == [0]
         held = (await asyncio.to_thread(held_offsets, vhost.url, {stream: far}))[stream]
         assert held.start == 0
@@ -149,7 +149,7 @@ async def test_offsets_behind_the_end_of_a_growing_stream_are_left_out(vhost: Vh
 
 
 async def test_a_replayed_message_is_sent_to_its_target_without_delay(vhost: Vhost) -> None:
-    """Whoever sends it waits until it is due: what would wait on the broker could not be stopped."""
+    """The sender waits until each message is due, since waiting on the broker could not be interrupted."""
     stream = await new_stream(vhost.url)
     async with bide.connect(vhost.url, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))

@@ -1,4 +1,4 @@
-"""``bide pipeline replay --over`` that is interrupted: no more arrive, and the command that it names does the rest."""
+"""``bide pipeline replay --over``, interrupted, and the command that it prints to continue."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from bide.error_queues import AuditRecord, read_audit
 from bide.pipelines.replay.from_audit import Choices
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
-from tests.patience import PATIENCE
-from tests.spark.killing import LOCAL, Counter, wait_until
 from tests.spark.receiving import drain, rest
+from tests.spark.spark_processes import LOCAL, Counter, wait_until
 from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import Shop, fill, shop
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,13 +48,13 @@ def interrupted(arguments: list[str], number: signal.Signals, is_so: Callable[[]
         wait_until(lambda: is_so() or process.poll() is not None, "some messages were sent")
         assert process.poll() is None, process.communicate()
         process.send_signal(number)
-        _, said = process.communicate(timeout=PATIENCE)
+        _, stderr = process.communicate(timeout=TIMEOUT)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 128 + number, said
-    assert "Traceback" not in said, said
-    return [line for line in said.splitlines() if line.startswith("bide: ")]
+    assert process.returncode == 128 + number, stderr
+    assert "Traceback" not in stderr, stderr
+    return [line for line in stderr.splitlines() if line.startswith("bide: ")]
 
 
 def go_on(line: str) -> list[str]:
@@ -76,20 +76,20 @@ def test_no_message_leaves_the_queue_after_an_interruption(
     arguments = ["pipeline", "replay", "--queue", error, "--over", "20s", "--where", "type = 'Order'"]
     with closing(Counter(clock_url, orders)) as counter:
         url = ("--url", clock_url)
-        said = interrupted([*arguments, *url], number, lambda: counter() >= NUMBER // 10)
+        stderr = interrupted([*arguments, *url], number, lambda: counter() >= NUMBER // 10)
         arrived = counter()
         assert 0 < arrived < NUMBER
         left = NUMBER - arrived
-        assert said[-2] == (
+        assert stderr[-2] == (
             f"bide: interrupted: {arrived} of {NUMBER} messages replayed, {left} not yet due, left of {error}"
         )
         time.sleep(2)
         assert counter() == arrived
     assert len(parked(clock_url, error)) == left
-    again = go_on(said[-1])
+    again = go_on(stderr[-1])
     assert again[:5] == ["pipeline", "replay", "--queue", error, "--over"]
     assert 1 <= int(again[5].removesuffix("s")) < 20
-    assert clock_url not in said[-1], "a password is not shown"
+    assert clock_url not in stderr[-1], "a password is not shown"
     again = [clock_url if one.startswith("amqp://") else one for one in again]
     again[5] = "2s"
     assert run([*again, "--json"]) == 0
@@ -113,17 +113,17 @@ def test_no_message_leaves_the_streams_after_an_interruption(shop: Shop, capsys:
     fill(shop, NUMBER)
     ledger = Choices(folder=str(shop.ledger)).ledger(1)
     with closing(Counter(shop.url, "orders")) as counter:
-        said = interrupted([*shop.command(), "--over", "20s"], signal.SIGINT, lambda: counter() >= NUMBER // 10)
+        stderr = interrupted([*shop.command(), "--over", "20s"], signal.SIGINT, lambda: counter() >= NUMBER // 10)
         arrived = counter()
         assert 0 < arrived < NUMBER
-        assert said[-2] == (
+        assert stderr[-2] == (
             f"bide: interrupted: {arrived} of {NUMBER} messages replayed, {NUMBER - arrived} not yet due, left of the "
             f"audit {shop.folder.place}"
         )
         time.sleep(2)
         assert counter() == arrived
     assert sum(one.sent for one in ledger.parts()) == arrived
-    again = [shop.url if one.startswith("amqp://") else one for one in go_on(said[-1])]
+    again = [shop.url if one.startswith("amqp://") else one for one in go_on(stderr[-1])]
     begin = time.monotonic()
     assert run([*again, "--json"]) == 0
     # What is left is spread as it was, though it is due already.

@@ -1,4 +1,4 @@
-"""``bide pipeline report``: what Spark counts in the audit's tables, against the same counted by hand."""
+"""``bide pipeline report``: figures counted by Spark, compared with a plain count."""
 
 from __future__ import annotations
 
@@ -296,10 +296,10 @@ def test_the_command_writes_page_and_picture(
 ) -> None:
     out, svg = tmp_path / "report.html", tmp_path / "report.svg"
     assert run(["pipeline", "report", str(folder), "--out", str(out), "--svg", str(svg), "--title", "Night & day"]) == 0
-    said = capsys.readouterr().out
-    assert f" of {MESSAGES:,} messages were delivered" in said.splitlines()[0]
-    assert said.splitlines()[1] == "599 attempts failed, in 4 groups"
-    assert said.splitlines()[-1] == f"report: {out} and {svg}"
+    output = capsys.readouterr().out
+    assert f" of {MESSAGES:,} messages were delivered" in output.splitlines()[0]
+    assert output.splitlines()[1] == "599 attempts failed, in 4 groups"
+    assert output.splitlines()[-1] == f"report: {out} and {svg}"
     assert "<h1>Night &amp; day</h1>" in out.read_text(encoding="utf-8")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["report.html", "report.svg"]
     assert "Night & day" in [one.text for one in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
@@ -321,13 +321,13 @@ def test_the_summary_can_be_printed_as_json(
 ) -> None:
     out = tmp_path / "report.html"
     assert run(["pipeline", "report", str(folder), "--out", str(out), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     head = figures.headline
     assert head is not None
-    assert (said["scheduled"], said["overdue"], said["p99_ms"]) == (head.scheduled, head.overdue, head.p99)
-    assert datetime.fromisoformat(said["until"]) == head.until
-    assert (said["failures"], said["failure_groups"], said["missing"], said["svg"]) == (599, 4, [], None)
-    assert said["report"] == str(out)
+    assert (report["scheduled"], report["overdue"], report["p99_ms"]) == (head.scheduled, head.overdue, head.p99)
+    assert datetime.fromisoformat(report["until"]) == head.until
+    assert (report["failures"], report["failure_groups"], report["missing"], report["svg"]) == (599, 4, [], None)
+    assert report["report"] == str(out)
     assert out.exists()
 
 
@@ -347,9 +347,9 @@ def test_texts_of_messages_are_escaped(spark: SparkSession, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "expected"),
     [
-        # Told before Spark is there, which would say that it has no such time zone.
+        # Reported before Spark starts, which would report an unknown time zone.
         (["none", *NO_ZONE], BAD_USAGE, "there is no folder none"),
         (["file:///none/of/these", *NO_ZONE], BAD_USAGE, "there is no folder file:///none/of/these"),
         ([".", *NO_ZONE], BAD_USAGE, "the folder . has no table of an audit"),
@@ -367,20 +367,20 @@ def test_errors_are_reported_in_one_line(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     code: int,
-    said: str,
+    expected: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken" / "messages").mkdir(parents=True)
     (tmp_path / "broken" / "messages" / "part-0.parquet").write_bytes(b"no parquet at all")
     assert run(["pipeline", "report", *arguments]) == code
     error = capsys.readouterr().err
-    assert said in error
+    assert expected in error
     assert error.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
 
 
 def test_forged_times_do_not_break_the_report(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever may write to a tap or an events stream can put any time there."""
+    """Clients with write access to a tap or an events stream can write any time."""
     ends = (datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
     for name, moments in (("first", ends[:1]), ("last", ends[1:]), ("both", ends)):
         folder = tmp_path / name

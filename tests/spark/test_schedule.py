@@ -1,4 +1,4 @@
-"""``bide pipeline schedule``, and the functions that it is made of."""
+"""``bide pipeline schedule`` and its functions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bide.pipelines.schedule.rows import messages
 from bide.pipelines.schedule.run import due_times, head_for, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
-from tests.spark.killing import LOCAL, started
 from tests.spark.receiving import drain, new_queue, rest
+from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 
 if TYPE_CHECKING:
@@ -158,19 +158,19 @@ def test_exactly_one_of_due_times_and_delays_is_required(spark: SparkSession) ->
 
 def test_bad_columns_and_duplicate_ids_are_refused(spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 'k' as id, 5 as due union all select 'y', 'k', 6")
-    for values, said in (
+    for values, expected in (
         ({"at_column": "when"}, "no column 'when': choose from body, id, due"),
         ({}, "'due' is int, which is not a time"),
         ({"at_column": "body", "body_column": "due"}, "'due' is int, but a body is a string or binary"),
     ):
-        with pytest.raises(InvalidColumnError, match=said):
+        with pytest.raises(InvalidColumnError, match=expected):
             messages(rows, plan_for("amqp://localhost", "orders", **values))
     timed = rows.selectExpr("body", "id", "current_timestamp() as due")
     with pytest.raises(InvalidRowError, match=r"'id' has values that are not unique, valid message ids: k \(2 times\)"):
         survey(timed, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
-    for value, said in (("''", "an empty text"), ("cast(null as string)", "null")):
+    for value, expected in (("''", "an empty text"), ("cast(null as string)", "null")):
         one = timed.where("body = 'x'").selectExpr("body", "due", f"{value} as id")
-        with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {said} \(1 times\)"):
+        with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {expected} \(1 times\)"):
             survey(one, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
 
 
@@ -211,7 +211,7 @@ def test_a_ledger_refuses_another_plan_broker_or_rows(spark: SparkSession, tmp_p
     rows = reminders(spark, 10, due="timestamp'2026-11-21 07:00:00'")
     plan, ledger = plan_for("amqp://localhost:1/a", "orders"), Ledger(str(tmp_path / "ledger"))
     ledger.begin(head_for(ledger, plan, survey(rows, plan, now=NOW)))
-    for other, of_rows, said in (
+    for other, of_rows, expected in (
         (plan_for("amqp://localhost:1/a", "others"), rows, "with other settings of target, columns, name or delay"),
         (with_clock(plan, prefix="others"), rows, "with other settings of target, columns, name or delay infrastruc"),
         (
@@ -223,7 +223,7 @@ def test_a_ledger_refuses_another_plan_broker_or_rows(spark: SparkSession, tmp_p
         (plan, rows.limit(9), r"\(10 rows then, 9 now, or other values\)"),
         (plan, rows.selectExpr("order_id", "shop + 1 as shop", "due"), r"\(10 rows then, 10 now, or other values\)"),
     ):
-        with pytest.raises(InvalidInputError, match=said):
+        with pytest.raises(InvalidInputError, match=expected):
             head_for(ledger, other, survey(of_rows, other, now=NOW))
 
 
@@ -277,9 +277,9 @@ def test_the_command_reads_a_delay_column(
     assert "1 of 3 rows cannot be sent (1 with a missing or invalid delay)" in capsys.readouterr().err
     began = datetime.now(UTC)
     assert schedule(source, *where, "--rejects", tmp_path / "rejects") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["sent"], told["rejected"], told["without_time"]) == (2, 1, 1)
-    assert datetime.fromisoformat(told["last_due"]) >= began + timedelta(seconds=2.5)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["sent"], report["rejected"], report["without_time"]) == (2, 1, 1)
+    assert datetime.fromisoformat(report["last_due"]) >= began + timedelta(seconds=2.5)
     found = drain(clock_url, queue, 2)
     waited = {json.loads(one.body)["order_id"]: one.due - one.sent_at for one in found if one.due and one.sent_at}
     assert waited.keys() == {"o-0", "o-1"}
@@ -295,9 +295,9 @@ def test_the_command_reports_due_times_out_of_range(
     source.write_text("order_id,due\no-0,2026-01-01\no-1,9999-12-31\no-2,20261-11-21\n")
     where = ("--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
     assert schedule(source, *where, "--dry-run") == 2
-    told = capsys.readouterr()
-    assert "due from 2026-01-01 00:00:00 to 9999-12-31 23:59:59 UTC" in told.out
-    assert "2 of 3 rows cannot be sent (2 with a due time beyond the longest delay)" in told.err
+    captured = capsys.readouterr()
+    assert "due from 2026-01-01 00:00:00 to 9999-12-31 23:59:59 UTC" in captured.out
+    assert "2 of 3 rows cannot be sent (2 with a due time beyond the longest delay)" in captured.err
     assert schedule(source, *where, "--rejects", tmp_path / "rejects", "--past", "send", "--json") == 0
     done = json.loads(capsys.readouterr().out)
     assert (done["sent"], done["rejected"], done["too_late"], done["overdue"]) == (1, 2, 2, 1)
@@ -349,15 +349,15 @@ def test_a_file_uri_with_one_slash_is_the_same_source(
 def test_a_missing_target_is_reported_before_spark_starts(
     clock_url: str, queue: str, csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A time zone that is none is told as soon as Spark is there.
+    # An unknown time zone is reported as soon as Spark has started.
     where = (csv, "--at-column", "due", "--ledger", tmp_path / "ledger", "--time-zone", "Mars/Olympus")
-    for arguments, said in (
+    for arguments, error in (
         (("--url", clock_url, "--to", "typo"), "the queue 'typo' does not exist on 127.0.0.1:"),
         (("--url", clock_url, "--exchange", "typo"), "the exchange 'typo' does not exist on 127.0.0.1:"),
         (("--url", "amqp://127.0.0.1:1", "--to", queue), "127.0.0.1:1"),
     ):
         assert schedule(*where, *arguments) == 1
-        assert said in capsys.readouterr().err
+        assert error in capsys.readouterr().err
     for there in (("--to", queue), ("--exchange", "amq.topic", "--routing-key", "x")):
         assert schedule(*where, "--url", clock_url, *there) == 2
         assert "does not know the time zone" in capsys.readouterr().err
@@ -380,7 +380,7 @@ def test_invalid_command_lines_are_refused(
     assert schedule(csv, "--to", queue, *where, "--delay-column", "due") == 2
     assert schedule(csv, "--to", queue) == 2
     assert capsys.readouterr().err.count("either --at-column or --delay-column") == 2
-    for arguments, code, said in (
+    for arguments, code, error in (
         ((csv, "--to", queue), 2, "1 of 11 rows cannot be sent (1 with a missing or invalid due time)"),
         ((csv, "--to", f"{queue}-x", "--rejects", tmp_path / "r"), 1, f"the queue '{queue}-x' does not exist"),
         ((tmp_path / "none.csv", "--to", queue), 2, "none.csv does not exist: name a file or a folder of csv files"),
@@ -389,7 +389,7 @@ def test_invalid_command_lines_are_refused(
         ((csv,), 2, "give the target of the messages"),
     ):
         assert schedule(*arguments, *where) == code
-        assert said in capsys.readouterr().err
+        assert error in capsys.readouterr().err
     assert rest(clock_url, queue) == []
 
     with holder_of(tmp_path / "held") as process:
@@ -405,11 +405,11 @@ def test_invalid_command_lines_are_refused(
     past = tmp_path / "past.csv"
     past.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 10)
     assert schedule(past, "--to", full, *where, "--part-rows", 100, "--past", "send") == 1
-    said = capsys.readouterr().err
-    assert said.startswith(
+    error = capsys.readouterr().err
+    assert error.startswith(
         "bide: of the last 10 messages 9 were not confirmed (1 confirmed, 9 refused): row 1, message id "
     )
-    assert said.count("\n") == 1
+    assert error.count("\n") == 1
 
     assert schedule(csv, "--to", queue, *where, "--rejects", tmp_path / "rejects", "--name", "2", "--ledger",
                     tmp_path / "ledger-2") == 0  # fmt: skip

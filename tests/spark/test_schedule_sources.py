@@ -1,4 +1,4 @@
-"""``bide pipeline schedule``: tables of every kind, and a broker on which nothing may be declared."""
+"""``bide pipeline schedule`` with all table formats, and without permission to declare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["clock_url"]
 
-NOBODY = ("--url", "amqp://127.0.0.1:1", "--to", "orders", "--at-column", "due", "--past", "send", "--dry-run",
+TO_NO_BROKER = ("--url", "amqp://127.0.0.1:1", "--to", "orders", "--at-column", "due", "--past", "send", "--dry-run",
           "--json")  # fmt: skip
 DUE = datetime(2026, 11, 21, 6, tzinfo=UTC)
 _tables = count(1)
@@ -61,7 +61,7 @@ def test_every_format_gives_the_same_rows(
         (table, "--format", "table"),
         (f"default.{table}", "--format", "table"),
     ):
-        assert schedule(*source, *NOBODY) == 0, source
+        assert schedule(*source, *TO_NO_BROKER) == 0, source
         found = read(capsys)
         assert (found["rows"], found["without_time"], found["too_late"]) == (10, 0, 0), source
         assert found["first_due"] == found["last_due"] == DUE.isoformat(), source
@@ -72,7 +72,7 @@ def test_every_format_gives_the_same_rows(
 def test_json_lines_keep_numbers_and_nesting_in_the_body(
     clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Numbers stay numbers, and what is nested stays so; a line that is no JSON is a row without a due time."""
+    """Numbers and nested values keep their types; a line that is not JSON is a row without a due time."""
     queue = new_queue(clock_url)
     source = tmp_path / "reminders.jsonl"
     order = {"order_id": "o-1", "total": 9.5, "lines": [{"sku": "a", "count": 2}]}
@@ -109,11 +109,11 @@ def test_a_table_has_the_same_ledger_in_every_folder(
 
 @pytest.mark.usefixtures("spark")
 def test_a_missing_table_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert schedule("nowhere", "--format", "table", *NOBODY) == 1
-    told = capsys.readouterr().err
-    assert told.startswith("bide: Spark: ")
-    assert "TABLE_OR_VIEW_NOT_FOUND" in told
-    assert told.count("\n") == 1
+    assert schedule("nowhere", "--format", "table", *TO_NO_BROKER) == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("bide: Spark: ")
+    assert "TABLE_OR_VIEW_NOT_FOUND" in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_without_declare_the_infrastructure_has_to_exist(
@@ -126,10 +126,10 @@ def test_without_declare_the_infrastructure_has_to_exist(
     given = (source, "--url", vhost.url, "--to", queue, "--delay-column", "wait", "--ledger", tmp_path / "ledger",
              "--no-declare", "--json")  # fmt: skip
     assert schedule(*given) == 1
-    told = capsys.readouterr().err
-    assert f"'clock' is not complete on the virtual host '{vhost.name}'" in told
-    assert "run 'bide delay apply'" in told
-    assert told.count("\n") == 3, "count and due times, and one line that says what is wrong"
+    stderr = capsys.readouterr().err
+    assert f"'clock' is not complete on the virtual host '{vhost.name}'" in stderr
+    assert "run 'bide delay apply'" in stderr
+    assert stderr.count("\n") == 3, "count and due times, and one line that says what is wrong"
     assert {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)} == {queue}
     assert run(["delay", "apply", "--url", vhost.url, *ON_SMALL_CLOCK]) == 0
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The password in the URL of a broker is said nowhere: in no plan, page, log or error, here or in Spark."""
+"""The broker's password, absent from plans, pages, logs and errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def logged(spark: SparkSession) -> Iterator[Callable[[], str]]:
 
 
 def pages(spark: SparkSession) -> list[str]:
-    """What the pages of Spark say of the queries so far."""
+    """The text of Spark's pages about the queries so far."""
     session: Any = spark._jsparkSession
     found = session.sharedState().statusStore().executionsList()
     return [found.apply(number).physicalPlanDescription() for number in range(found.size())]
@@ -94,14 +94,14 @@ def test_the_password_appears_in_no_output_log_or_file(
 
     shown = capsys.readouterr()
     plans = pages(spark)[before:]
-    told = {"output": shown.out, "errors": shown.err, "raised": "\n".join(errors),
+    texts = {"output": shown.out, "errors": shown.err, "raised": "\n".join(errors),
             "log of Java": logged(), "pages": "\n".join(plans)}  # fmt: skip
-    for place, text in told.items():
+    for place, text in texts.items():
         assert WRONG not in text, place
         assert password not in text, place
     # It was looked for where something is said.
-    assert told["output"].count("rabbitmq") > 2
-    assert "with this password" in told["raised"]
-    assert "with this password" in told["errors"]
-    assert "rabbitmq" in told["pages"]
-    assert "rabbitmq" in told["log of Java"]
+    assert texts["output"].count("rabbitmq") > 2
+    assert "with this password" in texts["raised"]
+    assert "with this password" in texts["errors"]
+    assert "rabbitmq" in texts["pages"]
+    assert "rabbitmq" in texts["log of Java"]

@@ -1,4 +1,4 @@
-"""What the pipelines of the command line say when Spark cannot be started as it was asked for."""
+"""Errors of pipelines when Spark cannot start as requested."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from bide.cli.app import run
 from bide.errors import BideError
 from bide.pipelines.session import spark_errors
-from tests.patience import PATIENCE
-from tests.spark.killing import LOCAL, wait_until
+from tests.spark.spark_processes import LOCAL, wait_until
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +33,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
         env=elsewhere,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
@@ -43,7 +43,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
-    """A JVM whose start is given up half-way would stay for ever."""
+    """A JVM whose start is interrupted would otherwise stay."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bide", *ANY_PLAN],
         stdout=subprocess.PIPE,
@@ -51,7 +51,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not any(program.startswith("java") for program in programs_of(process.pid)):
         assert process.poll() is None, "it ended before it could be interrupted"
         assert time.monotonic() < deadline
@@ -59,11 +59,11 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
     os.killpg(process.pid, signal.SIGINT)
     try:
         # To the end of what it says: a process that was left would hold on to the pipe.
-        said, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=TIMEOUT)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert (process.returncode, said.strip()) == (130, "")
+    assert (process.returncode, output.strip()) == (130, "")
 
 
 @pytest.mark.slow
@@ -73,8 +73,8 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 100_000)
     events = tmp_path / "events"
     events.mkdir()
-    told = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
-    settings = (one for name, value in told.items() for one in ("--spark-conf", f"spark.eventLog.{name}={value}"))
+    event_log = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
+    settings = (one for name, value in event_log.items() for one in ("--spark-conf", f"spark.eventLog.{name}={value}"))
     process = subprocess.Popen(
         [sys.executable, "-m", "bide", "pipeline", "schedule", str(source), "--to", "orders", "--at-column", "due",
          "--dry-run", *LOCAL, *settings],
@@ -89,12 +89,12 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
         java = java_of(process.pid)
         wait_until(lambda: any(b"SparkListenerJobStart" in one.read_bytes() for one in events.iterdir()), "a job runs")
         os.kill(java, signal.SIGKILL)
-        said = process.communicate(timeout=PATIENCE)
+        output = process.communicate(timeout=TIMEOUT)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert (process.returncode, said[0]) == (1, "")
-    assert said[1] == (
+    assert (process.returncode, output[0]) == (1, "")
+    assert output[1] == (
         "bide: Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
         "--spark-conf spark.driver.memory=4g\n"
     )
@@ -103,7 +103,7 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
 def java_of(group: int) -> int:
     """The process of a group that is Java."""
     listed = subprocess.run(
-        ["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=PATIENCE
+        ["ps", "-eo", "pgid=,pid=,comm="], capture_output=True, text=True, check=True, timeout=TIMEOUT
     )
     rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines())
     (found,) = (int(pid) for number, pid, program in rows if int(number) == group and program == "java")
@@ -112,7 +112,7 @@ def java_of(group: int) -> int:
 
 def programs_of(group: int) -> list[str]:
     """The names of the programs of a process group."""
-    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    listed = subprocess.run(["ps", "-eo", "pgid=,comm="], capture_output=True, text=True, check=True, timeout=TIMEOUT)
     rows = (line.split(maxsplit=1) for line in listed.stdout.splitlines())
     return [program for number, program in rows if int(number) == group]
 

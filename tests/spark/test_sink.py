@@ -1,4 +1,4 @@
-"""Tables and streams written to a broker by a real Spark."""
+"""Tables and streaming queries, written to a broker by a real Spark."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bide.spark.rows import Rows
 from bide.spark.sink import SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
-from tests.patience import PATIENCE
 from tests.spark.receiving import drain, new_queue, rest
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +120,7 @@ def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: 
 
 
 @pytest.mark.parametrize(
-    ("query", "options", "said"),
+    ("query", "options", "expected"),
     [
         ("select 'a' as body", {"queue": "q"}, "the column 'body' is not a field of a message"),
         ("select 'q' as queue", {}, "no column 'value'"),
@@ -139,12 +139,12 @@ def test_rows_can_name_exchange_and_routing_key(spark: SparkSession, clock_url: 
     ],
 )  # fmt: skip
 def test_bad_options_and_columns_are_refused_by_the_driver(
-    spark: SparkSession, query: str, options: dict[str, str], said: str
+    spark: SparkSession, query: str, options: dict[str, str], expected: str
 ) -> None:
-    """Nothing listens at the address: what gets as far as a task says that."""
+    """Nothing listens at the address, so a task would fail with another error."""
     with pytest.raises(AnalysisException) as caught:
         writer(spark.sql(query), **{"url": "amqp://localhost:1", **options}).save()
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_tables_cannot_be_overwritten(spark: SparkSession) -> None:
@@ -173,11 +173,11 @@ BAD_ROWS = (
 def test_a_bad_row_stops_its_partition_before_anything_is_published(
     spark: SparkSession, clock_url: str, queue: str
 ) -> None:
-    for columns, said in BAD_ROWS:
+    for columns, expected in BAD_ROWS:
         frame = spark.range(0, 1_000, 1, 1).selectExpr(*_split(columns.format(queue=queue)))
         with pytest.raises(PySparkException) as caught:
             writer(frame, clock_url).save()
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
     assert rest(clock_url, queue) == []
 
 
@@ -188,7 +188,7 @@ def test_a_bad_row_does_not_stop_other_partitions(spark: SparkSession, clock_url
             if batch.column("value")[0].as_py() == "500":
                 with pika.BlockingConnection(pika.URLParameters(clock_url)) as connection:
                     channel = connection.channel()
-                    deadline = time.monotonic() + PATIENCE
+                    deadline = time.monotonic() + TIMEOUT
                     while channel.queue_declare(queue, passive=True).method.message_count < 500:
                         assert time.monotonic() < deadline, "the other partition was not sent"
                         connection.process_data_events(0.02)
@@ -380,7 +380,7 @@ def test_an_endpoint_drops_duplicates_of_a_repeated_write(spark: SparkSession, c
 
     async def work() -> None:
         async with bide.connect(clock_url) as client:
-            await asyncio.wait_for(app.run(client), PATIENCE)
+            await asyncio.wait_for(app.run(client), TIMEOUT)
 
     asyncio.run(work())
     assert len(handled) == len(set(handled)) == 41

@@ -1,4 +1,4 @@
-"""docs/spark-sink.md: its examples run, and its tables have what there is."""
+"""The examples and tables of docs/spark-sink.md."""
 
 from __future__ import annotations
 

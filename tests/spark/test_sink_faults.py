@@ -1,4 +1,4 @@
-"""Spark is killed while it writes, and writes again: every message at least once, twice only with equal ids."""
+"""Spark killed during a write: every message at least once, duplicates with equal ids."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.conftest import clock_url
-from tests.spark.killing import QUICK_JAVA, Counter, kill_python_workers, started, wait_until
 from tests.spark.receiving import drain, new_queue
+from tests.spark.spark_processes import QUICK_JAVA, Counter, kill_python_workers, started, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""What the options of a write do on a broker."""
+"""The options of a write, on a real broker."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_option_exchange_leaves_the_routing_key_to_its_column(
 
 
 def test_a_foreign_user_id_fails_only_its_own_row(spark: SparkSession, clock_url: str, queue: str) -> None:
-    """The broker closes the channel on its message, and does not say on which."""
+    """The broker closes the channel without naming the message."""
     frame = spark.range(0, 10, 1, 1).selectExpr(
         "cast(id as string) as value", "concat('m-', id) as message_id", f"if(id = 4, 'another', '{USER}') as user_id"
     )

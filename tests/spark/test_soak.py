@@ -1,4 +1,4 @@
-"""The soak, for a moment: it is killed itself, goes on, and finds everything in order."""
+"""A short soak that is interrupted and continued."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.soak import processes
 from tests.soak.account import Account
-from tests.spark.killing import wait_until
+from tests.spark.spark_processes import wait_until
 from tests.support import Rabbitmq
 
 

@@ -1,4 +1,4 @@
-"""Reading real streams with a real Spark."""
+"""Real streams, read with a real Spark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pyspark.errors import PySparkException
 from bide.spark.offsets import document
 from bide.streams.log import Address
 from tests import stream_publisher
-from tests.patience import PATIENCE
 from tests.spark.streams import Streams
 from tests.support import RawText, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,7 +37,7 @@ def values(frame: DataFrame) -> list[str]:
 
 
 def moment() -> int:
-    """A time, in milliseconds, between what was stored before and what will be: the broker's clock is no finer."""
+    """A time in milliseconds between stored and later messages, since the broker's clock has milliseconds."""
     time.sleep(0.05)
     between = time.time_ns() // 1_000_000
     time.sleep(0.05)
@@ -410,7 +410,7 @@ def stopped(query: StreamingQuery) -> bool:
     return not query.isActive
 
 
-def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
+def until(condition: Callable[[], Any], seconds: float = TIMEOUT) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

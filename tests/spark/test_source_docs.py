@@ -1,4 +1,4 @@
-"""docs/spark-source.md: its examples run, and it names what there is."""
+"""The examples and option tables of docs/spark-source.md."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_the_examples_read_messages(
 
 def test_every_option_and_column_is_documented() -> None:
     options, _, queues = PAGE.partition("## Queues")
-    assert KNOWN - set(re.findall(r"`(\w+)`", PAGE)) == {"mode"}  # which only tells where to go
+    assert KNOWN - set(re.findall(r"`(\w+)`", PAGE)) == {"mode"}  # which is only a reference
     assert set(STREAM_COLUMNS) <= set(re.findall(r"`(\w+)`", options))
     assert set(QUEUE_COLUMNS) <= set(re.findall(r"`(\w+)`", queues))

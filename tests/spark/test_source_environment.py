@@ -1,4 +1,4 @@
-"""Which broker is read, and written to, where only the environment names one."""
+"""The broker of reads and writes when only environment variables name it."""
 
 from __future__ import annotations
 

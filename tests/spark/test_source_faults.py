@@ -1,4 +1,4 @@
-"""Reading streams, when something goes wrong."""
+"""Faults while Spark reads streams."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pika.adapters.blocking_connection import BlockingChannel as Channel
 from pika.exceptions import ChannelClosedByBroker
 
 from bide.local_broker import LocalBroker
-from tests.patience import PATIENCE
-from tests.spark.killing import QUICK_JAVA, started
+from tests.spark.spark_processes import QUICK_JAVA, started
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,7 +135,7 @@ def test_a_query_survives_a_restart_of_the_broker(spark: SparkSession, rabbitmq:
 
 def publish(broker: LocalBroker, numbers: range) -> None:
     with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             channel = connection.channel()
             channel.confirm_delivery()
@@ -150,7 +150,7 @@ def publish(broker: LocalBroker, numbers: range) -> None:
 
 
 def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert query.isActive, str(query.exception())
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -213,7 +213,7 @@ def test_missing_streams_and_unknown_options_are_named(spark: SparkSession, vhos
         spark.read.format("rabbitmq").options(url=vhost.url, streamPort=port, stat="s", stream="s").load().collect()
     declare(channel)
     fill(channel, range(3))
-    with pytest.raises(Exception, match="endingOffsets is 9 of 's', which ends at 3"):
+    with pytest.raises(Exception, match="endingOffsets is 9 for 's', which ends at 3"):
         spark.read.format("rabbitmq").options(
             url=vhost.url, streamPort=port, stream="s", endingOffsets='{"s": 9}'
         ).load().collect()

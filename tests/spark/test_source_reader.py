@@ -1,4 +1,4 @@
-"""What Spark asks a query's reader, in an order that it does not keep every time, or in that of older releases."""
+"""The calls that Spark makes on a stream reader, in the orders of several releases."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_recreated_empty_stream_is_a_loss(streams: Streams) -> None:
 
 
 def test_with_pyspark_before_4_2_the_end_knows_the_start_of_a_new_query(streams: Streams) -> None:
-    """And without telling where it is: the end tells where a new query begins."""
+    """And without a position: the end is where a new query starts."""
     streams.declare("s")
     streams.fill("s", range(5))
     with reading(streams, stream="s", startingOffsets='{"s": 2}') as reader:
@@ -114,7 +114,7 @@ def test_with_pyspark_before_4_2_a_missing_stream_is_an_error(streams: Streams) 
 
 
 def test_a_query_without_any_stream_left_is_an_error(streams: Streams) -> None:
-    """Nothing else knows that there was one."""
+    """The stream's existence is recorded nowhere else."""
     read = document({"s": 5})
     with reading(streams, stream="[]") as strict, pytest.raises(InvalidOptionError, match="has positions of s, which"):
         strict.latestOffset(read)
@@ -138,7 +138,7 @@ def test_with_pyspark_before_4_2_a_new_partition_is_read_from_its_start(streams:
 
 
 def test_messages_dropped_before_the_first_read_are_not_a_loss(streams: Streams) -> None:
-    """Whether Spark tells where the query is, or not."""
+    """With and without the query's position from Spark."""
     streams.declare("old")
     streams.declare("new", **{"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000})
     streams.fill("new", ["x" * 5_000] * 100)

@@ -20,7 +20,7 @@ from benchmarks.suite.percentiles import percentile
 from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 from tests.timing.undelayed import UndelayedMessages
 
 INFRASTRUCTURES: Final[Mapping[str, bide.DelayInfrastructure]] = {
@@ -123,7 +123,7 @@ async def measure(
     rate: float = RATE,
     consumer_pause: float = 0.0,
 ) -> Round:
-    """Publish to the infrastructures and, undelayed, to one more queue for so many seconds, and receive everything.
+    """Publish to the infrastructures and, undelayed, to one more queue for some seconds, and receive everything.
 
     Args:
         url: of a virtual host for this round.
@@ -164,7 +164,7 @@ class _Flow:
         await self._client.bind(self._queue)
 
     async def run(self, count: int, *, rate: float, consumer_pause: float) -> Delayed:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             publishing = asyncio.create_task(self._publish(count, rate))
             milliseconds = await self._receive(count, consumer_pause)
             return Delayed(milliseconds=milliseconds, hops=await publishing)

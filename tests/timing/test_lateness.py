@@ -1,4 +1,4 @@
-"""Delayed messages arrive on time, and the check of this fails for 50 ms more anywhere on their path."""
+"""Lateness of delayed messages, and a check that 50 ms more fails the limits."""
 
 from __future__ import annotations
 

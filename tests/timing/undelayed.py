@@ -1,4 +1,4 @@
-"""The yardstick: how long messages without a delay take, sent and received by another client."""
+"""The baseline: latency of undelayed messages through another client."""
 
 from __future__ import annotations
 

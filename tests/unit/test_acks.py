@@ -1,4 +1,4 @@
-"""Gathered acknowledgements, against a broker that settles what each frame says and refuses what RabbitMQ refuses."""
+"""Batched acks, against a channel that settles and refuses like RabbitMQ."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_one_unacknowledged_message_does_not_make_memory_grow() -> None:
     for tag in range(2, 10_000):
         acks.add(tag)
     assert len(frames(acks)) == 9_998
-    assert len(acks._ends) == len(acks._starts) == 1
+    assert len(acks._range_ends) == len(acks._range_starts) == 1
     acks.add(1)
     acks.add(10_000)
     assert frames(acks) == [(10_000, True)]
-    assert not acks._ends
-    assert not acks._starts
+    assert not acks._range_ends
+    assert not acks._range_starts
 
 
 def test_settling_multiple_covers_every_earlier_delivery_tag() -> None:

@@ -1,4 +1,4 @@
-"""Messages in the encoding of AMQP 1.0."""
+"""Decoding of AMQP 1.0 messages."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_a_message_is_split_into_its_sections(headers: dict[str, Any], body: byt
     )
 )
 def test_any_bytes_are_decoded_or_refused_with_one_error(data: bytes) -> None:
-    """No other error, whatever a stranger wrote into a stream."""
+    """No other error, whatever bytes a stream contains."""
     readings: list[Any] = [lambda: decode(data)]
     try:
         cut = sections(data)

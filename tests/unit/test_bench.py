@@ -1,4 +1,4 @@
-"""The pure parts of the benchmark: numbers, tables, charts, pages, and what is compared."""
+"""The benchmark without measurements: numbers, tables, charts, pages and targets."""
 
 from __future__ import annotations
 
@@ -387,11 +387,11 @@ class TestPage:
             *EXAMPLE.of("lateness")[-2:],
             Row(measurement="lateness", case="dramatiq", setting="3,000/s", notes=["not tried"]),
         ]
-        said = "Of the rates tried, Celery sustains none, dramatiq sustains 500/s, bide 1,500/s with every layout."
-        assert highest_rates(rows) == said
+        summary = "Of the rates tried, Celery sustains none, dramatiq sustains 500/s, bide 1,500/s with every layout."
+        assert highest_rates(rows) == summary
         assert highest_rates(rows[:6]) == ""
         (name, chart), _ = plots(results(*rows), "lateness")
-        assert (name, chart.title) == ("lateness", f"Late, in ms (logarithmic). {said}")
+        assert (name, chart.title) == ("lateness", f"Late, in ms (logarithmic). {summary}")
 
     def test_every_plot_of_the_page_is_written(self, tmp_path: Path) -> None:
         written = page.write(tmp_path, [EXAMPLE], MEASUREMENTS).read_text()

@@ -1,4 +1,4 @@
-"""What is written down about the machine and the sources, without measuring anything."""
+"""The record of the machine and the sources in results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_busy_cores_counts_a_running_process() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_stolen_seconds_sums_the_steal_of_all_cores() -> None:
-    """Of all cores: the sum of what the kernel says of each."""
+    """The sum over all cores of /proc/stat."""
     before = stolen_seconds()
     lines = Path("/proc/stat").read_text().splitlines()
     each = sum(int(line.split()[8]) for line in lines if re.match(r"cpu\d", line)) / os.sysconf("SC_CLK_TCK")

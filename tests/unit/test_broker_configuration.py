@@ -1,4 +1,4 @@
-"""What a private broker is configured with."""
+"""The configuration of a private broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where RabbitMQ is looked for, on folders laid out as the packages lay them out."""
+"""The search for RabbitMQ in folders laid out like its packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a start that failed, from consoles of real nodes (shortened)."""
+"""The error lines of a failed start, from shortened consoles of real nodes."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def test_a_port_in_use_is_reported() -> None:
 
 def test_without_an_error_the_last_log_lines_are_reported() -> None:
     lines = [f"line {number}" for number in range(100)]
-    told = relevant_lines(lines)
-    assert told[-1] == "line 99"
-    assert told == lines[-len(told) :]
+    relevant = relevant_lines(lines)
+    assert relevant[-1] == "line 99"
+    assert relevant == lines[-len(relevant) :]
 
 
 def test_the_explanation_names_the_log(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is on disk about a private broker, and who its processes are."""
+"""The state files of a private broker, and the identity of its processes."""
 
 from __future__ import annotations
 

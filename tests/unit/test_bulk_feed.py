@@ -1,4 +1,4 @@
-"""Letters from one thread to the event loop of another."""
+"""Messages handed from one thread to the event loop of another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bide.client.bulk.thread_feed import ThreadFeed
 from bide.messages.outgoing import OutgoingMessage
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 
 def batch(start: int, number: int = 3) -> list[OutgoingMessage]:
@@ -29,7 +29,7 @@ async def taken(feed: ThreadFeed) -> list[OutgoingMessage]:
 
 
 async def test_messages_added_by_a_thread_arrive_in_order() -> None:
-    """Again and again, since it is about who is faster."""
+    """Repeated many times, because it tests for a race."""
     for round_ in range(50):
         feed = ThreadFeed(asyncio.get_running_loop().call_soon_threadsafe)
 
@@ -41,7 +41,7 @@ async def test_messages_added_by_a_thread_arrive_in_order() -> None:
 
         thread = threading.Thread(target=fill)
         thread.start()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert names(await taken(feed)) == names(batch(0, 3 * round_))
         thread.join()
 
@@ -90,7 +90,7 @@ async def test_abandoning_the_feed_releases_a_waiting_thread() -> None:
         feed.add(batch(start))
     waiting = asyncio.create_task(asyncio.to_thread(feed.wait_for_room))
     feed.abandon()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await waiting
         # However often.
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""A handler that has a task of its own, and what ends that."""
+"""Cancellation of a handler that runs in its own task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for all binary cascades: properties, by sending messages through the routing model, and cross-delivery."""
+"""Properties of binary cascades in the routing model, and delivery between them."""
 
 from __future__ import annotations
 

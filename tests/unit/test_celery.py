@@ -1,4 +1,4 @@
-"""``Celery`` against kombu: what kombu itself declares, binds and publishes, recorded without a broker."""
+"""``Celery``, compared with what kombu declares, binds and publishes, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Celery`` makes the routing keys that kombu makes, for every delay and every key that both can carry."""
+"""Routing keys of ``Celery`` and of kombu, equal for all delays and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which messages a closed channel rejected, and what is in doubt, by its reply text and what was unconfirmed on it."""
+"""The rejected and in-doubt messages of a closed channel, by its reply text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_NAME = 404, f"NOT_FOUND - no exchange '{'x' * 200}..."
 
 @dataclass
 class Sent:
-    """A message that was sent, as far as the rule looks at it."""
+    """A sent message with the fields that the rule uses."""
 
     attempts: int = 1
     refusals: int = 0
@@ -105,30 +105,30 @@ def test_an_exchange_that_no_unconfirmed_message_goes_to_is_not_the_reason() -> 
     assert rejected(REFUSED, ("a", 0)) == [0]
 
 
-@pytest.mark.parametrize("may_return", [True, False])
-def test_a_deleted_exchange_may_have_taken_some_of_several_messages(may_return: bool) -> None:
+@pytest.mark.parametrize("may_resend", [True, False])
+def test_a_deleted_exchange_may_have_taken_some_of_several_messages(may_resend: bool) -> None:
     closure, sent = closed(MISSING, "x", "x"), Sent()
-    assert closure.verdict(sent, may_return=may_return) is None
+    assert closure.verdict(sent, may_resend=may_resend) is None
     assert sent.refusals == 0
     sent.attempts = 2
-    assert isinstance(closed(MISSING, "x").verdict(sent, may_return=may_return), PublishInDoubtError)
+    assert isinstance(closed(MISSING, "x").verdict(sent, may_resend=may_resend), PublishInDoubtError)
 
 
 @pytest.mark.parametrize("others", [(), ("y", "z")])
 def test_a_message_alone_on_its_way_to_a_deleted_exchange_is_not_in_doubt(others: tuple[str, ...]) -> None:
     closure = closed(MISSING, "x", *others)
-    assert isinstance(closure.verdict(Sent(), may_return=False), TargetNotFoundError)
+    assert isinstance(closure.verdict(Sent(), may_resend=False), TargetNotFoundError)
     again = Sent()
-    assert closure.verdict(again, may_return=True) is None
+    assert closure.verdict(again, may_resend=True) is None
     assert isinstance(final_error(again, TargetNotFoundError("gone")), TargetNotFoundError)
     again.attempts = 2
-    assert isinstance(closure.verdict(again, may_return=True), TargetNotFoundError)
+    assert isinstance(closure.verdict(again, may_resend=True), TargetNotFoundError)
 
 
 def test_a_deleted_exchange_whose_name_is_cut_off_may_have_taken_messages_too() -> None:
     """Together with others the message was lost, and then sent alone."""
-    assert isinstance(closed(LONG_NAME, "x").verdict(Sent(attempts=2), may_return=True), PublishInDoubtError)
-    assert isinstance(closed(LONG_NAME, "x").verdict(Sent(), may_return=True), TargetNotFoundError)
+    assert isinstance(closed(LONG_NAME, "x").verdict(Sent(attempts=2), may_resend=True), PublishInDoubtError)
+    assert isinstance(closed(LONG_NAME, "x").verdict(Sent(), may_resend=True), TargetNotFoundError)
 
 
 @pytest.mark.parametrize(("reply", "error"), [(REFUSED, AccessRefusedError), (USER, BrokerError)])
@@ -136,8 +136,8 @@ def test_a_refused_message_is_in_doubt_only_if_a_connection_broke_before(
     reply: tuple[int, str], error: type[BrokerError]
 ) -> None:
     closure = closed(reply, "x")
-    assert type(closure.verdict(Sent(attempts=2), may_return=True)) is error
-    found = closure.verdict(Sent(attempts=2, was_lost=True), may_return=True)
+    assert type(closure.verdict(Sent(attempts=2), may_resend=True)) is error
+    found = closure.verdict(Sent(attempts=2, was_lost=True), may_resend=True)
     assert isinstance(found, PublishInDoubtError)
     assert type(found.__cause__) is error
 
@@ -145,7 +145,7 @@ def test_a_refused_message_is_in_doubt_only_if_a_connection_broke_before(
 def test_a_message_over_the_size_limit_is_never_in_doubt() -> None:
     """An earlier attempt was over the limit too."""
     sent = Sent(attempts=2, was_lost=True)
-    error = closed(TOO_LARGE, "x").verdict(sent, may_return=True)
+    error = closed(TOO_LARGE, "x").verdict(sent, may_resend=True)
     assert isinstance(error, MessageTooLargeError)
     assert final_error(sent, error) is error
 

@@ -1,4 +1,4 @@
-"""The layout of ``Clock``, sentence by sentence of its description, against literal expectations."""
+"""The layout of ``Clock``, compared with literal expectations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``Clock`` on a broker where clients of different settings come and go, and things get lost."""
+"""``Clock`` with clients of different settings and deleted queues: never early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECOND = timedelta(seconds=1)
 
 
 class Broker(RuleBasedStateMachine):
-    """A broker on which clients apply, bind and publish in any order, and somebody deletes queues by hand.
+    """A broker on which clients apply, bind and publish in any order, and queues are deleted by hand.
 
     Whatever they do, a message reaches its own target at its due time, or it is set aside or held back where it can be
     found: it is never early, never elsewhere, and never gone.

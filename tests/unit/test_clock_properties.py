@@ -1,4 +1,4 @@
-"""``Clock`` in the model of the routing: any delay, any target, whatever else is bound."""
+"""Properties of ``Clock`` in the routing model: any delay, any target, other bindings."""
 
 from __future__ import annotations
 

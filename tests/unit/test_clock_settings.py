@@ -1,4 +1,4 @@
-"""``Clock`` with other settings: prefixes, pruned levels, lanes, and clients that differ in them on one broker."""
+"""Settings of ``Clock``: prefixes, levels, lanes, and clients with different settings."""
 
 from __future__ import annotations
 

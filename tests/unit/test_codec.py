@@ -1,4 +1,4 @@
-"""The encoding on the wire, against pamqp's encoder and decoder, and against our own decoder."""
+"""The AMQP codec, compared with pamqp."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bide.amqp import codec, decoding
 from bide.amqp.delivery import Assembly, Delivery
 from bide.client.message import Message
 from bide.errors import InvalidInputError
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 SHORT_TEXTS = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id"),
@@ -434,7 +434,7 @@ def test_properties_can_be_read_by_several_threads_at_once() -> None:
                 found, start = decoding.Properties(frame), Barrier(8)
 
                 def read(found: decoding.Properties = found, start: Barrier = start) -> int:
-                    start.wait(timeout=PATIENCE)
+                    start.wait(timeout=TIMEOUT)
                     return len(found["headers"])
 
                 assert [one.result() for one in [threads.submit(read) for _ in range(8)]] == [50] * 8

@@ -1,4 +1,4 @@
-"""The buckets of a consistent hash exchange, as Erlang's own functions give them."""
+"""The buckets of a consistent hash exchange, compared with values from Erlang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the broker's refusals pass."""
+"""The transient refusals of declarations."""
 
 from __future__ import annotations
 

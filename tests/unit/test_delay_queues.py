@@ -1,4 +1,4 @@
-"""Queues of delay infrastructures are recognised, and no others."""
+"""Recognition of the queues of delay infrastructures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demonstration plans, where it writes, and what it needs."""
+"""The plan, folders and requirements of ``bide demo``."""
 
 from __future__ import annotations
 

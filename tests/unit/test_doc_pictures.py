@@ -1,4 +1,4 @@
-"""The pictures on the pages of the pipelines: what is counted for them, drawn of it, and said below them."""
+"""The pictures of the pipeline pages: figures, drawings and captions."""
 
 from __future__ import annotations
 

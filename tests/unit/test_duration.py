@@ -1,4 +1,4 @@
-"""Delays and due times as people give them."""
+"""Delays and due times as users write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick way to encode a message against the one that encodes every value anew: not a bit differs."""
+"""The compiled encoder, compared byte for byte with the plain one."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_messages_of_a_known_kind_are_encoded_to_the_same_bytes(
 def _encoded(
     encoder: Encoder, message: PreparedMessage, outgoing_message: OutgoingMessage
 ) -> Encoded | tuple[type[Exception], str] | None:
-    """The message on the wire, or what is wrong with it."""
+    """The encoded message, or its error."""
     try:
         return encoder.encode(message, NOW, channel=7, mandatory=outgoing_message.mandatory)
     except InvalidInputError as error:
@@ -148,7 +148,7 @@ def _with_id(message: OutgoingMessage, message_id: str) -> PreparedMessage:
 
 
 def invalid_messages() -> Iterator[OutgoingMessage]:
-    """Letters that differ from right ones of their kind in what is wrong."""
+    """Messages that differ from valid ones in one field."""
     yield OutgoingMessage(b"")
     yield OutgoingMessage(b"", to="q", exchange="x")
     yield OutgoingMessage(b"", to="q", routing_key="k")
@@ -209,7 +209,7 @@ def test_at_most_10_000_kinds_are_cached() -> None:
     encoder = Encoder(CLOCKS[0], frame_max=FRAME_MAX)
     for number in range(25_000):
         encoder.encode(check.check(OutgoingMessage(b"", to=f"q{number}")), NOW, channel=1, mandatory=True)
-    assert len(encoder._prepared) <= 10_000
+    assert len(encoder._encoders) <= 10_000
 
 
 def test_every_digit_of_every_level_is_encoded_the_same() -> None:
@@ -246,5 +246,5 @@ def test_a_message_is_not_encoded_before_its_digits_are_ready(routing_key: str, 
     complete = Encoder(clock, frame_max=FRAME_MAX)
     expected = complete.encode(message, NOW, channel=7, mandatory=True)
     assert encoder.encode(message, NOW, channel=7, mandatory=True) == expected
-    ready.doubt()
+    ready.reset()
     assert encoder.encode(message, NOW, channel=7, mandatory=True) is None

@@ -1,4 +1,4 @@
-"""Odd exceptions, policies and settings of an endpoint: no message is held up by them."""
+"""Odd exceptions, policies and settings of an endpoint, which hold up no message."""
 
 from __future__ import annotations
 

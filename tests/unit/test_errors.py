@@ -1,4 +1,4 @@
-"""The error tree: what its picture says is what it is, and every error can be printed, copied and sent on."""
+"""The error tree: its diagram, and printing, copying and pickling of every error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``x-death`` tells of a message in the retry queue of an event bus."""
+"""``x-death`` of a message in the retry queue of an event bus."""
 
 from __future__ import annotations
 

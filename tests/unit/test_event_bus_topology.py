@@ -1,4 +1,4 @@
-"""The topology of an event bus, and what is wrong with a TTL on its retry queue."""
+"""The topology of an event bus, and checks of the TTL of its retry queue."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_ttl_among_the_arguments_of_the_retry_queue_is_refused_too() -> None:
 
 
 def test_a_ttl_on_the_retry_queue_is_refused_under_any_names() -> None:
-    """Classic queues, no arguments but those of the pattern: made by somebody else, under names of his."""
+    """Classic queues with the pattern's arguments only, declared by another system under its own names."""
     back = {"x-dead-letter-exchange": "bus", "x-dead-letter-routing-key": "work"}
     topology = bide.Topology(
         [Exchange("bus", "topic"), Exchange("again", "topic")],

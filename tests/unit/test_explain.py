@@ -1,4 +1,4 @@
-"""``explain``: the table and the diagram of the NServiceBus manual, and the same for the other infrastructures."""
+"""``explain``: table and diagram as in the NServiceBus manual, for all infrastructures."""
 
 from __future__ import annotations
 

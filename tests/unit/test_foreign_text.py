@@ -1,4 +1,4 @@
-"""Text of other systems cannot move a cursor, forge a line, or change the order of what is shown."""
+"""Text of other systems: no control characters, forged lines or reordering in output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bide.pipelines.charts import svg
 from bide.pipelines.charts.drawing import Drawing, Label
 from bide.runtime.logs import logger
 from bide.topology.rendering import graphviz
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 UNSAFE = "\x00\x07\x1b[2J\r\n\x7f\x85\x9b31m\u202e\u2066\u2028\u200f\ufeff\ud800"
 """C0, C1 and bidirectional controls, ends of lines and paragraphs, and what has no UTF-8."""
@@ -91,7 +91,7 @@ def test_an_error_of_a_command_is_one_line_of_printable_text() -> None:
         [sys.executable, "-m", "bide", "delay", "explain", "3s", "--to", "x", "--layout", "a\nb\x1b[2J\u202ec\u009b"],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
     )
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""``import bide`` and ``bide --help`` import only what they use: imports take most of their time."""
+"""The modules that ``import bide`` and ``bide --help`` import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 NEW_MODULES = """
 import json, sys
@@ -62,7 +62,7 @@ NOT_FOR_SEND_HELP = (
 def imported(code: str) -> frozenset[str]:
     """The modules that code imports, and their packages."""
     output = subprocess.run(
-        [sys.executable, "-c", NEW_MODULES.format(code=code)], check=True, capture_output=True, timeout=PATIENCE
+        [sys.executable, "-c", NEW_MODULES.format(code=code)], check=True, capture_output=True, timeout=TIMEOUT
     ).stdout
     return frozenset(json.loads(output.splitlines()[-1]))
 

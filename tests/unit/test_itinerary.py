@@ -45,7 +45,7 @@ def test_alternates_say_whether_they_are_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "key", "said"),
+    ("pattern", "key", "expected"),
     [
         ("a.*", "a.b.c", "'a.b.c' has 3 words, but the pattern has 2"),
         ("a.*", "a", "'a' has 1 word, but the pattern has 2"),
@@ -57,15 +57,15 @@ def test_alternates_say_whether_they_are_asked() -> None:
         ("", "a", "'a' has 1 word, but the pattern has 0"),
     ],
 )
-def test_a_mismatch_of_a_pattern_is_explained(pattern: str, key: str, said: str) -> None:
+def test_a_mismatch_of_a_pattern_is_explained(pattern: str, key: str, expected: str) -> None:
     topology = Topology([Exchange("x", "topic")], [Queue("q")], [Binding("x", "q", pattern)])
     way = plan(topology, "x", key)
     assert way.queues == ()
-    assert reasons(way)["q"] == f"its pattern {pattern!r} does not match: {said}"
+    assert reasons(way)["q"] == f"its pattern {pattern!r} does not match: {expected}"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "headers", "said"),
+    ("arguments", "headers", "expected"),
     [
         ({"a": 1}, {}, "it requires all of a=1, but there is no header a"),
         ({"a": 1}, {"a": "1"}, "it requires all of a=1, but a is '1', text rather than a whole number"),
@@ -74,11 +74,11 @@ def test_a_mismatch_of_a_pattern_is_explained(pattern: str, key: str, said: str)
         ({"x-match": "any"}, {"a": 1}, "it requires no header, so x-match any never matches"),
     ],
 )
-def test_a_mismatch_of_headers_is_explained(arguments: dict[str, Any], headers: dict[str, Any], said: str) -> None:
+def test_a_mismatch_of_headers_is_explained(arguments: dict[str, Any], headers: dict[str, Any], expected: str) -> None:
     topology = Topology([Exchange("x", "headers")], [Queue("q")], [Binding("x", "q", arguments=arguments)])
     way = plan(topology, "x", headers=headers)
     assert way.queues == ()
-    assert said in reasons(way)["q"]
+    assert expected in reasons(way)["q"]
 
 
 def test_cc_and_bcc_keys_are_followed() -> None:
@@ -86,9 +86,10 @@ def test_cc_and_bcc_keys_are_followed() -> None:
     way = plan(topology, "desk", "front", {"CC": ["back"], "BCC": ["cellar"]})
     assert way.queues == ("back", "front")
     assert reasons(way)["back"] == "its binding key is 'back', which is a CC or BCC key"
-    nobody = plan(topology, "desk", "a", {"CC": ["b"]})
+    unmatched = plan(topology, "desk", "a", {"CC": ["b"]})
     assert (
-        reasons(nobody)["front"] == "its binding key is 'front', which is not the key 'a' and the CC and BCC keys 'b'"
+        reasons(unmatched)["front"]
+        == "its binding key is 'front', which is not the key 'a' and the CC and BCC keys 'b'"
     )
 
 
@@ -141,8 +142,8 @@ def test_dead_lettering_after_the_wait_is_explained() -> None:
     assert way.queues == ("publisher3.delay",)
     assert way.later == ("after 0:05:00 in 'publisher3.delay': in the queue 'crm', with the key 'new'",)
     alone = plan(find_pattern("17").sample_topology(), "publisher3", "new")
-    (said,) = alone.later
-    assert said == (
+    (expected,) = alone.later
+    assert expected == (
         "after 0:05:00 in 'publisher3.delay': its exchange 'bookings' is not in the topology, and the queue "
         "'publisher3.delay' keeps it"
     )
@@ -150,8 +151,8 @@ def test_dead_lettering_after_the_wait_is_explained() -> None:
     assert unbound.later[0].split(": ")[1].startswith("no binding of its exchange 'bookings' matches, and the queue")
     for queue_type, fate in (("quorum", "the queue 'wait' keeps it"), ("classic", "it is lost")):
         waiting = waiting_queue("wait", to="next", ttl="1s", queue_type=queue_type)
-        (said,) = plan(replace(waiting, queues=waiting.queues[:1]), "", "wait").later
-        assert said == f"after 0:00:01 in 'wait': its queue 'next' is not in the topology, and {fate}"
+        (expected,) = plan(replace(waiting, queues=waiting.queues[:1]), "", "wait").later
+        assert expected == f"after 0:00:01 in 'wait': its queue 'next' is not in the topology, and {fate}"
 
 
 def test_the_default_exchange_routes_by_queue_name() -> None:

@@ -1,4 +1,4 @@
-"""Imports point down the layers only, and what is called pure does no input or output."""
+"""Imports point down the layers, and pure packages do no input or output."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def member_of(module: str) -> str:
 
 
 def refusal(importer: str, imported: str) -> str | None:
-    """What is wrong with an import between two modules of bide; None if nothing is."""
+    """The reason why an import between two modules of bide is forbidden; None if it is allowed."""
     if not imported:
         return f"bide.{importer} imports the whole of bide"
     above, below = member_of(importer), member_of(imported)

@@ -1,4 +1,4 @@
-"""Where the stream protocol of a broker is looked for."""
+"""The search for the stream port of a broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOP = "amqp://ana:secret@shop.example/orders"
         ({}, None),
         ({"BIDE_STREAM_PORT": "5999"}, 5999),
         ({"BIDE_URL": "amqp://bob@shop.example/bills", "BIDE_STREAM_PORT": "5999"}, 5999),
-        # Whoever sets both means one broker: for another, the second would ask the wrong one.
+        # Both variables describe one broker: for another broker the port would be wrong.
         ({"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_STREAM_PORT": "5999"}, None),
         # Nothing is to be decided by it.
         ({"BIDE_URL": "amqp://shop.example/a/b"}, None),
@@ -36,6 +36,6 @@ def test_an_invalid_port_is_refused(given: str) -> None:
 
 
 def test_an_unreadable_bide_url_is_named() -> None:
-    """Nobody named that URL here: without its name one would look for it in vain."""
+    """The error names the variable, since the URL was not given on the command line."""
     with pytest.raises(InvalidUrlError, match=r"BIDE_STREAM_PORT belongs to the broker of BIDE_URL, .* 'a/b'"):
         stream_port(SHOP, {"BIDE_URL": "amqp://ana:secret@shop.example/a/b", "BIDE_STREAM_PORT": "5999"})

@@ -1,4 +1,4 @@
-"""Where the management API of a broker is looked for."""
+"""The search for the management API of a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
             {"BIDE_URL": "amqp://bob@shop.example/bills", "BIDE_MANAGEMENT_URL": "http://api.example"},
             "http://api.example:15672",
         ),
-        # Whoever sets both means one broker: for another, the second would ask the wrong one.
+        # Both variables describe one broker: for another broker the URL would be wrong.
         (
             None,
             {"BIDE_URL": "amqp://ana:secret@bank.example", "BIDE_MANAGEMENT_URL": "http://bank.example"},
@@ -45,7 +45,7 @@ async def test_a_management_api_on_another_machine_does_not_get_a_password_over_
 ) -> None:
     monkeypatch.setattr(exposure, "_warned", set())
     # A unit test has no other machine.
-    monkeypatch.setattr(exposure, "_is_elsewhere", lambda _peer, _own: True)
+    monkeypatch.setattr(exposure, "_is_remote", lambda _peer, _own: True)
     warned_before_requests = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The real client on the broker in memory."""
+"""The real client on the in-memory broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bide.errors import (
 )
 from bide.topology import Exchange, Queue, Topology
 from tests.broker.receiving import connection_of
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 REMINDERS = Topology(queues=[Queue.quorum("reminders")])
 RELEASES = [(3, 10), (4, 0), (4, 3)]
@@ -29,7 +29,7 @@ RELEASES = [(3, 10), (4, 0), (4, 3)]
 
 async def received(client: bide.Client, queue: str = "reminders") -> bide.Message:
     async with client.consume(queue) as messages:
-        message = await asyncio.wait_for(anext(messages), PATIENCE)
+        message = await asyncio.wait_for(anext(messages), TIMEOUT)
         await message.ack()
         return message
 
@@ -123,7 +123,7 @@ async def test_a_stream_keeps_its_messages_for_every_consumer() -> None:
         for _ in range(2):
             async with client.consume("log", arguments={"x-stream-offset": "first"}) as messages:
                 for number in range(3):
-                    message = await asyncio.wait_for(anext(messages), PATIENCE)
+                    message = await asyncio.wait_for(anext(messages), TIMEOUT)
                     assert (message.body, message.headers["x-stream-offset"]) == (str(number).encode(), number)
                     await message.ack()
 
@@ -147,7 +147,7 @@ async def test_a_stream_is_trimmed_and_read_by_the_virtual_clock(
             await client.publish(b"%d" % number, to="log")
             b.clock.advance("60m" if number < 2 else "30m" if number < 3 else timedelta(0))
         async with client.consume("log", arguments={"x-stream-offset": offset}) as messages:
-            found = [await asyncio.wait_for(anext(messages), PATIENCE) for _ in expected]
+            found = [await asyncio.wait_for(anext(messages), TIMEOUT) for _ in expected]
         assert [int(one.body) for one in found] == expected
 
 
@@ -158,12 +158,12 @@ async def test_a_client_reconnects_and_gets_unsettled_messages_again() -> None:
             await client.publish("x", to="reminders")
             first = await anext(messages)
             b.drop_connections()
-            again = await asyncio.wait_for(anext(messages), PATIENCE)
+            again = await asyncio.wait_for(anext(messages), TIMEOUT)
             assert (first.message_id, first.redelivered) == (again.message_id, False)
             assert (again.redelivered, again.delivery_count) == (True, 1)
             await again.ack()
             await client.publish("y", to="reminders")
-            assert (await asyncio.wait_for(anext(messages), PATIENCE)).body == b"y"
+            assert (await asyncio.wait_for(anext(messages), TIMEOUT)).body == b"y"
 
 
 def test_a_synchronous_client_receives_a_delayed_message() -> None:

@@ -1,4 +1,4 @@
-"""Time that moves when it is told to."""
+"""The virtual clock of the in-memory broker."""
 
 from __future__ import annotations
 

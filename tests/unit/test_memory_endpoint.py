@@ -1,4 +1,4 @@
-"""Endpoints on the broker in memory: retries of hours, in no time."""
+"""Endpoints on the in-memory broker: hours of retries in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import bide
 import bide.testing
-from tests.patience import ON_TIME, PATIENCE
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 RELEASES = [(3, 10), (4, 0), (4, 3)]
 
@@ -25,7 +25,7 @@ async def running(app: bide.Endpoint, client: bide.Client, b: bide.testing.Memor
         yield
     finally:
         app.stop()
-        await asyncio.wait_for(task, PATIENCE)
+        await asyncio.wait_for(task, TIMEOUT)
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ async def test_settled_waits_only_once_for_a_message_that_is_never_settled() -> 
             await b.settled(timeout="50ms")
             before = loop.time()
             await b.settled(timeout="2m")
-            assert loop.time() - before < ON_TIME.total_seconds()
+            assert loop.time() - before < MAX_LATENESS.total_seconds()
 
 
 async def test_a_broker_in_memory_has_no_management_api(caplog: pytest.LogCaptureFixture) -> None:

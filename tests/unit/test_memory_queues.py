@@ -1,4 +1,4 @@
-"""The rules of queues in memory, one by one. That they are RabbitMQ's is tested in tests/broker."""
+"""The rules of queues in memory, which tests/broker compares with RabbitMQ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delay infrastructure that bide has never seen goes through the client, the plan and the taps as its own do."""
+"""A custom delay infrastructure in the client, the plan and the taps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.plan.levels import PlanLevels
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import connection_of
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 from tests.unit.test_layers import MODULES
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ async def test_a_client_delays_messages_with_a_new_infrastructure(infrastructure
         b.clock.advance("1s")
         async with client.consume("orders") as messages:
             for body in ("x", "y"):
-                message = await asyncio.wait_for(anext(messages), PATIENCE)
+                message = await asyncio.wait_for(anext(messages), TIMEOUT)
                 await message.ack()
                 assert (message.body.decode(), message.headers["number"]) == (body, message.message_id)
                 assert message.lateness == timedelta(seconds=9)
@@ -223,7 +223,7 @@ MADE_FOR_ONE = ("delay", "relay", "demo")
 
 
 def asked_for(tree: ast.AST) -> Iterator[str]:
-    """The concrete classes that code tells infrastructures apart by."""
+    """The concrete infrastructure classes that code outside ``delay`` names."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):

@@ -1,4 +1,4 @@
-"""``NServiceBus`` against what NServiceBus.RabbitMQ declares and publishes, spelled out."""
+"""``NServiceBus``, compared with literal names and keys of NServiceBus.RabbitMQ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message on its way out: what is checked, what goes on the wire, and that it comes back as it was sent."""
+"""Outgoing messages: checks, encoding, and the way back to equal values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bide.errors import (
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message, new_message_id
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOW_STAMP = 1_795_262_400_000
@@ -457,7 +457,7 @@ else:
 
 def test_a_forked_process_generates_other_ids() -> None:
     output = subprocess.run(
-        [sys.executable, "-c", FORK], check=True, capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", FORK], check=True, capture_output=True, text=True, timeout=TIMEOUT
     ).stdout
     ours, theirs = output.split()
     assert len(ours) == len(theirs) == 32

@@ -88,7 +88,7 @@ def test_a_pattern_is_found_by_name_and_by_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "texts", "said"),
+    ("name", "texts", "expected"),
     [
         ("fanout-broadcast", {"colour": ["red"]}, "no option --colour"),
         ("fanout-broadcast", {"exchange": ["a", "b"], "queue": ["q"]}, "--exchange is given 2 times"),
@@ -98,8 +98,8 @@ def test_a_pattern_is_found_by_name_and_by_number() -> None:
         ("email-routing", {"exchange": ["a"], "rule": ["q=from"]}, "not of the form QUEUE=HEADER=VALUE"),
     ],
 )
-def test_invalid_options_are_refused(name: str, texts: Mapping[str, Sequence[str]], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
+def test_invalid_options_are_refused(name: str, texts: Mapping[str, Sequence[str]], expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected):
         find_pattern(name).topology(texts)
 
 
@@ -255,7 +255,7 @@ def test_direct_replies_need_no_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "said"),
+    ("build", "expected"),
     [
         (lambda: broadcast.fanout_broadcast("x", queues=[]), "queues is empty"),
         (lambda: broadcast.fanout_broadcast("x", queues="abc"), "a single text"),
@@ -355,7 +355,7 @@ def test_direct_replies_need_no_queue() -> None:
         (lambda: primitives.catch_all("x", queues=["q"], unmatched="x"), "both the exchange and"),
     ],
 )
-def test_invalid_or_contradictory_arguments_are_refused(build: Callable[[], Topology], said: str) -> None:
+def test_invalid_or_contradictory_arguments_are_refused(build: Callable[[], Topology], expected: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         build()
-    assert said in str(caught.value)
+    assert expected in str(caught.value)

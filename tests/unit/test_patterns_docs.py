@@ -1,4 +1,4 @@
-"""docs/patterns.md says what the code does: its diagrams, its commands, its table."""
+"""The diagrams, commands and table of docs/patterns.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a table, and of Spark itself, before Spark looks at it."""
+"""Checks of tables and of Spark's installation before Spark starts."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_file_in_a_folder_without_permission_is_left_to_spark(monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", refuse)
-        refuse_missing("/somebody/r.csv", None, reads_here=True)
-    assert refused == [Path("/somebody/r.csv")]
+        refuse_missing("/other/r.csv", None, reads_here=True)
+    assert refused == [Path("/other/r.csv")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The ledger: a part is there as a whole or not at all."""
+"""The ledger of parts: each part is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The histogram of due times, and what a terminal shows meanwhile."""
+"""The histogram of due times, and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.cli.pipeline.view import histogram, progress, span_for
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 
@@ -83,7 +83,7 @@ class Terminal:
 
     def shows(self, text: str) -> bool:
         """Whether it shows a text within some seconds."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while text not in self.read(0.1):
             if time.monotonic() > deadline:
                 return False

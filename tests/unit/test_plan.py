@@ -1,4 +1,4 @@
-"""The arithmetic of plans: ladders, flows, capacities."""
+"""The arithmetic of plans: levels, flows, capacities."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flow", "said"),
+    ("flow", "expected"),
     [
         ({"rate": "1/s"}, "flow 1 has no delay"),
         ({"rate": "1/s", "delay": "1s", "sise": 1}, "flow 1 has unknown keys, sise: choose from delay"),
@@ -121,8 +121,8 @@ def test_a_profile_follows_the_hours_of_the_day() -> None:
         ("1/s", "give a table"),
     ],
 )
-def test_invalid_flows_are_refused(flow: dict[str, object], said: str) -> None:
-    with pytest.raises(InvalidInputError, match=said):
+def test_invalid_flows_are_refused(flow: dict[str, object], expected: str) -> None:
+    with pytest.raises(InvalidInputError, match=expected):
         flows_of([flow])
 
 
@@ -157,21 +157,21 @@ def test_planned_release_rates_do_not_exceed_the_measured_ones() -> None:
         rates = [one.median("burst", burst.ONE_LANE, setting, "rate") for one in kept]
         newest = [rate for rate in rates if rate is not None][-1]
         assert RELEASES[prefetch]["4.3"] <= 1.05 * newest
-    said = (ROOT / "docs/delays.md").read_text()
+    page = (ROOT / "docs/delays.md").read_text()
     for prefetch, row in ((32, "32"), (1000, "workers replaced")):
         cells = " | ".join(f"{RELEASES[prefetch][release]:,}/s" for release in ("3.10", "4.3"))
-        assert f"\n| {row} | {cells} |\n" in said
+        assert f"\n| {row} | {cells} |\n" in page
 
 
 def test_the_page_shows_the_capacities_of_the_verdicts() -> None:
-    said = (ROOT / "docs/pipeline-plan.md").read_text()
+    page = (ROOT / "docs/pipeline-plan.md").read_text()
     for row, figures in (
         ("hops/s, `Clock`", {release: of["clock"] for release, of in HOPS.items()}),
         ("hops/s, cascade", {release: of["nservicebus"] for release, of in HOPS.items()}),
         ("released/s by one queue, `dead_letter_worker_consumer_prefetch` 32", RELEASES[32]),
         ("the same with 1,000", RELEASES[1000]),
     ):
-        assert f"\n| {row} | {figures['3.10']:,} | {figures['4.3']:,} |\n" in said
+        assert f"\n| {row} | {figures['3.10']:,} | {figures['4.3']:,} |\n" in page
 
 
 def test_sizes_are_parsed_and_formatted() -> None:

@@ -1,4 +1,4 @@
-"""scripts/prose.py: the check of texts, and the baseline of what may still break a rule."""
+"""scripts/prose.py: the check of texts and its baseline."""
 
 from __future__ import annotations
 
@@ -68,14 +68,31 @@ def test_a_module_without_a_docstring_passes() -> None:
 
 
 def test_a_class_name_in_two_modules_counts_in_both(tmp_path: Path) -> None:
-    tree(tmp_path, {"src/a.py": "class Same: ...", "src/b/c.py": "\nclass Same: ...", "src/d.py": "class Other: ..."})
+    tree(
+        tmp_path,
+        {
+            "src/a.py": "class Same: ...",
+            "src/b/c.py": "\nclass Same: ...",
+            "src/d.py": "class Other: ...",
+            "tests/a.py": "class Other: ...",
+        },
+    )
     found = prose.violations(tmp_path)
     assert [(one.file, one.line, one.rule) for one in found] == [("src/a.py", 1, "class"), ("src/b/c.py", 2, "class")]
 
 
-def test_words_count_in_sources_docs_readme_and_changelog_only(tmp_path: Path) -> None:
-    files = ("src/a.py", "docs/deep/page.md", "README.md", "CHANGELOG.md")
-    tree(tmp_path, {**dict.fromkeys(files, "# nobody\n"), "tests/a.py": "# nobody\n", "docs/a.svg": "nobody"})
+def test_words_count_in_python_docs_readme_and_changelog_only(tmp_path: Path) -> None:
+    files = (
+        "src/a.py",
+        "tests/a.py",
+        "benchmarks/a.py",
+        "examples/a.py",
+        "docs/deep/page.md",
+        "README.md",
+        "CHANGELOG.md",
+    )
+    others = ("scripts/a.py", "docs/a.svg", "tests/unit/test_prose.py")
+    tree(tmp_path, dict.fromkeys((*files, *others), "# nobody\n"))
     assert prose.count(prose.violations(tmp_path)) == {(file, "word"): 1 for file in files}
 
 

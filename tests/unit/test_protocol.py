@@ -1,4 +1,4 @@
-"""Encoding, addresses and the broker's replies."""
+"""Encoding, addresses and replies of the broker."""
 
 from __future__ import annotations
 

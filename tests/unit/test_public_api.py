@@ -1,4 +1,4 @@
-"""The public API is a reviewed list, in which every name is documented, and files stay short enough to read."""
+"""The reviewed public API, its documentation, and the length of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixtures that pytest finds where bide is installed."""
+"""The pytest plugin of bide."""
 
 from __future__ import annotations
 

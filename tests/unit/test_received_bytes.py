@@ -1,4 +1,4 @@
-"""Bytes from the broker, put together to frames, however they come in."""
+"""Frames decoded from bytes in arbitrary chunks."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_an_incomplete_frame_waits_for_its_remaining_bytes(frames: list[bytes], 
 
 @given(short=st.binary(max_size=11))
 def test_a_truncated_content_header_closes_the_connection_with_the_reason(short: bytes) -> None:
-    async def said() -> str:
+    async def next_frame() -> str:
         connection = Connection(BrokerUrl.parse("amqp://localhost"), "localhost")
         connection._channels[1] = Channel(connection, 1)
         connection.data_received(codec.frame(codec.HEADER, 1, short))
         return str(connection.lost.result() if connection.lost.done() else "")
 
-    assert "cannot be decoded" in asyncio.run(said())
+    assert "cannot be decoded" in asyncio.run(next_frame())

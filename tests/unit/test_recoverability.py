@@ -1,4 +1,4 @@
-"""What becomes of a failed message, decided without a broker."""
+"""Decisions on failed messages, without a broker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bide.recoverability.history import History, nservicebus_time, read_nservice
 from bide.recoverability.policy import poison_limit
 from bide.recoverability.report import FailureReport
 from bide.recoverability.selection import Selection
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 NOW = datetime(2026, 11, 21, 3, 0, 0, 123000, tzinfo=UTC)
 
@@ -145,7 +145,7 @@ def test_exception_rules_choose_the_decision() -> None:
     assert path(policy, TimeoutError()) == [bide.RetryNow(), bide.Park()]
     assert isinstance(path(policy, KeyboardInterrupt())[0], bide.Discard)
     assert path(policy, UndecodableMessageError()) == [bide.Park()]
-    # Somebody who wants to retry what cannot be read may.
+    # An explicit setting allows retries of undecodable messages.
     assert path(bide.Retry(immediate=1, delays=(), at_once=(UndecodableMessageError,)), UndecodableMessageError()) == [
         bide.RetryNow(),
         bide.Park(),
@@ -426,7 +426,7 @@ NET_DUE = {"NServiceBus.DeliverAt": nservicebus_time(NOW + timedelta(days=1))}
     ],
 )
 def test_every_copy_keeps_the_due_time_of_the_sender(headers: dict[str, Any], due: datetime | None) -> None:
-    """Whoever delayed it, and whether an endpoint or an operator sent the copy, now or later."""
+    """For all delay infrastructures, and copies of endpoints and operators, immediate and delayed."""
     first = {"message_id": "m", "headers": headers}
     assert due_of(first) == due
     message = received(first)
@@ -523,7 +523,7 @@ async def test_the_limiter_bounds_concurrency_and_slows_down_after_failures() ->
     await limiter.enter()
     limiter.succeeded()
     assert limiter.inside == 1
-    await asyncio.wait_for(limiter.enter(), PATIENCE)
+    await asyncio.wait_for(limiter.enter(), TIMEOUT)
     assert limiter.inside == 2
 
 

@@ -1,4 +1,4 @@
-"""Repeated runs: intervals, first and last run, jitter, missed runs, and the claims that follow from them."""
+"""Recurrences, the claims that follow from them, and the clock of a gate."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ SMALL = Topology(
 
 
 def levels(count: int) -> Topology:
-    """A delay level of so many parallel queues, and the queue at the end of it."""
+    """Delay levels of parallel queues, and the queue at their end."""
     return Topology(
         [Exchange("m"), Exchange("out")],
         [

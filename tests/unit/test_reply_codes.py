@@ -1,4 +1,4 @@
-"""What the broker's replies become. The texts are those of RabbitMQ 3.10.8 and 4.3.6, as they came over the wire."""
+"""Errors for the replies of RabbitMQ 3.10.8 and 4.3.6, with recorded reply texts."""
 
 from __future__ import annotations
 

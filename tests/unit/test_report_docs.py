@@ -1,4 +1,4 @@
-"""The page of the report in the documentation names what there is."""
+"""The documentation page of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report's page and picture, of figures that are made up."""
+"""The page and picture of a report with example figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALLOWED: Final = frozenset(
 
 
 class Reader(HTMLParser):
-    """Refuses what is not closed in order, and collects the rest."""
+    """A parser that fails on tags that are not closed in order, and collects names and texts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Reader(HTMLParser):
         self.names: set[str] = set()
         self.ids: list[str] = []
         self.attributes: list[tuple[str, str]] = []
-        self.said: list[str] = []
+        self.texts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
@@ -56,7 +56,7 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.said.append(data)
+        self.texts.append(data)
 
 
 def read(html: str) -> Reader:
@@ -119,7 +119,7 @@ def test_texts_of_messages_are_escaped() -> None:
     assert reader.names <= ALLOWED
     assert "script" not in reader.names
     shown = NASTY.replace("\x00", "\\x00").replace("\u202e", "\\u202e")
-    assert shown in reader.said
+    assert shown in reader.texts
     assert [value for name, value in reader.attributes if name == "aria-label" and "script" in value] == []
 
 
@@ -185,8 +185,8 @@ def test_empty_tables_are_reported_as_empty() -> None:
     html = page(found)
     read(html)
     assert "<svg" not in html
-    for said in ("Nothing was scheduled or delivered yet.", "Nothing is pending.", "Nothing failed."):
-        assert said in html
+    for text in ("Nothing was scheduled or delivered yet.", "Nothing is pending.", "Nothing failed."):
+        assert text in html
 
 
 def test_missing_tables_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Axes of the report: places, and what is written beside them."""
+"""Axes of the report: ticks and labels."""
 
 from __future__ import annotations
 

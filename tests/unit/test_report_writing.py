@@ -1,4 +1,4 @@
-"""Where a report cannot be written, or is not written to its end."""
+"""Reports that cannot be written, or not completely."""
 
 from __future__ import annotations
 

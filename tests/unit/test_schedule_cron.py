@@ -1,4 +1,4 @@
-"""Cron expressions in all time zones, compared with a second implementation that walks from minute to minute."""
+"""Cron expressions in all time zones, compared with a second implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fold of the schedule log, one rule at a time. tests/schedule_model explores all of them together."""
+"""The rules of the fold of the schedule log, one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of the schedule log: no history is judged wrong, and each planted fault is found."""
+"""Random histories of the schedule log are judged right, and planted faults are found."""
 
 from __future__ import annotations
 

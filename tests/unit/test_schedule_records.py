@@ -1,4 +1,4 @@
-"""Records of the schedule log: what is written is read, and anything else is an error of ours."""
+"""Encoding and decoding of the records of the schedule log."""
 
 from __future__ import annotations
 

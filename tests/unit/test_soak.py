@@ -1,4 +1,4 @@
-"""The soak finds what it is there to find, and its account adds up, whenever a run ends."""
+"""The soak's checks and its account, however a run ends."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SPARK = "/venv/lib/python/site-packages/pyspark/sql/worker/plan_data_source_read
 
 
 def ended(*files: str, error: str = "KeyError: 'x'") -> str:
-    """What Spark says of a query whose worker raised."""
+    """Spark's error for a query whose worker raised."""
     frames = "".join(f'  File "{file}", line 5, in f\n    g()\n' for file in files)
     return (
         "[STREAM_FAILED] Query terminated with exception: org.apache.spark.api.python.PythonException: Traceback (most "

@@ -273,13 +273,13 @@ def test_text_that_is_not_utf_8_does_not_stop_reading() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3, 4])
-@pytest.mark.parametrize("said", [0, 10, 199, 201, 4_000])
-def test_a_compressed_batch_of_another_length_is_undecodable(number: int, said: int) -> None:
+@pytest.mark.parametrize("length", [0, 10, 199, 201, 4_000])
+def test_a_compressed_batch_of_another_length_is_undecodable(number: int, length: int) -> None:
     """Arrow filled what was missing with what happened to be in memory."""
     raw = b"some text " * 20
     packed = pa.compress(raw, codec={1: "gzip", 3: "lz4", 4: "zstd"}[number], asbytes=True)
-    with pytest.raises(UndecodableMessageError, match=f"is not {said:,} bytes"):
-        decompress(number, packed, said)
+    with pytest.raises(UndecodableMessageError, match=f"is not {length:,} bytes"):
+        decompress(number, packed, length)
 
 
 @pytest.mark.parametrize("number", [3, 4])

@@ -1,4 +1,4 @@
-"""bide as one file, for executors of Spark."""
+"""bide as one file for Spark executors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from bide.cli.app import run
 from bide.spark.bundle import own_bundle, write_bundle
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 # As an executor has it: what is installed here is out of sight, but for what PySpark and PyArrow need.
 LOOK = """
@@ -27,7 +27,7 @@ print(bide.__spec__.cached or bide.__file__, bide.client.bulk.sync.__file__, htt
 
 def looked(file: Path) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-I", "-c", LOOK, file], capture_output=True, text=True, check=True, timeout=PATIENCE
+        [sys.executable, "-I", "-c", LOOK, file], capture_output=True, text=True, check=True, timeout=TIMEOUT
     )
     return done.stdout.split()
 

@@ -1,4 +1,4 @@
-"""The columns that are read."""
+"""The columns of the Spark source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions in a checkpoint, and how offsets are shared out."""
+"""Checkpoint positions, and the split of offsets into partitions."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_batch_begins_at_the_start_of_a_new_stream() -> None:
 
 
 def test_the_start_of_a_new_query_does_not_apply_to_a_running_one() -> None:
-    """Not everybody who asks for an end tells whether the query is new."""
+    """Some Spark releases ask for the end without saying whether the query is new."""
     end = document({"a": 9, "b": 4}, since={"a": 0, "b": 2}, begin={"a": 7, "b": 4})
     new = document({"a": 8, "b": 4}, initial=True)
     assert begin_of(new, end) == {"a": 7, "b": 4}

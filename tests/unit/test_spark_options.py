@@ -1,4 +1,4 @@
-"""Options of the data source."""
+"""Options of the Spark data source."""
 
 from __future__ import annotations
 

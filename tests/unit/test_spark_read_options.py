@@ -1,4 +1,4 @@
-"""What to read, and from where to where."""
+"""Options of a read: streams, queues and offsets."""
 
 from __future__ import annotations
 

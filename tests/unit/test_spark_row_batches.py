@@ -1,4 +1,4 @@
-"""Rows as a Spark without record batches for streams hands them to a writer."""
+"""Row batches for writers of Spark releases without record batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows become messages: checks of columns and of rows agree, and ids are unique."""
+"""Rows as messages: equal checks of columns and of rows, and unique ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = (datetime.max.replace(tzinfo=UTC) - datetime.fromtimestamp(0, UTC)) // US
 
 
 def mostly(*good: Any, bad: tuple[Any, ...]) -> st.SearchStrategy[Any]:
-    """Good values, and seldom a bad one: a row with several tells nothing of each."""
+    """Valid values with few invalid ones: a row with several invalid values hides all but the first."""
     return st.integers(0, 15).flatmap(lambda number: st.sampled_from(good if number else bad))
 
 
@@ -165,7 +165,7 @@ def test_a_row_for_another_target_gets_another_id() -> None:
 
 
 def test_an_empty_message_id_is_a_problem() -> None:
-    """Whoever drops duplicates would take all messages with it for one."""
+    """Deduplication would treat all messages with this id as one."""
     batch = batch_of(value=["a", "b"], message_id=["mine", ""])
     found = Rows(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert found == {1: "the column message_id is empty: give an id, or null to have one generated"}
@@ -189,7 +189,7 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "said"),
+    ("pairs", "expected"),
     [
         ([None, ("a", b"1")], "the column headers holds a value that cannot be sent: an entry is null: leave it out"),
         (
@@ -199,14 +199,14 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
         ([(None, b"1")], "the header name None is not text"),
     ],
 )
-def test_invalid_headers_are_a_problem(pairs: list[tuple[str | None, bytes] | None], said: str) -> None:
+def test_invalid_headers_are_a_problem(pairs: list[tuple[str | None, bytes] | None], expected: str) -> None:
     structs = [None if pair is None else dict(zip(("key", "value"), pair, strict=True)) for pair in pairs]
     headers = pa.array([structs, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
     rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
     found = rows.problems(batch, NOW)
     assert [*found] == [0]
-    assert found[0].startswith(said)
+    assert found[0].startswith(expected)
 
 
 @pytest.mark.parametrize("name", ["message_id", "type", "queue", "delay", "headers"])

@@ -1,4 +1,4 @@
-"""The columns that are written, and the options that replace them."""
+"""The columns of a write, and the options that replace them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_an_exchange_can_have_a_routing_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"maxDelay": "long"}, "the option maxDelay: the delay 'long' cannot be read"),
         ({"resolution": "fine"}, "the option resolution: the delay 'fine' cannot be read"),
@@ -41,8 +41,8 @@ def test_an_exchange_can_have_a_routing_key() -> None:
         ({"timeout": "soon"}, "the option timeout: the delay 'soon' cannot be read"),
     ],
 )
-def test_errors_name_the_spark_option(options: dict[str, str], said: str) -> None:
+def test_errors_name_the_spark_option(options: dict[str, str], expected: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         settings_of(**options)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "--" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Record batches that are put aside."""
+"""Record batches spooled to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of a stream."""
+"""Decoding of stream chunks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_unsupported_or_damaged_compression_is_undecodable() -> None:
 
 
 def lying(records: int, inner: bytes, *, compression: int = 0, unpacked: int | None = None) -> bytes:
-    """A batch whose header may say anything."""
+    """A batch with an arbitrary header."""
     length = len(inner) if unpacked is None else unpacked
     packed = gzip.compress(inner, mtime=0) if compression == 1 else inner
     return struct.pack(">BHII", 0x80 | compression << 4, records, length, len(packed)) + packed
@@ -151,7 +151,7 @@ def test_an_empty_batch_takes_no_offset() -> None:
 
 @pytest.mark.parametrize("unpacked", [0, 1, 1_000_000])
 def test_a_compressed_batch_larger_than_it_says_does_not_fill_the_memory(unpacked: int) -> None:
-    """300 KB that unpack to 300 MB, whatever they say."""
+    """300 KB that unpack to 300 MB, although the header gives another size."""
     packed = gzip.compress(bytes(30_000_000), mtime=0) * 10
     bomb = struct.pack(">BHII", 0x90, 1, unpacked, len(packed)) + packed
     read = Chunk.read(chunk([bomb, entry(b"after")], count=2), 0)

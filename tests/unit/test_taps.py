@@ -1,4 +1,4 @@
-"""Taps in the model of the routing: each message is seen once at either end, and goes the way it went without them."""
+"""Taps in the routing model: each message is seen once per end, its route is unchanged."""
 
 from __future__ import annotations
 

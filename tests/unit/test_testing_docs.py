@@ -1,4 +1,4 @@
-"""The programs of docs/testing.md: run as they stand there, their tests pass."""
+"""The programs of docs/testing.md, whose tests pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
 PROGRAMS = dict(re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -35,7 +35,7 @@ def test_the_program_passes(name: str, tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr

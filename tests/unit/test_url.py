@@ -1,4 +1,4 @@
-"""The address of a broker: what is read from it, what is refused, and that its password is never shown."""
+"""Broker URLs: parsing, refusals, and hidden passwords."""
 
 from __future__ import annotations
 

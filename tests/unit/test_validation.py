@@ -227,7 +227,7 @@ def test_invalid_exchange_arguments_are_refused(exchange_type: str, arguments: d
         ("x-consistent-hash", {"hash-property": "timestamp"}),
         ("x-delayed-message", {"x-delayed-type": "topic"}),
         ("x-recent-history", {"x-recent-history-length": 5}),
-        ("direct", {"x-somebody-elses": 1}),
+        ("direct", {"x-unknown": 1}),
     ],
 )
 def test_valid_exchange_arguments_are_accepted(exchange_type: str, arguments: dict[str, Argument]) -> None:

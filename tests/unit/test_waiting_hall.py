@@ -1,4 +1,4 @@
-"""The waiting hall on the model of the routing: what the broker would do, and what the relay decides in between."""
+"""The waiting hall in the routing model, and the relay's decisions."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_a_relayed_message_is_restored_as_it_was_sent() -> None:
     }
     arrival = restore(out.exchange, out.routing_key, out.values)
     assert (arrival.exchange, arrival.routing_key) == (FOUR.delivery_exchange, "a.b")
-    # What falls out of the levels, into the undeliverable queue, tells its own key too.
+    # A message that leaves the levels for the undeliverable queue keeps its own key, too.
     assert restore("", inside.routing_key, inside.values).routing_key == "a.b"
 
 

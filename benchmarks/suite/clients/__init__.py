@@ -1,3 +1,3 @@
-"""The other clients, each as its documentation says and with the settings that make it fast and safe."""
+"""The other clients, used as documented and with settings that make them fast and safe."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""aio-pika: many tasks that publish and wait for the confirm; an iterator that receives."""
+"""aio-pika: concurrent confirmed publishes, and consuming with an iterator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Celery: tasks with a countdown, through its native delayed delivery."""
+"""Celery: tasks with a countdown, by native delayed delivery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Celery's worker runs: ``celery -A benchmarks.suite.clients.celery_worker worker``."""
+"""The Celery application of the worker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dramatiq: actors that are sent to with a delay."""
+"""dramatiq: actors called with a delay."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def send(job: Job) -> Answer:
 
 
 def _nothing(body: str) -> None:
-    """Is never called: nobody works here."""
+    """Never called: this process runs no worker."""
 
 
 def _begin(due: float, body: str) -> None:

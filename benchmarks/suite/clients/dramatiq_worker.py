@@ -1,4 +1,4 @@
-"""What dramatiq's worker runs: ``python -m dramatiq benchmarks.suite.clients.dramatiq_worker``."""
+"""The dramatiq actors of the worker process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _arrivals = Arrivals.of_environment()
 
 
 class _Ready(Middleware):
-    """Tells when the worker takes tasks."""
+    """Records that the worker is ready for tasks."""
 
     def after_worker_boot(self, broker: Any, worker: Any) -> None:
         _arrivals.tell_ready()

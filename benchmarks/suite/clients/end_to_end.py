@@ -1,4 +1,4 @@
-"""From the call that sends a task to its start in a worker, for systems that bring workers of their own."""
+"""Latency from sending a task to its start, for systems with workers of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START_SECONDS: Final = 60.0
 _STOP_SECONDS: Final = 20.0
 _GRACE: Final = 60.0
 _GLANCE: Final = 0.05
-"""Another process tells by a file: there is no event for that, so it is looked at so often, until a deadline."""
+"""Seconds between checks of a file that another process writes."""
 
 
 def measure(job: Job, *, worker: Sequence[str], variables: Mapping[str, str], sender: str) -> Answer:
@@ -57,7 +57,7 @@ def send(job: Job, publish: Callable[[int, float], Any]) -> Answer:
     """Send at an even rate; the work of one sender.
 
     Args:
-        publish: told the delay in seconds and the due time.
+        publish: called with the delay in seconds and the due time.
     """
     longest, sent = job.options["longest"], 0
     start = time.perf_counter()
@@ -75,7 +75,7 @@ _STRIDE: Final = 7919
 
 
 def _send(job: Job, sender: str, number: int) -> tuple[int, float]:
-    """Send with so many processes; return how many messages were sent, and how many in a second."""
+    """Send with several processes; return the number of messages and the rate per second."""
     options = {**job.options, "rate": job.options["rate"] / number}
     one = Job(work=sender, options=options, url=job.url, pid=job.pid).to_json()
     processes = [
@@ -89,10 +89,10 @@ def _send(job: Job, sender: str, number: int) -> tuple[int, float]:
         process.stdin.write(one)
         process.stdin.close()
         process.stdin = None
-    said = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
         raise BenchmarkError("a sender failed")
-    values = [Answer.from_json(text).values for text in said]
+    values = [Answer.from_json(text).values for text in outputs]
     sent = round(sum(one["messages"] for one in values))
     return sent, sum(one["messages"] / one["seconds"] for one in values)
 

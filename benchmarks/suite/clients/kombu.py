@@ -1,4 +1,4 @@
-"""kombu, over py-amqp: every publish waits for its confirm."""
+"""kombu with py-amqp: each publish waits for its confirm."""
 
 from __future__ import annotations
 

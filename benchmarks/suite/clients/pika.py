@@ -1,4 +1,4 @@
-"""pika: its blocking connection, and its event-driven one."""
+"""pika: its blocking connection, and its asynchronous one."""
 
 from __future__ import annotations
 

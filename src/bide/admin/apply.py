@@ -29,13 +29,13 @@ log = logger(__name__)
 MINIMUM_RELEASE: Final = (3, 10)
 """The first release whose quorum queues dead-letter at least once."""
 
-_NO_SUCH_TYPE: Final = ("unknown exchange type", "invalid exchange type")
+_UNKNOWN_TYPE_TEXTS: Final = ("unknown exchange type", "invalid exchange type")
 """RabbitMQ's reply texts for an unknown exchange type, and for one whose plugin is not enabled."""
 
-_EVERYWHERE: Final = frozenset({"direct", "topic", "fanout", "headers"})
+_BUILT_IN_TYPES: Final = frozenset({"direct", "topic", "fanout", "headers"})
 """Exchange types that need no plugin."""
 
-_PLUGINS: Final = {
+_PLUGIN_OF_TYPE: Final = {
     "x-consistent-hash": "rabbitmq_consistent_hash_exchange",
     "x-jms-topic": "rabbitmq_jms_topic_exchange",
     "x-modulus-hash": "rabbitmq_sharding",
@@ -62,7 +62,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """What :func:`destroy` deleted.
+    """The counts of :func:`destroy`.
 
     Attributes:
         messages: the number of messages deleted with their queues.
@@ -128,7 +128,7 @@ async def check_exchange_types(connection: Connection, topology: Topology, *, re
         UnsupportedBrokerError: the broker lacks an exchange type.
         BrokerError: as for :func:`apply`.
     """
-    uncommon = [one for one in topology.exchanges if one.type not in _EVERYWHERE]
+    uncommon = [one for one in topology.exchanges if one.type not in _BUILT_IN_TYPES]
     if not uncommon:
         return
     # On a separate connection, because RabbitMQ 3 closes the whole connection for an unknown type.
@@ -139,17 +139,17 @@ async def check_exchange_types(connection: Connection, topology: Topology, *, re
                 async with Declaring(probing, retry_for=retry_for) as declaring:
                     await declaring.all(Channel.declare_exchange, [exchange])
             except BrokerError as error:
-                if not any(text in str(error) for text in _NO_SUCH_TYPE):
+                if not any(text in str(error) for text in _UNKNOWN_TYPE_TEXTS):
                     raise
                 raise UnsupportedBrokerError(
                     f"the broker at {connection.address} has no exchange type {exchange.type!r}, the type of the "
-                    f"exchange {exchange.name!r}: {_way_to(exchange.type)}"
+                    f"exchange {exchange.name!r}: {_how_to_enable(exchange.type)}"
                 ) from error
     finally:
         await probing.close()
 
 
-def _way_to(exchange_type: str) -> str:
+def _how_to_enable(exchange_type: str) -> str:
     if exchange_type == "x-delayed-message":
         # The plugin is archived, and does not run on 4.3 and later.
         return (
@@ -158,7 +158,7 @@ def _way_to(exchange_type: str) -> str:
         )
     if exchange_type == "x-local-random":
         return "upgrade the broker to RabbitMQ 4.0 or later, or use another type"
-    plugin = _PLUGINS.get(exchange_type)
+    plugin = _PLUGIN_OF_TYPE.get(exchange_type)
     if plugin is None:
         return "enable the plugin that adds it, or use another type"
     return f"run 'rabbitmq-plugins enable {plugin}' on the broker's machine, or use another type"
@@ -176,13 +176,13 @@ async def apply(
     """Declare everything in a topology. Items that exist with these properties stay unchanged.
 
     Temporary refusals of a busy broker (see :mod:`bide.admin.declaring`) are retried. If the broker closes the
-    connection with a refusal, the rest is declared over another connection, and the given one stays closed. This does
-    not apply to a topology with an exclusive queue, which belongs to its connection.
+    connection with a refusal, the rest is declared over another connection, and the given one stays closed. A topology
+    with an exclusive queue is the exception, because that queue belongs to its connection.
 
     Args:
         external: names of exchanges and queues outside the topology that its bindings may use.
-        last: queues of the topology to declare only after all others exist and are bound. If they exist, everything
-            else exists too, even if an apply was interrupted.
+        last: queues of the topology to declare only after all others exist and are bound. Their existence then shows
+            that everything else exists too, even if an earlier apply was interrupted.
         retry_for: how long to retry after a first refusal without a success in between.
         can_move: whether to continue over another connection; if not, the loss of the given connection is an error.
 
@@ -207,8 +207,8 @@ async def apply(
                 async for item, _ in declaring.each(call, items):
                     done.append(item)
     except BrokerError as error:
-        raise _half_applied(error, topology, done) from error
-    return _counts(done)
+        raise _with_progress(error, topology, done) from error
+    return _count(done)
 
 
 def _phases(topology: Topology, last: Topology) -> Iterator[tuple[_Call, Iterable[_Item]]]:
@@ -226,8 +226,8 @@ def is_into(binding: Binding, queues: Collection[str]) -> bool:
     return binding.destination_type == "queue" and binding.destination in queues
 
 
-def _half_applied(error: BrokerError, topology: Topology, done: Sequence[_Item]) -> BrokerError:
-    applied = f"{_counts(done)}, the last of them {_described(done[-1])}" if done else "nothing"
+def _with_progress(error: BrokerError, topology: Topology, done: Sequence[_Item]) -> BrokerError:
+    applied = f"{_count(done)}, the last of them {_describe(done[-1])}" if done else "nothing"
     message = f"{error}; declared before that: {applied}"
     if not isinstance(error, DeclarationMismatchError):
         return type(error)(message, reply_code=error.reply_code)
@@ -248,7 +248,7 @@ def _half_applied(error: BrokerError, topology: Topology, done: Sequence[_Item])
     )
 
 
-def _described(item: _Item) -> str:
+def _describe(item: _Item) -> str:
     if isinstance(item, Binding):
         return (
             f"the binding from the exchange {item.source!r} to the {item.destination_type} {item.destination!r} with "
@@ -257,7 +257,7 @@ def _described(item: _Item) -> str:
     return f"the {type(item).__name__.lower()} {item.name!r}"
 
 
-def _counts(done: Iterable[_Item]) -> Applied:
+def _count(done: Iterable[_Item]) -> Applied:
     kinds = Counter(type(one) for one in done)
     return Applied(exchanges=kinds[Exchange], queues=kinds[Queue], bindings=kinds[Binding])
 
@@ -284,7 +284,7 @@ async def exists(connection: Connection, topology: Topology) -> bool:
     try:
         async with Declaring(connection, can_move=False) as declaring:
             items: list[Exchange | Queue] = [*topology.exchanges, *topology.queues]
-            await declaring.all(_ask_for, items)
+            await declaring.all(_check_item, items)
     except TargetNotFoundError as error:
         if is_temporary(error):
             raise
@@ -315,7 +315,7 @@ async def destroy(
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
         there = await message_counts(connection, topology.queues)
-        _refuse_messages(there, force)
+        _check_empty(there, force)
         # To restore the previous state, queues that do not exist now are not declared.
         missing = {one.name for one in topology.queues}.difference(there)
         topology = Topology(
@@ -323,13 +323,15 @@ async def destroy(
             (one for one in topology.queues if one.name in there),
             (one for one in topology.bindings if not is_into(one, missing)),
         )
-        own = await _found(declaring, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES])
+        own = await _replies_by_name(
+            declaring, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES]
+        )
         counts: dict[str, int] = {}
-        for names in _from_the_outside(topology):
+        for names in _entry_exchanges(topology):
             await declaring.all(Channel.delete_exchange, names)
             counts = await message_counts(connection, topology.queues)
             try:
-                _refuse_messages(counts, force)
+                _check_empty(counts, force)
             except NotEmptyError:
                 await apply(connection, topology, external=external, retry_for=retry_for)
                 raise
@@ -339,7 +341,7 @@ async def destroy(
     return Removed(exchanges=len(own), queues=len(replies), messages=messages)
 
 
-def _from_the_outside(topology: Topology) -> Iterator[list[str]]:
+def _entry_exchanges(topology: Topology) -> Iterator[list[str]]:
     """The entry exchanges of the topology: first those that only publishers use, then the others.
 
     Exchanges with bindings of other programs would lose these bindings, so they are deleted after the queues.
@@ -353,7 +355,7 @@ def _from_the_outside(topology: Topology) -> Iterator[list[str]]:
     yield [name for name in leading if name in fed]
 
 
-def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
+def _check_empty(counts: Mapping[str, int], force: bool) -> None:
     held = {name: count for name, count in counts.items() if count}
     if held and not force:
         shown = ", ".join(f"{name} ({count})" for name, count in list(held.items())[:5])
@@ -367,16 +369,16 @@ def _refuse_messages(counts: Mapping[str, int], force: bool) -> None:
 async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
     """Ready messages by queue name; queues that do not exist are left out."""
     async with Declaring(connection) as declaring:
-        replies = await _found(declaring, queues)
+        replies = await _replies_by_name(declaring, queues)
     return {name: reply.message_count or 0 for name, reply in replies.items()}
 
 
-async def _found(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
+async def _replies_by_name(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
     """The broker's replies for the items that exist, by name."""
-    return {item.name: reply async for item, reply in declaring.each(_ask_for, items, skip_missing=True)}
+    return {item.name: reply async for item, reply in declaring.each(_check_item, items, skip_missing=True)}
 
 
-def _ask_for(channel: Channel, item: Exchange | Queue) -> asyncio.Future[Any]:
+def _check_item(channel: Channel, item: Exchange | Queue) -> asyncio.Future[Any]:
     if isinstance(item, Exchange):
         return channel.declare_exchange(item, passive=True)
     return channel.declare_queue(item, passive=True)

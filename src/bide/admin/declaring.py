@@ -58,7 +58,7 @@ log = logger(__name__)
 RETRY_FOR: Final = timedelta(seconds=30)
 """How long to retry after a first refusal without a success in between."""
 
-_MOST_IN_FLIGHT: Final = 256
+_MAX_IN_FLIGHT: Final = 256
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
@@ -100,13 +100,13 @@ class Declaring:
 
     def __init__(self, connection: Connection, *, retry_for: timedelta = RETRY_FOR, can_move: bool = True) -> None:
         self._connection = connection
-        self._own: Connection | None = None
+        self._replacement: Connection | None = None
         self._channel: Channel | None = None
         self._retry_for = retry_for.total_seconds()
         self._can_move = can_move
-        self._in_flight = _MOST_IN_FLIGHT
+        self._batch_limit = _MAX_IN_FLIGHT
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        self._refusals: list[float] = []
+        self._refused_at: list[float] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,13 +117,13 @@ class Declaring:
         if error is None:
             if self._channel is not None:
                 await self._channel.close()
-            if self._own is not None:
-                await self._own.close()
+            if self._replacement is not None:
+                await self._replacement.close()
             return
         if self._channel is not None:
             self._channel.abandon()
-        if self._own is not None:
-            self._own.give_up(ClosedError("the connection was closed"))
+        if self._replacement is not None:
+            self._replacement.give_up(ClosedError("the connection was closed"))
 
     async def each(
         self,
@@ -141,25 +141,25 @@ class Declaring:
             BrokerError: the broker refuses permanently, or for too long.
         """
         pending = deque(items)
-        size = _MOST_IN_FLIGHT
+        size = _MAX_IN_FLIGHT
         while pending:
-            batch = list(islice(pending, min(size, self._in_flight)))
+            batch = list(islice(pending, min(size, self._batch_limit)))
             for item, result in zip(batch, await self._results(call, batch), strict=False):
                 if skip_missing and isinstance(result, TargetNotFoundError) and not is_temporary(result):
-                    # The broker closed the channel, and answers no later call of the batch: those are repeated. More
-                    # of them may be missing.
+                    # The broker closed the channel and answers no later call of the batch, so those are repeated one
+                    # by one at first: more items may be missing.
                     pending.popleft()
                     size = 1
                     break
                 if isinstance(result, BaseException):
-                    await self._rest_after(result)
+                    await self._pause_after(result)
                     break
                 pending.popleft()
                 self._backoff.reset()
-                self._refusals = []
+                self._refused_at = []
                 yield item, result
             else:
-                size = min(size * 4, _MOST_IN_FLIGHT)
+                size = min(size * 4, _MAX_IN_FLIGHT)
 
     async def all(self, call: Callable[[Channel, _Item], asyncio.Future[Any]], items: Iterable[_Item]) -> list[Any]:
         """Make a call for each item, and return the replies.
@@ -183,15 +183,15 @@ class Declaring:
             if self._connection.lost.done() and isinstance(closed := self._connection.lost.result(), ClosedError):
                 raise closed
             if not self._connection.is_open and self._can_move:
-                self._connection = self._own = await Connection.open(self._connection.url)
+                self._connection = self._replacement = await Connection.open(self._connection.url)
             self._channel = await self._connection.channel()
         return self._channel
 
-    async def _rest_after(self, error: BaseException) -> None:
+    async def _pause_after(self, error: BaseException) -> None:
         """Pause before the next attempt, or raise the error if a retry is pointless."""
         # The time counts from the first refusal, because the broker may take a minute to refuse.
-        self._refusals.append(self._connection.loop.time())
-        seconds = self._refusals[-1] - self._refusals[0]
+        self._refused_at.append(self._connection.loop.time())
+        seconds = self._refused_at[-1] - self._refused_at[0]
         if not is_temporary(error):
             raise error
         if not (self._can_move or self._connection.is_open):
@@ -199,9 +199,9 @@ class Declaring:
             raise error
         assert isinstance(error, BrokerError)
         if seconds >= self._retry_for:
-            text = f"{error}; it was tried {len(self._refusals)} times within {seconds:.0f} s"
+            text = f"{error}; it was tried {len(self._refused_at)} times within {seconds:.0f} s"
             raise type(error)(text, reply_code=error.reply_code) from error
         pause = min(self._backoff.next(), self._retry_for - seconds)
-        self._in_flight = max(self._in_flight // 4, 1)
+        self._batch_limit = max(self._batch_limit // 4, 1)
         log.warning("retrying in %.1f s: %s", pause, error)
         await asyncio.sleep(pause)

@@ -11,7 +11,7 @@ from bide.management.api import ManagementApi
 DEFAULT_LIMIT: Final = 20
 """The default limit of quorum queues since RabbitMQ 4.0."""
 
-_SINCE: Final = (4, 0)
+_DEFAULT_SINCE: Final = (4, 0)
 
 
 async def delivery_limit(api: ManagementApi, vhost: str, queue: str, *, release: tuple[int, ...]) -> int | None:
@@ -42,5 +42,5 @@ def effective_limit(given: Iterable[Any], *, release: tuple[int, ...]) -> int | 
     """
     limits = [value for value in given if isinstance(value, int) and not isinstance(value, bool)]
     if not limits:
-        return DEFAULT_LIMIT if release >= _SINCE else None
+        return DEFAULT_LIMIT if release >= _DEFAULT_SINCE else None
     return min((value for value in limits if value >= 0), default=None)

@@ -20,18 +20,18 @@ from bide.topology import Binding, Topology
 
 @runtime_checkable
 class Guarded(Protocol):
-    """An infrastructure that needs a policy to route undeliverable messages to its queue for them."""
+    """An infrastructure that needs a policy to route undeliverable messages to its undeliverable queue."""
 
     def guard_topology(self) -> Topology:
         """The undeliverable exchange and queue."""
 
     def guard_policy(self) -> Policy:
-        """The policy that routes undeliverable messages there."""
+        """The policy that routes undeliverable messages to that queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedInfrastructure:
-    """What :func:`remove` deleted.
+    """The result of :func:`remove`.
 
     Attributes:
         complete: whether everything was found, including release queues and policies, which needs the management API.
@@ -46,8 +46,8 @@ class RemovedInfrastructure:
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
     """Declare the infrastructure, after checking that the broker supports it.
 
-    For an infrastructure that grows, the mark is declared last. It shows clients without the permission to declare that
-    everything exists.
+    For an infrastructure that grows, the mark is declared last. Clients without the permission to declare check for the
+    mark.
 
     Raises:
         UnsupportedBrokerError: the broker is too old, or streams are disabled.
@@ -57,7 +57,7 @@ async def install(connection: Connection, infrastructure: DelayInfrastructure) -
     await check_streams(connection)
     applied = await apply(connection, infrastructure.topology())
     await settle(connection, prefix=infrastructure.delivery_exchange)
-    if len(mark := _mark(infrastructure)):
+    if len(mark := _mark_topology(infrastructure)):
         await apply(connection, mark)
     return applied
 
@@ -117,8 +117,8 @@ async def remove(
     Args:
         connection: a connection to the virtual host.
         infrastructure: the infrastructure to delete.
-        api: the management API. It finds items that the topology does not name, and messages that AMQP does not count.
-            None works without it.
+        api: the management API, which finds items that the topology does not name, and messages that AMQP does not
+            count; None deletes without it.
         force: also delete messages that still wait.
 
     Raises:
@@ -147,8 +147,8 @@ async def remove(
                     counts=held,
                 )
             found = Topology([one.exchange for one in exchanges.values()], [one.queue for one in queues.values()])
-            topology |= _beyond(topology, found)
-    topology |= _beyond(topology, guard)
+            topology |= _missing_from(topology, found)
+    topology |= _missing_from(topology, guard)
     if api is None:
         taps = await find_tap_bindings(connection, infrastructure, None)
     # If the entry exchanges have to be declared again, the taps are bound to them again.
@@ -156,7 +156,7 @@ async def remove(
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
     external = {str(one.arguments.get(name, "")) for one in topology.queues for name in arguments} | set(taps)
-    mark = _mark(infrastructure)
+    mark = _mark_topology(infrastructure)
     is_marked = await exists(connection, mark)
     async with await connection.channel() as channel:
         for one in mark.exchanges:
@@ -165,7 +165,7 @@ async def remove(
     try:
         removed = await destroy(connection, topology, force=force, external=external)
     except NotEmptyError:
-        # Then everything is as it was.
+        # destroy() has restored everything but the mark.
         if is_marked:
             await apply(connection, mark)
         raise
@@ -176,12 +176,12 @@ async def remove(
     return RemovedInfrastructure(removed=removed, complete=complete, kept=tuple(taps))
 
 
-def _mark(infrastructure: DelayInfrastructure) -> Topology:
+def _mark_topology(infrastructure: DelayInfrastructure) -> Topology:
     growing = infrastructure.growing()
     return Topology([growing.complete_mark] if growing is not None else ())
 
 
-def _beyond(topology: Topology, extra: Topology) -> Topology:
+def _missing_from(topology: Topology, extra: Topology) -> Topology:
     """The items of ``extra`` that are not part of the topology."""
     return Topology(
         (one for one in extra.exchanges if topology.exchange(one.name) is None),

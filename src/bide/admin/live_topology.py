@@ -16,7 +16,7 @@ from bide.topology import Argument, Binding, Exchange, Queue, Topology, Topology
 
 log = logger(__name__)
 
-_OF_QUEUES: Final = frozenset(
+_QUEUE_POLICY_KEYS: Final = frozenset(
     {
         "dead-letter-exchange",
         "dead-letter-routing-key",
@@ -45,8 +45,8 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
         return _declared(snapshot)
     snapshot = await _with_policies(api, vhost, snapshot)
     return Topology(
-        (_exchange(one.exchange, snapshot.alternate_of(name)) for name, one in snapshot.exchanges.items()),
-        (_queue(one, snapshot.policy_of(one)) for one in snapshot.queues.values()),
+        (_effective_exchange(one.exchange, snapshot.alternate_of(name)) for name, one in snapshot.exchanges.items()),
+        (_effective_queue(one, snapshot.policy_of(one)) for one in snapshot.queues.values()),
         snapshot.bindings,
     )
 
@@ -54,7 +54,9 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
 async def _read(api: ManagementApi, vhost: str) -> Snapshot:
     return Snapshot(
         exchanges={one.exchange.name: one for one in await api.exchanges(vhost, "") if one.exchange.name},
-        queues={one.queue.name: replace(one, queue=_untyped(one.queue)) for one in await api.queues(vhost, "")},
+        queues={
+            one.queue.name: replace(one, queue=_without_default_type(one.queue)) for one in await api.queues(vhost, "")
+        },
         bindings=tuple(await api.bindings(vhost)),
     )
 
@@ -72,22 +74,22 @@ def _declared(snapshot: Snapshot) -> Topology:
     )
 
 
-def _untyped(queue: Queue) -> Queue:
+def _without_default_type(queue: Queue) -> Queue:
     """The queue without the type that RabbitMQ 4.0 adds to classic queues declared without one."""
     if queue.arguments.get("x-queue-type") != "classic":
         return queue
     return replace(queue, arguments={name: value for name, value in queue.arguments.items() if name != "x-queue-type"})
 
 
-def _exchange(exchange: Exchange, alternate: str | None) -> Exchange:
+def _effective_exchange(exchange: Exchange, alternate: str | None) -> Exchange:
     if alternate is None:
         return exchange
     return replace(exchange, arguments={**exchange.arguments, "alternate-exchange": alternate})
 
 
-def _queue(found: FoundQueue, policy: Mapping[str, Argument]) -> Queue:
+def _effective_queue(found: FoundQueue, policy: Mapping[str, Argument]) -> Queue:
     """A queue with the values in effect as its arguments."""
-    held = {f"x-{key}": prevailing(found, key, value) for key, value in policy.items() if key in _OF_QUEUES}
+    held = {f"x-{key}": prevailing(found, key, value) for key, value in policy.items() if key in _QUEUE_POLICY_KEYS}
     known = {name: value for name, value in held.items() if value is not None}
     return replace(found.queue, arguments={**found.queue.arguments, **known})
 
@@ -98,7 +100,7 @@ class Comparison:
 
     Attributes:
         diff: the difference from the broker to the topology: items that are missing, or exist with other properties.
-        beside: bindings of the topology's exchanges by other programs. They do not count as a difference.
+        beside: bindings that other programs made to the topology's exchanges. They do not count as a difference.
         policies: harmful effects of policies on the queues of the topology.
     """
 
@@ -110,7 +112,7 @@ class Comparison:
         return bool(self.diff or self.policies)
 
 
-_WAYS_OUT: Final = dict.fromkeys(("policy", "operator policy"), "change its pattern to leave these queues out")
+_FIXES: Final = dict.fromkeys(("policy", "operator policy"), "change its pattern to leave these queues out")
 
 
 async def compare_live(api: ManagementApi, vhost: str, wanted: Topology) -> Comparison:
@@ -128,13 +130,13 @@ async def compare_live(api: ManagementApi, vhost: str, wanted: Topology) -> Comp
         return comparison
     queues = {one.name: snapshot.queues[one.name] for one in wanted.queues if one.name in snapshot.queues}
     release = numbers(str((await api.overview())["rabbitmq_version"]))
-    policies = policy_problems(snapshot, queues, release, ways_out=_WAYS_OUT)
+    policies = policy_problems(snapshot, queues, release, ways_out=_FIXES)
     return replace(comparison, policies=tuple(policies))
 
 
 def compare(live: Topology, wanted: Topology) -> Comparison:
     """Compare a broker's topology with the wanted one. Items of other programs are ignored."""
-    wanted = Topology(wanted.exchanges, map(_untyped, wanted.queues), wanted.bindings)
+    wanted = Topology(wanted.exchanges, map(_without_default_type, wanted.queues), wanted.bindings)
     own_exchanges = {one.name for one in wanted.exchanges}
     own_queues = {one.name for one in wanted.queues}
     own_bindings = frozenset(wanted.bindings)

@@ -22,11 +22,11 @@ URL_VARIABLE: Final = "BIDE_URL"
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_HIGHEST: Final = 65_535
+_MAX_PORT: Final = 65_535
 
 
 def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
-    """The port in ``BIDE_STREAM_PORT``, or that of the broker that ``bide broker start`` started.
+    """The port in ``BIDE_STREAM_PORT``, or the stream port of the broker that ``bide broker start`` started.
 
     Args:
         url: the broker's URL. If ``BIDE_URL`` names another broker, the variable belongs to that one and is ignored.
@@ -40,8 +40,8 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
     """
     broker = BrokerUrl.parse(url)
     if given := of_environment(STREAM_PORT_VARIABLE, broker, environment):
-        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= _HIGHEST:
-            raise InvalidUrlError(f"{STREAM_PORT_VARIABLE} is {given!r}: give a port, from 1 to {_HIGHEST:,}")
+        if not re.fullmatch("[0-9]{1,9}", given) or not 1 <= int(given) <= _MAX_PORT:
+            raise InvalidUrlError(f"{STREAM_PORT_VARIABLE} is {given!r}: give a port, from 1 to {_MAX_PORT:,}")
         return int(given)
     private = private_broker(broker)
     return None if private is None else private.stream_port

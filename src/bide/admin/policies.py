@@ -15,30 +15,30 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
-_FULL: Final = "a full queue refuses or drops messages"
-_SHORTER: Final = "the streams lose their oldest messages sooner"
+_QUEUE_FULL_EFFECT: Final = "a full queue refuses or drops messages"
+_RETENTION_EFFECT: Final = "the streams lose their oldest messages sooner"
 
 _EFFECTS: Final[Mapping[str, Mapping[str, str]]] = {
     "quorum": {
         "message-ttl": "messages leave before they are due, or are dropped",
         "expires": "RabbitMQ deletes queues that are unused for that long, with the messages in them",
-        "max-length": _FULL,
-        "max-length-bytes": _FULL,
+        "max-length": _QUEUE_FULL_EFFECT,
+        "max-length-bytes": _QUEUE_FULL_EFFECT,
         "overflow": "a full queue drops messages, and dead-lettering is at-most-once",
         "delivery-limit": "messages are dropped or dead-lettered after fewer deliveries",
         "dead-letter-exchange": "messages leave for another exchange",
         "dead-letter-routing-key": "messages lose the routing keys that lead to their targets",
         "dead-letter-strategy": "messages are dead-lettered in another way",
     },
-    "stream": {"max-age": _SHORTER, "max-length-bytes": _SHORTER},
+    "stream": {"max-age": _RETENTION_EFFECT, "max-length-bytes": _RETENTION_EFFECT},
 }
 """The effect of each key on queues of a type. Other keys of policies do not affect messages."""
 
-_NUMBERS: Final = frozenset({"message-ttl", "expires", "max-length", "max-length-bytes"})
-_LENGTHS: Final = ("max-length", "max-length-bytes")
+_NUMERIC_KEYS: Final = frozenset({"message-ttl", "expires", "max-length", "max-length-bytes"})
+_LENGTH_KEYS: Final = ("max-length", "max-length-bytes")
 _DEFAULTS: Final[Mapping[str, Argument]] = {"overflow": "drop-head", "dead-letter-strategy": "at-most-once"}
 
-_SECONDS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
+_SECONDS_PER_UNIT: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def owned_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> dict[str, FoundQueue]:
@@ -60,7 +60,7 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
         release: the broker's release.
     """
     queues = owned_queues(snapshot, infrastructure)
-    problems = policy_problems(snapshot, queues, release, ways_out=_WAYS_OUT)
+    problems = policy_problems(snapshot, queues, release, ways_out=_FIXES)
     unreadable = [one for one in snapshot.operator_policies.values() if not is_readable(one)]
     if unreadable:
         names = listed(one.name for one in unreadable)
@@ -83,7 +83,7 @@ def policy_problems(
     changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
     texts: dict[tuple[str, str, str], tuple[Argument, str]] = {}
     for name, found in queues.items():
-        for kind, policy, key in _changes(snapshot, found, release):
+        for kind, policy, key in _harmful_keys(snapshot, found, release):
             changed[kind, policy.name, key].append(name)
             texts[kind, policy.name, key] = policy.definition[key], _effects(found)[key]
     return [
@@ -105,13 +105,13 @@ async def harmful_policies(
     return [one.text for one in policy_findings(snapshot, infrastructure, release) if one.status == "problem"]
 
 
-_WAYS_OUT: Final = {
+_FIXES: Final = {
     "policy": "run 'bide delay apply --protect' with the same options, or change its pattern to leave these queues out",
     "operator policy": "no other policy can override it, so change its pattern to leave these queues out",
 }
 
 
-def _changes(snapshot: Snapshot, found: FoundQueue, release: tuple[int, ...]) -> Iterator[tuple[str, Policy, str]]:
+def _harmful_keys(snapshot: Snapshot, found: FoundQueue, release: tuple[int, ...]) -> Iterator[tuple[str, Policy, str]]:
     together = snapshot.policy_of(found)
     kinds = {"policy": snapshot.own_policy_of(found), "operator policy": snapshot.operator_policy_of(found)}
     for key in changed_keys(found, together, release):
@@ -139,10 +139,10 @@ def _is_changed(found: FoundQueue, definition: Mapping[str, Argument], key: str,
     before, after = effective(found, {}, key, release), effective(found, definition, key, release)
     if key == "delivery-limit" or found.type == "stream":
         # A higher delivery limit, or a longer retention, is harmless.
-        return _amount(after) < _amount(before)
+        return _as_number(after) < _as_number(before)
     if key == "overflow" and found.type == "classic":
         # A classic queue without a length limit is never full. A quorum queue also dead-letters in another way.
-        limits = [effective(found, definition, length, release) for length in _LENGTHS]
+        limits = [effective(found, definition, length, release) for length in _LENGTH_KEYS]
         return after != (before or _DEFAULTS[key]) and limits != [None, None]
     if key in ("dead-letter-routing-key", "dead-letter-strategy"):
         exchange = effective(found, definition, "dead-letter-exchange", release)
@@ -166,22 +166,22 @@ def effective(
 
 
 def prevailing(found: FoundQueue, key: str, given: Argument | None) -> Argument | None:
-    """The value in effect for a key, of a queue's argument and a policy's value. Not for the delivery limit."""
+    """The value in effect for a key, given a queue's argument and a policy's value. Not for the delivery limit."""
     argument = found.queue.arguments.get(f"x-{key}")
     if given is None or argument is None:
         return argument if given is None else given
     if found.type == "stream" or (found.type == "quorum" and key == "overflow"):
         return given
-    if key in _NUMBERS and isinstance(argument, int) and isinstance(given, int):
+    if key in _NUMERIC_KEYS and isinstance(argument, int) and isinstance(given, int):
         return min(argument, given)
     return argument
 
 
-def _amount(value: Any) -> float:
-    """A limit as a number for comparison; no limit is infinity."""
+def _as_number(value: Any) -> float:
+    """A limit as a number for comparison; infinity if there is no limit."""
     if value is None:
         return math.inf
     if isinstance(value, int | float):
         return value
     # The broker accepts no other form (rabbit_amqqueue:check_max_age).
-    return int(value[:-1]) * _SECONDS[value[-1]]
+    return int(value[:-1]) * _SECONDS_PER_UNIT[value[-1]]

@@ -17,13 +17,13 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import FoundQueue, ManagementApi
 from bide.topology import Argument
 
-_NEUTRAL: Final = "alternate-exchange"
+_NEUTRAL_KEY: Final = "alternate-exchange"
 """A key without effect on queues of any type (3.10 to 4.3), because RabbitMQ rejects a policy without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """What :func:`protect` did.
+    """The result of :func:`protect`.
 
     Attributes:
         policy: the policy that was set.
@@ -57,7 +57,7 @@ def queue_pattern(infrastructure: DelayInfrastructure) -> str:
     """The regular expression for the names of an infrastructure's queues, including later ones."""
     if infrastructure.base:
         return f"^{re.escape(f'{infrastructure.base}.')}"
-    # The names of a cascade are those of the other system; the names of guard and taps are those of bide.
+    # NServiceBus or Celery defines the names in a cascade; bide defines those of its guard and taps.
     levels = os.path.commonprefix([one.name for one in infrastructure.topology().queues])  # noqa: RUF071 (of names)
     names = [rf"{re.escape(levels)}\d*", re.escape(infrastructure.undeliverable)]
     taps = infrastructure.taps()
@@ -92,7 +92,7 @@ async def protect(
     policy = Policy(
         name=name,
         pattern=queue_pattern(infrastructure),
-        definition={_NEUTRAL: infrastructure.undeliverable, **kept},
+        definition={_NEUTRAL_KEY: infrastructure.undeliverable, **kept},
         apply_to="queues",
         priority=1 + max((one.priority for one in others if one.apply_to != "exchanges"), default=0),
     )
@@ -107,7 +107,7 @@ def _common(definitions: list[Mapping[str, Argument]]) -> dict[str, Argument]:
 
 
 def protection_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether the policy of :func:`protect` still applies to all queues; empty if it was never set."""
+    """Whether the policy of :func:`protect` still applies to all queues; no findings if it was never set."""
     name = protection_name(infrastructure)
     policy = snapshot.policies.get(name)
     if policy is None:

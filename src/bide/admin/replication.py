@@ -16,11 +16,11 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.errors import ManagementApiError
 from bide.management.api import FoundQueue, ManagementApi
 
-_MEMBERS: Final = 3
+_DEFAULT_MEMBERS: Final = 3
 """The default number of members of a quorum queue, on a cluster of at least as many nodes."""
 
-_SHARE: Final = 2 / 3
-"""A node that leads a larger share of the queues does most of the work, and all of these move if it stops."""
+_MAX_LEADER_SHARE: Final = 2 / 3
+"""The largest share of the queues that one node should lead: it does their work, and all of them fail over at once."""
 
 
 async def replication_findings(
@@ -57,24 +57,26 @@ async def replication_findings(
         f"--vhost-pattern {quote(f'^{re.escape(vhost)}$')} --queue-pattern {quote(queue_pattern(infrastructure))}"
     )
     return [
-        *_members(known, nodes, vhost, arguments),
-        *_online(known, nodes),
+        *_member_findings(known, nodes, vhost, arguments),
+        *_online_findings(known, nodes),
         *([unchecked("replication", why)] if unknown else []),
         *([warned("replication", copies)] if classic else []),
-        *_leaders(known, nodes, arguments),
+        *_leader_findings(known, nodes, arguments),
     ]
 
 
-def _members(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], vhost: str, arguments: str) -> list[Finding]:
-    wanted = min(_MEMBERS, len(nodes))
+def _member_findings(
+    queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], vhost: str, arguments: str
+) -> list[Finding]:
+    wanted = min(_DEFAULT_MEMBERS, len(nodes))
     few = {name: one for name, one in queues.items() if len(nodes.keys() & (one.members or ())) < wanted}
     quorum = [one for one in few.values() if one.type == "quorum"]
-    commands = [f"rabbitmq-queues grow {node} all {arguments}" for node in _without(quorum, nodes)]
+    commands = [f"rabbitmq-queues grow {node} all {arguments}" for node in _nodes_without_member(quorum, nodes)]
     commands += [
         f"rabbitmq-streams add_replica {quote(name)} {node} --vhost {quote(vhost)}"
         for name, one in few.items()
         if one.type == "stream"
-        for node in _without([one], nodes)
+        for node in _nodes_without_member([one], nodes)
     ]
     problem = (
         f"{len(few)} of {len(queues)} queues have fewer than {wanted} members ({listed(sorted(few), limit=2)}), where "
@@ -84,13 +86,17 @@ def _members(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], vhost:
     return judged("replication", [problem] if few else [], fine)
 
 
-def _without(queues: Sequence[FoundQueue], nodes: Mapping[str, bool]) -> list[str]:
+def _nodes_without_member(queues: Sequence[FoundQueue], nodes: Mapping[str, bool]) -> list[str]:
     """Running nodes without a member of one of these queues; on a large cluster, as many as are needed."""
     lacking = [name for name, up in nodes.items() if up and any(name not in (one.members or ()) for one in queues)]
-    return lacking if len(nodes) <= _MEMBERS else lacking[: _MEMBERS - min(len(one.members or ()) for one in queues)]
+    return (
+        lacking
+        if len(nodes) <= _DEFAULT_MEMBERS
+        else lacking[: _DEFAULT_MEMBERS - min(len(one.members or ()) for one in queues)]
+    )
 
 
-def _online(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]) -> list[Finding]:
+def _online_findings(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]) -> list[Finding]:
     degraded = {name: one for name, one in queues.items() if set(one.members or ()) - set(one.online)}
     if not degraded:
         return []
@@ -111,17 +117,17 @@ def _online(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]) -> list
     return findings
 
 
-def _leaders(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], arguments: str) -> list[Finding]:
+def _leader_findings(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool], arguments: str) -> list[Finding]:
     leading = Counter({name: 0 for name, up in nodes.items() if up})
     # The leader of a queue with one member cannot move.
     movable = [one for one in queues.values() if one.type == "quorum" and len(one.members or ()) > 1]
     leading.update(one.leader for one in movable if one.leader)
     total = leading.total()
-    if len(leading) < _MEMBERS or total < len(leading):
+    if len(leading) < _DEFAULT_MEMBERS or total < len(leading):
         return []
     shown = ", ".join(f"{node} {count}" for node, count in leading.most_common())
     ((busiest, most),) = leading.most_common(1)
-    if most <= _SHARE * total:
+    if most <= _MAX_LEADER_SHARE * total:
         return [Finding(check="leaders", status="ok", text=f"of {total} quorum queues: {shown}")]
     text = f"{busiest} leads {most} of {total} quorum queues ({shown}), so it does most of the work"
     return [warned("leaders", f"{text}. Run rabbitmq-queues rebalance quorum {arguments}")]

@@ -10,7 +10,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.topology import Queue
 
-_ARGUMENTS: Final = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
+_QUEUE_ARGUMENTS: Final = {"x-quorum-initial-group-size": 99, "x-expires": 60_000}
 """A member on every node, and an expiry in case the client ends before it deletes the queue."""
 
 
@@ -32,7 +32,7 @@ async def settle(connection: Connection, *, prefix: str, can_move: bool = True) 
         BrokerError: the broker refuses, or the connection was lost.
     """
     # Random, because other clients settle at the same time. Short, because a node never forgets a name.
-    queue = Queue.quorum(f"{prefix}.settle.{os.urandom(2).hex()}", _ARGUMENTS)
+    queue = Queue.quorum(f"{prefix}.settle.{os.urandom(2).hex()}", _QUEUE_ARGUMENTS)
     async with Declaring(connection, can_move=can_move) as declaring:
         await declaring.all(Channel.declare_queue, [queue])
         await declaring.all(Channel.delete_queue, [queue.name])

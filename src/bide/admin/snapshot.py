@@ -23,8 +23,8 @@ _Answer = TypeVar("_Answer")
 RELEASE: Final = ".release."
 """Part of the names of release queues."""
 
-_CALLS_AT_ONCE: Final = 8
-_IN_FLIGHT: Final = 256
+_MAX_CALLS: Final = 8
+_MAX_IN_FLIGHT: Final = 256
 
 _APPLIES_TO: Final[Mapping[str, frozenset[str]]] = {
     "quorum": frozenset({"all", "queues", "quorum_queues"}),
@@ -32,9 +32,9 @@ _APPLIES_TO: Final[Mapping[str, frozenset[str]]] = {
     "stream": frozenset({"all", "queues", "streams"}),
 }
 
-_OF_QUORUM_QUEUES: Final = frozenset({"delivery-limit", "dead-letter-strategy", "target-group-size"})
-_OF_STREAMS: Final = frozenset({"max-age", "stream-max-segment-size-bytes", "initial-cluster-size"})
-_OF_CLASSIC_QUEUES: Final = frozenset(
+_QUORUM_QUEUE_KEYS: Final = frozenset({"delivery-limit", "dead-letter-strategy", "target-group-size"})
+_STREAM_KEYS: Final = frozenset({"max-age", "stream-max-segment-size-bytes", "initial-cluster-size"})
+_CLASSIC_QUEUE_KEYS: Final = frozenset(
     {
         "ha-mode",
         "ha-params",
@@ -46,7 +46,7 @@ _OF_CLASSIC_QUEUES: Final = frozenset(
         "queue-mode",
     }
 )
-_OF_OTHERS: Final = frozenset(
+_OTHER_KEYS: Final = frozenset(
     {
         "dead-letter-exchange",
         "dead-letter-routing-key",
@@ -59,10 +59,10 @@ _OF_OTHERS: Final = frozenset(
     }
 )
 
-_UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
-    "quorum": _OF_CLASSIC_QUEUES | _OF_STREAMS,
-    "classic": _OF_QUORUM_QUEUES | _OF_STREAMS,
-    "stream": _OF_CLASSIC_QUEUES | _OF_QUORUM_QUEUES | _OF_OTHERS,
+_UNSUPPORTED_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "quorum": _CLASSIC_QUEUE_KEYS | _STREAM_KEYS,
+    "classic": _QUORUM_QUEUE_KEYS | _STREAM_KEYS,
+    "stream": _CLASSIC_QUEUE_KEYS | _QUORUM_QUEUE_KEYS | _OTHER_KEYS,
 }
 """Keys that keep RabbitMQ from applying a policy to a queue of a type (rabbit_queue_type:is_policy_applicable)."""
 
@@ -103,7 +103,7 @@ class Snapshot:
         operator = self.operator_policy_of(queue)
         if operator is not None:
             for name, value in operator.definition.items():
-                effective[name] = _merged(name, effective.get(name), value)
+                effective[name] = _merge_value(name, effective.get(name), value)
         return effective
 
     def own_policy_of(self, queue: FoundQueue) -> Policy | None:
@@ -114,7 +114,7 @@ class Snapshot:
         return applying(self.policies.values(), queue)
 
     def operator_policy_of(self, queue: FoundQueue) -> Policy | None:
-        """The operator policy that applies to a queue: matched here, because only 4.3 reports it in lists of queues."""
+        """The operator policy that applies to a queue. It is computed, because only RabbitMQ 4.3 lists it per queue."""
         return applying(self.operator_policies.values(), queue)
 
 
@@ -127,7 +127,7 @@ def matches(policy: Policy, queue: FoundQueue) -> bool:
     """Whether a policy matches a queue. It applies if no matching policy has a higher priority."""
     if policy.apply_to not in _APPLIES_TO.get(queue.type, frozenset({"all", "queues"})):
         return False
-    if not _UNSUPPORTED.get(queue.type, frozenset()).isdisjoint(policy.definition):
+    if not _UNSUPPORTED_KEYS.get(queue.type, frozenset()).isdisjoint(policy.definition):
         return False
     return is_readable(policy) and re.search(policy.pattern, queue.queue.name) is not None
 
@@ -143,7 +143,7 @@ def is_readable(policy: Policy) -> bool:
     return True
 
 
-def _merged(name: str, other: Argument | None, value: Argument) -> Argument:
+def _merge_value(name: str, other: Argument | None, value: Argument) -> Argument:
     """The value in effect of a policy and an operator policy (rabbit_policies:merge_policy_value, 3.10 to 4.3)."""
     if isinstance(other, int | float) and isinstance(value, int | float):
         # A negative delivery limit means no limit, so the other one is in effect.
@@ -159,15 +159,15 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     """
     exchanges, queues = await find_owned(api, vhost, infrastructure)
     policies = await api.policies(vhost)
-    bindings = await _bindings_from(api, vhost, exchanges)
+    bindings = await _bindings_of_each(api, vhost, exchanges)
     snapshot = Snapshot(exchanges=exchanges, queues=queues, bindings=tuple(bindings), policies=policies)
 
     # Targets that messages reach without a binding of bide. Routes from there on are not part of the snapshot.
     beyond = {snapshot.alternate_of(name) for name in exchanges} | {release_exchange(one) for one in queues.values()}
     beyond_exchanges = sorted(name for name in beyond if name and name not in exchanges)
-    found = await _at_once(lambda name: api.exchange(vhost, name), beyond_exchanges)
+    found = await _call_concurrently(lambda name: api.exchange(vhost, name), beyond_exchanges)
     exchanges |= {one.exchange.name: one for one in found if one}
-    bindings += await _bindings_from(api, vhost, beyond_exchanges)
+    bindings += await _bindings_of_each(api, vhost, beyond_exchanges)
     waiting = {release_target(one) for one in queues.values()}
     follow: set[tuple[DestinationType, str]] = {(one.destination_type, one.destination) for one in snapshot.bindings}
     follow |= {("queue", name) for name in waiting if name}
@@ -181,11 +181,11 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     while follow := follow - seen:
         seen |= follow
         names = {kind: sorted(name for one, name in follow if one == kind) for kind in ("queue", "exchange")}
-        found_queues = await _at_once(lambda name: api.queue(vhost, name), names["queue"])
+        found_queues = await _call_concurrently(lambda name: api.queue(vhost, name), names["queue"])
         queues |= {one.queue.name: one for one in found_queues if one}
-        found = await _at_once(lambda name: api.exchange(vhost, name), names["exchange"])
+        found = await _call_concurrently(lambda name: api.exchange(vhost, name), names["exchange"])
         exchanges |= {one.exchange.name: one for one in found if one}
-        onward = await _bindings_from(api, vhost, names["exchange"])
+        onward = await _bindings_of_each(api, vhost, names["exchange"])
         bindings += onward
         follow = {(one.destination_type, one.destination) for one in onward}
     return Snapshot(
@@ -236,14 +236,14 @@ def release_target(found: FoundQueue) -> str | None:
     return str(found.queue.arguments.get("x-dead-letter-routing-key") or "") or None
 
 
-async def _bindings_from(api: ManagementApi, vhost: str, exchanges: Iterable[str]) -> list[Binding]:
-    groups = await _at_once(lambda name: api.bindings_from(vhost, name), exchanges)
+async def _bindings_of_each(api: ManagementApi, vhost: str, exchanges: Iterable[str]) -> list[Binding]:
+    groups = await _call_concurrently(lambda name: api.bindings_from(vhost, name), exchanges)
     return [binding for group in groups for binding in group]
 
 
-async def _at_once(call: Callable[[str], Awaitable[_Answer]], names: Iterable[str]) -> list[_Answer]:
+async def _call_concurrently(call: Callable[[str], Awaitable[_Answer]], names: Iterable[str]) -> list[_Answer]:
     """Call for every name, a few at a time."""
-    permits = asyncio.Semaphore(_CALLS_AT_ONCE)
+    permits = asyncio.Semaphore(_MAX_CALLS)
 
     async def one(name: str) -> _Answer:
         async with permits:
@@ -263,11 +263,11 @@ async def ask_each(
         BideError: the connection was lost.
     """
     answers: list[Any | BrokerError] = []
-    size = _IN_FLIGHT
+    size = _MAX_IN_FLIGHT
     while len(answers) < len(items):
         channel = await connection.channel()
         batch = items[len(answers) : len(answers) + size]
-        size = min(size * 4, _IN_FLIGHT)
+        size = min(size * 4, _MAX_IN_FLIGHT)
         results = await asyncio.gather(*(ask(channel, item) for item in batch), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and (connection.lost.done() or not isinstance(result, BrokerError)):

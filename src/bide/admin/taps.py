@@ -25,12 +25,12 @@ from bide.topology import Binding, Exchange, Queue, Topology
 
 State = Literal["on", "off", "incomplete", "unknown"]
 
-_PROTOCOL: Final = "stream"
+_STREAM_PROTOCOL: Final = "stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedOn:
-    """What :func:`turn_on` did.
+    """The result of :func:`turn_on`.
 
     Attributes:
         created: the streams that were declared.
@@ -45,7 +45,7 @@ class TurnedOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnedOff:
-    """What :func:`turn_off` did.
+    """The result of :func:`turn_off`.
 
     Attributes:
         kept: the streams that stay, with their messages.
@@ -89,7 +89,7 @@ class TapStatus:
         streams: ``scheduled`` and ``delivered``.
         port: the broker's port for the stream protocol, the fastest way to read the streams; 0 if it has none, None if
             the management API does not report it.
-        why: why something is not known, or empty.
+        why: why something is unknown; empty if everything is known.
     """
 
     layout: str
@@ -131,7 +131,7 @@ async def turn_on(
             f"{connection.url.vhost!r}: run 'bide delay apply' with the same options, or start one of those who use it"
         )
     wanted = taps.topology(retention or Retention())
-    there = await _existing(connection, taps)
+    there = await _message_counts(connection, taps)
     queues = wanted.queues if retention else [one for one in wanted.queues if one.name not in there]
     try:
         await apply(
@@ -170,9 +170,9 @@ async def turn_off(connection: Connection, infrastructure: DelayInfrastructure, 
         InvalidInputError: taps are not possible for this infrastructure.
     """
     taps = taps_of(infrastructure)
-    there = await _existing(connection, taps)
+    there = await _message_counts(connection, taps)
     async with Declaring(connection) as declaring:
-        # The other way round than they were made, for the same reason.
+        # In the reverse order of their creation, so that a message recorded as scheduled is recorded as delivered too.
         await declaring.all(Channel.unbind, reversed(taps.bindings))
         if delete:
             await declaring.all(Channel.delete_queue, [*there, *(one.name for one in taps.passage.queues)])
@@ -191,14 +191,14 @@ async def read_status(
     Args:
         connection: a connection to the virtual host.
         infrastructure: the infrastructure of the taps.
-        api: the management API, which reports the bindings; None works without it.
+        api: the management API, which reports the bindings; None reads only what AMQP shows.
 
     Raises:
         InvalidInputError: taps are not possible for this infrastructure.
     """
     taps = taps_of(infrastructure)
     vhost = connection.url.vhost
-    counts = await _existing(connection, taps)
+    counts = await _message_counts(connection, taps)
     # Without streams there are no bindings.
     bound: set[Binding] | None = None if counts else set()
     details: dict[str, Mapping[str, Any]] = {}
@@ -206,10 +206,10 @@ async def read_status(
     why = "the management API was not asked"
     if api is not None:
         try:
-            bound = await _bound(api, vhost, taps)
+            bound = await _existing_bindings(api, vhost, taps)
             for name in counts:
                 details[name] = await api.call("GET", "queues", vhost, name) or {}
-            port = _port(await api.overview())
+            port = _stream_port(await api.overview())
             why = ""
         except ManagementApiError as error:
             why = str(error)
@@ -261,7 +261,7 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
 async def unseen_taps(connection: Connection, infrastructure: DelayInfrastructure, why: str) -> list[Finding]:
     """The findings about the taps without the management API, which is the only source for bindings."""
     taps = infrastructure.taps()
-    there = [] if taps is None else list(await _existing(connection, taps))
+    there = [] if taps is None else list(await _message_counts(connection, taps))
     return [unchecked("taps", f"{listed(there)} exist; {why}")] if there else []
 
 
@@ -279,11 +279,11 @@ async def find_tap_bindings(
     if taps is None:
         return {}
     vhost = connection.url.vhost
-    there = await _existing(connection, taps)
+    there = await _message_counts(connection, taps)
     return {name: await api.bindings(vhost, to_queue=name) if api is not None else [] for name in there}
 
 
-async def _existing(connection: Connection, taps: Taps) -> dict[str, int]:
+async def _message_counts(connection: Connection, taps: Taps) -> dict[str, int]:
     """The number of messages in each stream that exists."""
     return await message_counts(connection, [Queue(name) for name in taps.names])
 
@@ -298,7 +298,7 @@ async def _check_streams(connection: Connection, taps: Taps) -> None:
         ) from error
 
 
-async def _bound(api: ManagementApi, vhost: str, taps: Taps) -> set[Binding]:
+async def _existing_bindings(api: ManagementApi, vhost: str, taps: Taps) -> set[Binding]:
     """The bindings to the streams, or to the passage before a stream."""
     names = [*taps.names, *(one.name for one in taps.passage.queues)]
     return {binding for name in names for binding in await api.bindings(vhost, to_queue=name)}
@@ -312,9 +312,9 @@ def _state(taps: Taps, bound: set[Binding] | None) -> State:
     return "on" if bound.issuperset(taps.bindings + taps.passage.bindings) else "incomplete"
 
 
-def _port(overview: Mapping[str, Any]) -> int | None:
+def _stream_port(overview: Mapping[str, Any]) -> int | None:
     """The port of the stream protocol; 0 if there is none, None if this user may not read it."""
     listeners = overview.get("listeners")
     if not listeners:
         return None
-    return next((int(one["port"]) for one in listeners if one.get("protocol") == _PROTOCOL), 0)
+    return next((int(one["port"]) for one in listeners if one.get("protocol") == _STREAM_PROTOCOL), 0)

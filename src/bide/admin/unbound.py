@@ -10,7 +10,7 @@ from bide.admin.snapshot import Snapshot, take_snapshot
 from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import ManagementApi
 
-_BINDING_TAKES: Final = 3.0
+_RECHECK_AFTER: Final = 3.0
 """Seconds between two checks: a client that declares a queue binds it a moment later."""
 
 
@@ -22,10 +22,10 @@ async def unbound_problem(
     Raises:
         ManagementApiError: the API gives an unexpected answer.
     """
-    unbound = _unbound(snapshot, infrastructure)
+    unbound = _unbound_queues(snapshot, infrastructure)
     if unbound:
-        await asyncio.sleep(_BINDING_TAKES)
-        unbound &= _unbound(await take_snapshot(api, vhost, infrastructure), infrastructure)
+        await asyncio.sleep(_RECHECK_AFTER)
+        unbound &= _unbound_queues(await take_snapshot(api, vhost, infrastructure), infrastructure)
     if not unbound:
         return None
     return (
@@ -35,7 +35,7 @@ async def unbound_problem(
     )
 
 
-def _unbound(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> set[str]:
+def _unbound_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> set[str]:
     names = {one.name for one in infrastructure.topology().queues if one.name in snapshot.queues}
     bound = {one.destination for one in snapshot.bindings if one.destination_type == "queue"}
     return names - bound - {infrastructure.undeliverable}

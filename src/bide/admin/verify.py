@@ -37,12 +37,12 @@ from bide.recoverability.policy import Retry, poison_limit
 from bide.topology import Binding, Exchange, Queue, Topology
 
 DEFAULT_PREFETCH: Final = 32
-_FLAGS: Final = ("quorum_queue", "stream_queue")
-_PREFETCH: Final = "dead_letter_worker_consumer_prefetch"
-_SECOND_LOOK: Final = 3.0
-"""Seconds between the two checks for stuck messages: on a busy broker some are always in transit."""
+_FEATURE_FLAGS: Final = ("quorum_queue", "stream_queue")
+_PREFETCH_SETTING: Final = "dead_letter_worker_consumer_prefetch"
+_RECHECK_AFTER: Final = 3.0
+"""Seconds between the two checks for stuck messages: on a busy broker some messages are always in transit."""
 
-_REST: Final[tuple[Check, ...]] = (
+_MANAGEMENT_CHECKS: Final[tuple[Check, ...]] = (
     "bindings",
     "policies",
     "targets",
@@ -52,7 +52,7 @@ _REST: Final[tuple[Check, ...]] = (
 )
 """Checks that need the management API."""
 
-_APPLY: Final = "run 'bide delay apply' with the same options"
+_APPLY_HINT: Final = "run 'bide delay apply' with the same options"
 
 
 async def verify(
@@ -65,39 +65,39 @@ async def verify(
     Args:
         connection: a connection to the virtual host.
         infrastructure: the infrastructure, with the settings that it should have.
-        api: the management API of the same broker; None works without it.
+        api: the management API of the same broker; None skips the checks that need it.
 
     Raises:
         BideError: the connection was lost.
     """
     vhost = connection.url.vhost
-    findings = [_release(connection)]
-    snapshot, finding = await _snapshot(api, vhost, infrastructure)
+    findings = [_check_release(connection)]
+    snapshot, finding = await _take_snapshot(api, vhost, infrastructure)
     findings.append(finding)
     why = f"only the management API knows: {finding.text}"
-    findings += await _flags(connection, api if snapshot else None)
+    findings += await _check_feature_flags(connection, api if snapshot else None)
     growing = await _still_growing(connection, infrastructure)
-    findings += await _declared(connection, infrastructure, growing)
-    findings += await _relays(connection, infrastructure)
+    findings += await _check_declared(connection, infrastructure, growing)
+    findings += await _check_relays(connection, infrastructure)
     if snapshot is None:
-        findings += [unchecked(check, why) for check in _REST]
+        findings += [unchecked(check, why) for check in _MANAGEMENT_CHECKS]
         findings += await unseen_taps(connection, infrastructure, why)
-        findings += await _undeliverable(connection, infrastructure)
+        findings += await _check_undeliverable(connection, infrastructure)
     else:
         assert api is not None
-        findings += await _bindings(snapshot, api, vhost, infrastructure, growing)
+        findings += await _check_bindings(snapshot, api, vhost, infrastructure, growing)
         findings += policy_findings(snapshot, infrastructure, connection.release)
         findings += protection_findings(snapshot, infrastructure)
-        findings += _targets(snapshot, infrastructure)
-        findings += _delivery_limits(snapshot, infrastructure, connection.release)
-        findings += _guard(snapshot, infrastructure)
-        findings += _cross_delivery(snapshot, infrastructure)
+        findings += _check_targets(snapshot, infrastructure)
+        findings += _check_delivery_limits(snapshot, infrastructure, connection.release)
+        findings += _check_guard(snapshot, infrastructure)
+        findings += _check_cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
         findings += await replication_findings(snapshot, api, vhost, infrastructure)
         findings += await nservicebus_targets(snapshot, api, vhost, infrastructure, connection.release)
-        findings += await _stuck(snapshot, api, vhost, infrastructure)
-        findings += await _undeliverable(connection, infrastructure)
-    findings += await _prefetch(connection)
+        findings += await _check_stuck(snapshot, api, vhost, infrastructure)
+        findings += await _check_undeliverable(connection, infrastructure)
+    findings += await _check_prefetch(connection)
     return VerifyReport(
         layout=infrastructure.name,
         broker=connection.address,
@@ -107,7 +107,7 @@ async def verify(
     )
 
 
-def _release(connection: Connection) -> Finding:
+def _check_release(connection: Connection) -> Finding:
     release = ".".join(map(str, connection.release))
     minimum = ".".join(map(str, MINIMUM_RELEASE))
     try:
@@ -117,7 +117,7 @@ def _release(connection: Connection) -> Finding:
     return Finding(check="release", status="ok", text=f"RabbitMQ {release}, at least {minimum} is needed")
 
 
-async def _snapshot(
+async def _take_snapshot(
     api: ManagementApi | None, vhost: str, infrastructure: DelayInfrastructure
 ) -> tuple[Snapshot | None, Finding]:
     if api is None:
@@ -129,7 +129,7 @@ async def _snapshot(
     return snapshot, Finding(check="management API", status="ok", text=f"answers at {api.address}")
 
 
-async def _flags(connection: Connection, api: ManagementApi | None) -> list[Finding]:
+async def _check_feature_flags(connection: Connection, api: ManagementApi | None) -> list[Finding]:
     if api is not None:
         try:
             flags = await api.feature_flags()
@@ -137,7 +137,7 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
             flags = {}
         if flags:
             # Since 4.0 some of these features are always enabled and have no flag.
-            off = [name for name in _FLAGS if flags.get(name, "enabled") != "enabled"]
+            off = [name for name in _FEATURE_FLAGS if flags.get(name, "enabled") != "enabled"]
             return judged(
                 "feature flags",
                 (
@@ -145,7 +145,7 @@ async def _flags(connection: Connection, api: ManagementApi | None) -> list[Find
                     f"'rabbitmqctl enable_feature_flag {name}'"
                     for name in off
                 ),
-                f"{' and '.join(_FLAGS)} are on",
+                f"{' and '.join(_FEATURE_FLAGS)} are on",
             )
     try:
         await check_streams(connection)
@@ -164,7 +164,7 @@ async def _still_growing(connection: Connection, infrastructure: DelayInfrastruc
     return growing
 
 
-async def _declared(
+async def _check_declared(
     connection: Connection, infrastructure: DelayInfrastructure, growing: Growing | None
 ) -> list[Finding]:
     """Check over AMQP whether each item exists, and whether declaring it again is accepted."""
@@ -175,19 +175,19 @@ async def _declared(
     )
     there = [one for one, answer in zip(topology.exchanges, exchanges, strict=True) if not _is_missing(answer)]
     answers: list[Any] = await ask_each(connection, there, lambda channel, one: channel.declare_exchange(one))
-    findings += _compared("exchanges", topology.exchanges, there, answers)
+    findings += _declaration_findings("exchanges", topology.exchanges, there, answers)
     queues = await ask_each(connection, topology.queues, lambda channel, one: channel.declare_queue(one, passive=True))
     found = [one for one, answer in zip(topology.queues, queues, strict=True) if not _is_missing(answer)]
     answers = await ask_each(connection, found, lambda channel, one: channel.declare_queue(one))
     if growing is None:
-        return [*findings, *_compared("queues", topology.queues, found, answers)]
+        return [*findings, *_declaration_findings("queues", topology.queues, found, answers)]
     core = growing.core_topology().queues
     needed = [one for one in topology.queues if one in found or one in core]
     fine = f"{len(found)} as they should be; the others of {len(topology.queues)} are declared when they are first used"
-    return [*findings, *_compared("queues", needed, found, answers, fine=fine)]
+    return [*findings, *_declaration_findings("queues", needed, found, answers, fine=fine)]
 
 
-async def _relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+async def _check_relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
     """Whether the queues for relays have a consumer."""
     if not infrastructure.relay_queues:
         return []
@@ -216,7 +216,7 @@ def _is_missing(answer: Any) -> bool:
     return isinstance(answer, TargetNotFoundError) and not is_temporary(answer)
 
 
-def _compared(
+def _declaration_findings(
     kind: Any,
     wanted: Sequence[Exchange] | Sequence[Queue],
     found: Sequence[Exchange] | Sequence[Queue],
@@ -228,12 +228,12 @@ def _compared(
     missing = [one.name for one in wanted if one.name not in names]
     problems = []
     if missing:
-        problems.append(f"{len(missing)} of {len(wanted)} {kind} do not exist, {listed(missing)}: {_APPLY}")
+        problems.append(f"{len(missing)} of {len(wanted)} {kind} do not exist, {listed(missing)}: {_APPLY_HINT}")
     for answer in answers:
         if isinstance(answer, DeclarationMismatchError):
             problems.append(
                 f"the {answer.kind} {answer.name!r} is declared with {answer.argument} = {answer.found}, where "
-                f"{answer.wanted} is wanted: when no messages wait in it, delete it and {_APPLY}"
+                f"{answer.wanted} is wanted: when no messages wait in it, delete it and {_APPLY_HINT}"
             )
         elif isinstance(answer, BrokerError):
             return (
@@ -244,7 +244,7 @@ def _compared(
     return judged(kind, problems, fine or f"{len(wanted)} as they should be")
 
 
-async def _bindings(
+async def _check_bindings(
     snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, growing: Growing | None
 ) -> list[Finding]:
     wanted: Sequence[Binding] = infrastructure.topology().bindings
@@ -255,24 +255,26 @@ async def _bindings(
         wanted = [*growing.core_topology().bindings, *(one for one in wanted if one in there)]
         wanted = list(dict.fromkeys(wanted))
         unbound = await unbound_problem(snapshot, api, vhost, infrastructure)
-    missing = [_shown(one) for one in wanted if one not in there]
-    problems = [f"{len(missing)} of {len(wanted)} bindings are missing, {listed(missing)}: {_APPLY}"] if missing else []
+    missing = [_binding_text(one) for one in wanted if one not in there]
+    problems = (
+        [f"{len(missing)} of {len(wanted)} bindings are missing, {listed(missing)}: {_APPLY_HINT}"] if missing else []
+    )
     return judged("bindings", filter(None, [*problems, unbound]), f"{len(wanted)} as they should be")
 
 
-def _shown(binding: Binding) -> str:
+def _binding_text(binding: Binding) -> str:
     return f"{binding.source} -> {binding.destination} ({binding.routing_key})"
 
 
-def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+def _check_targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     if infrastructure.relay_queues:
         # If a target refuses a message, the relay lets it wait and continues with the others.
         return []
     problems = []
-    targets = _delivered_to(snapshot, infrastructure)
+    targets = _target_queues(snapshot, infrastructure)
     for name in targets:
         found = snapshot.queues.get(name)
-        limit = None if found is None else _refuses(snapshot, found)
+        limit = None if found is None else _refusing_limit(snapshot, found)
         if limit is not None:
             problems.append(
                 f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up all "
@@ -281,13 +283,13 @@ def _targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Fi
     return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
 
 
-def _delivery_limits(
+def _check_delivery_limits(
     snapshot: Snapshot, infrastructure: DelayInfrastructure, release: tuple[int, ...]
 ) -> list[Finding]:
     least = poison_limit(Retry())
     queues = [
         found
-        for name in _delivered_to(snapshot, infrastructure)
+        for name in _target_queues(snapshot, infrastructure)
         if (found := snapshot.queues.get(name)) is not None and found.type == "quorum"
     ]
     problems = []
@@ -303,7 +305,7 @@ def _delivery_limits(
     return judged("delivery limits", problems, fine)
 
 
-def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
+def _target_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
     """The target queues that the delivery exchange leads to, directly or through other exchanges."""
     queues: dict[str, None] = {}
     taps = infrastructure.taps()
@@ -321,7 +323,7 @@ def _delivered_to(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> li
     return list(queues)
 
 
-def _refuses(snapshot: Snapshot, found: FoundQueue) -> str | None:
+def _refusing_limit(snapshot: Snapshot, found: FoundQueue) -> str | None:
     """The length limit at which a queue refuses messages, or None."""
     policy = snapshot.policy_of(found)
     # A quorum queue treats reject-publish-dlx as drop-head.
@@ -334,7 +336,7 @@ def _refuses(snapshot: Snapshot, found: FoundQueue) -> str | None:
     return None
 
 
-def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     topology = infrastructure.topology()
     names = [one.name for one in topology.exchanges if one.name in snapshot.exchanges]
     if not isinstance(infrastructure, Guarded):
@@ -369,7 +371,7 @@ def _guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Find
     return judged("guard", problems, fine)
 
 
-def _cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
+def _check_cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     if not isinstance(infrastructure, Guarded):
         # Each of its binding keys is for one target.
         return []
@@ -382,13 +384,13 @@ def _cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> 
     return judged("cross-delivery", problems, f"none of {len(bindings)} bindings takes the messages of another target")
 
 
-async def _stuck(
+async def _check_stuck(
     snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure
 ) -> list[Finding]:
     first = {name: one.between for name, one in snapshot.queues.items() if infrastructure.owns(name) and one.between}
     second: dict[str, int] = {}
     if first:
-        await asyncio.sleep(_SECOND_LOOK)
+        await asyncio.sleep(_RECHECK_AFTER)
         again = (await take_snapshot(api, vhost, infrastructure)).queues
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
@@ -400,7 +402,7 @@ async def _stuck(
     return judged("stuck messages", problems, "none")
 
 
-async def _undeliverable(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
+async def _check_undeliverable(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
     name = infrastructure.undeliverable
     (answer,) = await ask_each(connection, [Queue(name)], lambda channel, one: channel.declare_queue(one, passive=True))
     if _is_missing(answer):
@@ -416,13 +418,13 @@ async def _undeliverable(connection: Connection, infrastructure: DelayInfrastruc
     return judged("undeliverable messages", problems, "none")
 
 
-async def _prefetch(connection: Connection) -> list[Finding]:
-    how = f"rabbitmqctl eval 'application:get_env(rabbit, {_PREFETCH}).'"
+async def _check_prefetch(connection: Connection) -> list[Finding]:
+    how = f"rabbitmqctl eval 'application:get_env(rabbit, {_PREFETCH_SETTING}).'"
     broker = private_broker(connection.url)
     if broker is None:
         return [unchecked("dead-letter prefetch", f"no API reports it; look with {how!r} on the broker")]
     try:
-        text = await asyncio.to_thread(broker.rabbitmqctl, "eval", f"application:get_env(rabbit, {_PREFETCH}).")
+        text = await asyncio.to_thread(broker.rabbitmqctl, "eval", f"application:get_env(rabbit, {_PREFETCH_SETTING}).")
     except LocalBrokerError as error:
         return [unchecked("dead-letter prefetch", str(error))]
     value = int("".join(re.findall("[0-9]", text)) or DEFAULT_PREFETCH)
@@ -431,9 +433,13 @@ async def _prefetch(connection: Connection) -> list[Finding]:
             Finding(
                 check="dead-letter prefetch",
                 status="problem",
-                text=f"{value}: so few messages leave a delay queue at a time; set {_PREFETCH} in advanced.config to "
-                "1000",
+                text=f"{value}: so few messages leave a delay queue at a time; set {_PREFETCH_SETTING} in "
+                "advanced.config to 1000",
             )
         ]
-    more = "" if value > DEFAULT_PREFETCH else f"; one queue releases up to three times as many with {_PREFETCH} 1000"
+    more = (
+        ""
+        if value > DEFAULT_PREFETCH
+        else f"; one queue releases up to three times as many with {_PREFETCH_SETTING} 1000"
+    )
     return [Finding(check="dead-letter prefetch", status="ok", text=f"{value}{more}")]

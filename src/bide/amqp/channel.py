@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
-_CLOSE_GRACE: Final = 5.0
-_ACKS_LATE: Final = 1.0
+_CLOSE_TIMEOUT: Final = 5.0
+_ACKS_PASSED_ON: Final = 1.0
 """Seconds after which the broker is assumed to have passed an acknowledgement on to the queue."""
-_ACKS_TAKEN: Final = 0.05
-"""Seconds to wait for a broker to pass acknowledgements on; with idle cores it takes under 10 ms."""
-_ACKS_TAKEN_FACTOR: Final = 2.0
-"""The same for a busy broker, as a multiple of the time that it took to answer."""
+_ACKS_WAIT: Final = 0.05
+"""Seconds to wait for a broker to pass acknowledgements on; on an idle machine it takes under 10 ms."""
+_ACKS_WAIT_FACTOR: Final = 2.0
+"""For a busy broker, the time to wait as a multiple of the time that the broker took to answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class Channel:
         self._acks = AckSender(connection.loop, self._write)
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
-        self._consumers_made = 0
+        self._consumer_count = 0
         self._incoming: Assembly | None = None
         self._closing = False
-        self._gone: asyncio.Future[None] = connection.loop.create_future()
+        self._closed_fully: asyncio.Future[None] = connection.loop.create_future()
 
     @property
     def is_open(self) -> bool:
@@ -116,7 +116,7 @@ class Channel:
         finally:
             # Close it even if the wait is cancelled.
             self.abandon()
-        done, _ = await asyncio.wait({self._gone}, timeout=_CLOSE_GRACE)
+        done, _ = await asyncio.wait({self._closed_fully}, timeout=_CLOSE_TIMEOUT)
         if not done:
             log.debug("the broker did not answer the closing of channel %s", self.number)
 
@@ -131,15 +131,15 @@ class Channel:
         self.flush_acks()
         clock = self.connection.loop.time
         begun = clock()
-        if self.closed_with is not None or begun - self._acks.sent_at > _ACKS_LATE:
+        if self.closed_with is not None or begun - self._acks.sent_at > _ACKS_PASSED_ON:
             return
         # channel.flow with active=true changes nothing: messages flow already.
         flow = self.call(codec.method(20, 20, codec.bits(True)), commands.Channel.FlowOk)
-        done, _ = await asyncio.wait({flow}, timeout=_CLOSE_GRACE)
+        done, _ = await asyncio.wait({flow}, timeout=_CLOSE_TIMEOUT)
         if not done or flow.exception() is not None:
             return
         answered = clock()
-        wait = max(self._acks.sent_at + _ACKS_TAKEN - answered, _ACKS_TAKEN_FACTOR * (answered - begun))
+        wait = max(self._acks.sent_at + _ACKS_WAIT - answered, _ACKS_WAIT_FACTOR * (answered - begun))
         await asyncio.sleep(wait)
 
     def abandon(self) -> None:
@@ -263,8 +263,8 @@ class Channel:
             on_message: called for each delivery, in order.
             on_end: called once, after the last delivery: the channel closed, or the broker cancelled the consumer.
         """
-        self._consumers_made += 1
-        tag = _CONSUMER_TAG.format(self._consumers_made)
+        self._consumer_count += 1
+        tag = _CONSUMER_TAG.format(self._consumer_count)
         self._consumers[tag] = _Consumer(on_message=on_message, on_end=on_end)
         try:
             await self.call(
@@ -347,7 +347,7 @@ class Channel:
             case commands.Channel.Close():
                 self._on_close(method)
             case commands.Channel.CloseOk() if self._closing:
-                self._end()
+                self._free_number()
             case _ if self._closing:
                 # The broker sent it before it read the close method: ignore it.
                 return
@@ -356,9 +356,9 @@ class Channel:
             case commands.Channel.Flow():
                 self._write(codec.method(20, 21, codec.bits(bool(method.active))))
             case _:
-                self._answer(method)
+                self._on_reply(method)
 
-    def _answer(self, method: Frame) -> None:
+    def _on_reply(self, method: Frame) -> None:
         if not self._calls or not isinstance(method, self._calls[0].replies):
             self.connection.abort(f"the broker sent an unexpected {method.name} on channel {self.number}")
             return
@@ -375,16 +375,16 @@ class Channel:
         if self._incoming is None:
             raise ValueError("a content header without a method")
         if self._incoming.header(size, values):
-            self._complete(self._incoming.message)
+            self._on_complete(self._incoming.message)
 
     def on_body(self, payload: bytes) -> None:
         """Handle a body frame of this channel."""
         if self._incoming is None:
             raise ValueError("a body without a method")
         if self._incoming.body(payload):
-            self._complete(self._incoming.message)
+            self._on_complete(self._incoming.message)
 
-    def _complete(self, message: Delivery | Return) -> None:
+    def _on_complete(self, message: Delivery | Return) -> None:
         self._incoming = None
         if self._closing:
             return
@@ -420,12 +420,12 @@ class Channel:
             return
         self.close_text = method.reply_text or ""
         self._close(reply_codes.channel_error(method.reply_code or 0, self.close_text))
-        self._end()
+        self._free_number()
 
     def fail(self, error: BideError) -> None:
         """Fail everything that waits: the connection is lost."""
         self._close(error)
-        self._end()
+        self._free_number()
 
     def _close(self, error: BideError) -> None:
         if self.closed_with is not None:
@@ -442,9 +442,9 @@ class Channel:
 
     async def gone(self) -> None:
         """Wait until the broker has closed the channel too, which frees its number."""
-        await asyncio.shield(self._gone)
+        await asyncio.shield(self._closed_fully)
 
-    def _end(self) -> None:
-        if not self._gone.done():
-            self._gone.set_result(None)
+    def _free_number(self) -> None:
+        if not self._closed_fully.done():
+            self._closed_fully.set_result(None)
             self.connection.forget(self.number)

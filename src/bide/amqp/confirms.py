@@ -74,46 +74,52 @@ class Confirms:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Unconfirmed] = {}
-        self._sent = 0
-        self._oldest = 1
-        self._last_returned = 0
+        self._unconfirmed: dict[int, Unconfirmed] = {}
+        self._sent_count = 0
+        self._oldest_tag = 1
+        self._last_returned_tag = 0
         self.failed = Counter[str]()
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._unconfirmed)
 
     @property
     def waiting(self) -> Iterable[Unconfirmed]:
         """The unconfirmed messages, in the order of sending."""
-        return self._waiting.values()
+        return self._unconfirmed.values()
 
     def add(self, message: Unconfirmed) -> None:
         """Register a message that is being sent."""
-        self._sent += 1
-        self._waiting[self._sent] = message
+        self._sent_count += 1
+        self._unconfirmed[self._sent_count] = message
 
     def settle(self, delivery_tag: int, *, multiple: bool, refused: bool) -> None:
         """Handle the broker's confirm of one message, or of all up to this one."""
-        delivery_tag = min(delivery_tag, self._sent)
-        waiting = self._waiting
-        for tag in range(self._oldest if multiple else delivery_tag, delivery_tag + 1):
+        delivery_tag = min(delivery_tag, self._sent_count)
+        waiting = self._unconfirmed
+        for tag in range(self._oldest_tag if multiple else delivery_tag, delivery_tag + 1):
             entry = waiting.pop(tag, None)
             if entry is not None:
-                entry.settle(_refused(entry) if refused else _unroutable(entry) if entry.returned is not None else None)
-        if multiple or delivery_tag == self._oldest:
-            self._oldest = delivery_tag + 1
+                entry.settle(
+                    _refused_error(entry)
+                    if refused
+                    else _unroutable_error(entry)
+                    if entry.returned is not None
+                    else None
+                )
+        if multiple or delivery_tag == self._oldest_tag:
+            self._oldest_tag = delivery_tag + 1
 
     def returned(self, message: Return) -> None:
         """Handle a returned message.
 
         A return has no delivery tag. But the broker returns messages in the order of sending, and each before its
-        confirm. The return therefore belongs to the first equal message after the previously returned one. Among equal
-        messages with equal bodies it does not matter which one is marked.
+        confirm. The return therefore belongs to the first message that equals it after the previously returned one. If
+        several messages equal the return, bodies included, it does not matter which of them is marked.
         """
         message_id = message.values.get("message_id")
-        for tag in range(max(self._last_returned + 1, self._oldest), self._sent + 1):
-            entry = self._waiting.get(tag)
+        for tag in range(max(self._last_returned_tag + 1, self._oldest_tag), self._sent_count + 1):
+            entry = self._unconfirmed.get(tag)
             if (
                 entry is not None
                 and entry.message_id == message_id
@@ -122,37 +128,37 @@ class Confirms:
                 and entry.body == message.body
             ):
                 entry.returned = (message.reply_code, message.reply_text)
-                self._last_returned = tag
+                self._last_returned_tag = tag
                 return
         log.warning("the broker returned a message that is not waiting for a confirm")
 
     def fail(self, error: BideError) -> None:
         """Fail the unconfirmed messages: the channel is closed. Messages already returned fail as unroutable."""
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._unconfirmed = self._unconfirmed, {}
         self.failed.update(entry.exchange for entry in waiting.values())
         for entry in waiting.values():
-            entry.settle(error if entry.returned is None else _unroutable(entry))
+            entry.settle(error if entry.returned is None else _unroutable_error(entry))
 
 
-def _refused(entry: Unconfirmed) -> PublishRefusedError:
+def _refused_error(entry: Unconfirmed) -> PublishRefusedError:
     return PublishRefusedError(
-        f"no queue stored {_described(entry)}: a queue is full, or has no leader because the majority of its nodes is "
+        f"no queue stored {_describe(entry)}: a queue is full, or has no leader because the majority of its nodes is "
         "lost; send it again later",
         message_id=entry.message_id,
     )
 
 
-def _unroutable(entry: Unconfirmed) -> UnroutableError:
+def _unroutable_error(entry: Unconfirmed) -> UnroutableError:
     assert entry.returned is not None
     code, text = entry.returned
     return UnroutableError(
-        f"no queue takes {_described(entry)} ({text.lower()}): bind a queue for it",
+        f"no queue takes {_describe(entry)} ({text.lower()}): bind a queue for it",
         message_id=entry.message_id,
         reply_code=code,
     )
 
 
-def _described(entry: Unconfirmed) -> str:
+def _describe(entry: Unconfirmed) -> str:
     return (
         f"the message {entry.message_id!r} sent to the exchange {entry.exchange!r} with the routing key "
         f"{entry.routing_key!r}"

@@ -33,13 +33,13 @@ log = logger(__name__)
 
 MAX_FRAME: Final = 1 << 24
 """The largest frame accepted, in bytes. A larger size means that the peer does not speak AMQP. The limit is above the
-negotiated frame size, which the headers of a message that was dead-lettered often can exceed."""
+negotiated frame size, because a message that was dead-lettered many times can have headers larger than that."""
 
 _FRAME: Final = struct.Struct(">BHI")
 _TAG_AND_BITS: Final = struct.Struct(">QB")
 _ACK: Final = b"\x00\x3c\x00\x50"
 _NACK: Final = b"\x00\x3c\x00\x78"
-_CLOSE_GRACE: Final = 5.0
+_CLOSE_TIMEOUT: Final = 5.0
 
 
 class Connection(asyncio.Protocol):
@@ -49,8 +49,8 @@ class Connection(asyncio.Protocol):
         server: the server's properties, as received.
         release: RabbitMQ's release, such as ``(4, 3, 6)``.
         frame_max: the largest frame to send, in bytes.
-        opened: done when the broker has opened the connection, or failed with the reason.
-        lost: done when the connection is no longer usable; the result is the reason.
+        opened: a future, done when the broker has opened the connection, or failed with the reason.
+        lost: a future, done when the connection is no longer usable; its result is the reason.
         heartbeat: the heartbeats, and when bytes were last received.
         answers: the number of confirms and replies received, without heartbeats and answers to :meth:`probe`.
         trouble: for errors, a description of a node that does not answer or confirm; empty otherwise.
@@ -68,8 +68,8 @@ class Connection(asyncio.Protocol):
         self.opened: asyncio.Future[None] = self.loop.create_future()
         self.answers = 0
         self.trouble = ""
-        self._closed: asyncio.Future[None] = self.loop.create_future()
-        self._ended: asyncio.Future[None] = self.loop.create_future()
+        self._close_answered: asyncio.Future[None] = self.loop.create_future()
+        self._socket_closed: asyncio.Future[None] = self.loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._writer = Writer(self.loop)
@@ -79,7 +79,8 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: BrokerUrl, *, last: str = "") -> Connection:
-        """Connect to the first host that accepts. Hosts are tried in random order unless the URL says otherwise.
+        """Connect to the first host that accepts the client. Hosts are tried in random order unless the URL has
+        ``order=given``.
 
         Args:
             last: the address of a host to try last.
@@ -231,13 +232,13 @@ class Connection(asyncio.Protocol):
             await asyncio.gather(*(channel.settle_acks() for channel in self._channels.values()))
             if not self.lost.done():
                 self.send(codec.frame(codec.METHOD, 0, close_connection()))
-                async with asyncio.timeout(_CLOSE_GRACE):
-                    await asyncio.shield(self._closed)
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await asyncio.shield(self._close_answered)
         except TimeoutError:
             log.debug("the broker at %s did not answer the closing of the connection", self.address)
         finally:
-            self.give_up(ClosedError("the connection was closed"), politely=self._closed.done())
-        await asyncio.shield(self._ended)
+            self.give_up(ClosedError("the connection was closed"), politely=self._close_answered.done())
+        await asyncio.shield(self._socket_closed)
 
     def abort(self, reason: str) -> None:
         """Close the connection because the peer broke the protocol."""
@@ -284,8 +285,8 @@ class Connection(asyncio.Protocol):
         """Close the connection: the socket is closed."""
         if self._abort_handle is not None:
             self._abort_handle.cancel()
-        if not self._ended.done():
-            self._ended.set_result(None)
+        if not self._socket_closed.done():
+            self._socket_closed.set_result(None)
         self.give_up(lost_error(error, self.url, self.address, is_open=self._is_open))
 
     def data_received(self, data: bytes) -> None:
@@ -330,7 +331,7 @@ class Connection(asyncio.Protocol):
             return
         channel = self._channels.get(number)
         if channel is None:
-            # The broker sent it before it read that the channel was closed: ignore it.
+            # The broker sent this frame before it read that the channel was closed: ignore the frame.
             return
         if channel.is_open:
             self.answers += 1
@@ -365,8 +366,8 @@ class Connection(asyncio.Protocol):
             case commands.Connection.Close():
                 self._on_close(method)
             case commands.Connection.CloseOk():
-                if not self._closed.done():
-                    self._closed.set_result(None)
+                if not self._close_answered.done():
+                    self._close_answered.set_result(None)
             case _:
                 self.abort(f"the broker sent an unexpected {method.name} on channel 0")
 
@@ -423,12 +424,12 @@ class Connection(asyncio.Protocol):
             self.opened.set_exception(error)
             # Retrieve the exception: opened is not awaited if the timeout ended the opening.
             self.opened.exception()
-        if not self._closed.done():
-            self._closed.set_result(None)
+        if not self._close_answered.done():
+            self._close_answered.set_result(None)
         if self._transport is None:
             return
         if politely:
             self._transport.close()
-            self._abort_handle = self.loop.call_later(_CLOSE_GRACE, self._transport.abort)
+            self._abort_handle = self.loop.call_later(_CLOSE_TIMEOUT, self._transport.abort)
         else:
             self._transport.abort()

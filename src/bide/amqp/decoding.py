@@ -1,8 +1,8 @@
 """Decoder of received frames: methods, content headers, and message properties.
 
-pamqp decodes other methods. bide decodes messages itself, so that one odd value costs no more than that value: pamqp
-fails on a whole header for a timestamp out of range, and on a whole frame for text that is not UTF-8, and it decodes
-negative decimals as positive.
+pamqp decodes other methods. bide decodes messages itself, so that an invalid value does not make the rest of the
+message unreadable: pamqp rejects a whole header for a timestamp out of range, and a whole frame for text that is not
+UTF-8, and it decodes negative decimals as positive.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from bide.runtime.logs import logger
 
 log = logger(__name__)
 
-_METHOD_AT: Final = 7
-_ARGUMENTS_AT: Final = 11
-_FLAGS_AT: Final = 19
+_METHOD_OFFSET: Final = 7
+_ARGUMENTS_OFFSET: Final = 11
+_FLAGS_OFFSET: Final = 19
 """The position of the property flags in a frame: after the frame header, class, weight and body size."""
 
-_LAST_SECOND: Final = 253_402_300_799
-"""The end of the year 9999. A timestamp in milliseconds, against the specification, has exceeded it since 1978."""
+_MAX_TIMESTAMP: Final = 253_402_300_799
+"""The end of the year 9999. Timestamps that a sender wrote in milliseconds, against the specification, exceed it."""
 
-_EXACT: Final = Context(prec=10, traps=[])
-"""A decimal context of our own, because that of the thread may round. A decimal on the wire has at most ten digits."""
+_DECIMAL_CONTEXT: Final = Context(prec=10, traps=[])
+"""A separate decimal context, because the context of the thread may round. An AMQP decimal has at most ten digits."""
 
-_DEEPEST: Final = 50
+_MAX_DEPTH: Final = 50
 """Tables and lists nested deeper than this stay encoded bytes. A frame can nest deeper than Python's stack allows."""
 
-_TEXT: Final = ord("S")
-_SIGNED: Final = ord("l")
+_LONG_STRING_TYPE: Final = ord("S")
+_INT64_TYPE: Final = ord("l")
 
 _SHORT: Final = struct.Struct(">H")
 _LONG: Final = struct.Struct(">I")
@@ -48,7 +48,7 @@ _SIGNED_LONGLONG: Final = struct.Struct(">q")
 _DECIMAL: Final = struct.Struct(">Bi")
 _TAG_AND_FLAG: Final = struct.Struct(">QB")
 
-_NUMBERS: Final[Mapping[int, struct.Struct]] = {
+_NUMBER_FORMATS: Final[Mapping[int, struct.Struct]] = {
     # The type letters as RabbitMQ reads them. They differ from the specification: see the page "AMQP 0-9-1 Errata" of
     # RabbitMQ's documentation, section "Field types".
     ord("b"): struct.Struct(">b"),
@@ -57,7 +57,7 @@ _NUMBERS: Final[Mapping[int, struct.Struct]] = {
     ord("u"): struct.Struct(">H"),
     ord("I"): struct.Struct(">i"),
     ord("i"): struct.Struct(">I"),
-    _SIGNED: _SIGNED_LONGLONG,
+    _INT64_TYPE: _SIGNED_LONGLONG,
     ord("L"): _SIGNED_LONGLONG,
     ord("f"): struct.Struct(">f"),
     ord("d"): struct.Struct(">d"),
@@ -70,7 +70,7 @@ def announcement(frame: bytes) -> Delivery | Return | None:
     Raises:
         ValueError: the frame ends too soon.
     """
-    decode = _ANNOUNCEMENTS.get(frame[_METHOD_AT:_ARGUMENTS_AT])
+    decode = _ANNOUNCEMENTS.get(frame[_METHOD_OFFSET:_ARGUMENTS_OFFSET])
     if decode is None:
         return None
     try:
@@ -80,7 +80,7 @@ def announcement(frame: bytes) -> Delivery | Return | None:
 
 
 def _deliver(frame: bytes) -> Delivery:
-    consumer_tag, place = _short_string(frame, _ARGUMENTS_AT)
+    consumer_tag, place = _short_string(frame, _ARGUMENTS_OFFSET)
     delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, place)
     exchange, place = _short_string(frame, place + _TAG_AND_FLAG.size)
     routing_key, _ = _short_string(frame, place)
@@ -94,8 +94,8 @@ def _deliver(frame: bytes) -> Delivery:
 
 
 def _get_ok(frame: bytes) -> Delivery:
-    delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, _ARGUMENTS_AT)
-    exchange, place = _short_string(frame, _ARGUMENTS_AT + _TAG_AND_FLAG.size)
+    delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, _ARGUMENTS_OFFSET)
+    exchange, place = _short_string(frame, _ARGUMENTS_OFFSET + _TAG_AND_FLAG.size)
     routing_key, place = _short_string(frame, place)
     (message_count,) = _LONG.unpack_from(frame, place)
     return Delivery(
@@ -108,8 +108,8 @@ def _get_ok(frame: bytes) -> Delivery:
 
 
 def _return(frame: bytes) -> Return:
-    (reply_code,) = _SHORT.unpack_from(frame, _ARGUMENTS_AT)
-    reply_text, place = _short_string(frame, _ARGUMENTS_AT + 2)
+    (reply_code,) = _SHORT.unpack_from(frame, _ARGUMENTS_OFFSET)
+    reply_text, place = _short_string(frame, _ARGUMENTS_OFFSET + 2)
     exchange, place = _short_string(frame, place)
     routing_key, _ = _short_string(frame, place)
     return Return(reply_code=reply_code, reply_text=reply_text, exchange=exchange, routing_key=routing_key)
@@ -129,8 +129,8 @@ def properties(frame: bytes) -> dict[str, Any]:
         ValueError: the frame ends too soon, or holds a type that AMQP 0-9-1 does not have.
     """
     try:
-        (flags,) = _SHORT.unpack_from(frame, _FLAGS_AT)
-        place = _FLAGS_AT + 2
+        (flags,) = _SHORT.unpack_from(frame, _FLAGS_OFFSET)
+        place = _FLAGS_OFFSET + 2
         values: dict[str, Any] = {}
         for name in _names(flags):
             if name == "headers":
@@ -212,7 +212,7 @@ def _text(part: bytes) -> str:
         return part.decode(errors="backslashreplace")
 
 
-def _cut_short(raw: bytes, start: int, end: int) -> IndexError:
+def _too_short_error(raw: bytes, start: int, end: int) -> IndexError:
     return IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
 
 
@@ -220,7 +220,7 @@ def _short_string(raw: bytes, place: int) -> tuple[str, int]:
     start = place + 1
     end = start + raw[place]
     if end > len(raw):
-        raise _cut_short(raw, start, end)
+        raise _too_short_error(raw, start, end)
     return _text(raw[start:end]), end
 
 
@@ -239,7 +239,7 @@ def _table(raw: bytes, place: int, depth: int) -> tuple[dict[str, Any], int]:
         except UnicodeDecodeError:
             name = _text(raw[start:place])
         kind = raw[place]
-        if kind == _TEXT:
+        if kind == _LONG_STRING_TYPE:
             start = place + 5
             place = start + _LONG.unpack_from(raw, place + 1)[0]
             try:
@@ -247,8 +247,8 @@ def _table(raw: bytes, place: int, depth: int) -> tuple[dict[str, Any], int]:
             except UnicodeDecodeError:
                 items[name] = raw[start:place]
             if place > len(raw):
-                raise _cut_short(raw, start, place)
-        elif kind == _SIGNED:
+                raise _too_short_error(raw, start, place)
+        elif kind == _INT64_TYPE:
             items[name] = _SIGNED_LONGLONG.unpack_from(raw, place + 1)[0]
             place += 9
         else:
@@ -269,23 +269,23 @@ def _array(raw: bytes, place: int, depth: int) -> tuple[list[Any], int]:
 
 def _value(raw: bytes, place: int, depth: int) -> tuple[Any, int]:
     kind = raw[place]
-    number = _NUMBERS.get(kind)
+    number = _NUMBER_FORMATS.get(kind)
     if number is not None:
         return number.unpack_from(raw, place + 1)[0], place + 1 + number.size
-    decode = _OTHERS.get(kind)
+    decode = _DECODERS.get(kind)
     if decode is not None:
         return decode(raw, place + 1)
-    nested = _NESTED.get(kind)
+    nested = _NESTED_DECODERS.get(kind)
     if nested is None:
         raise ValueError(f"the content header holds a value of the unknown type {bytes((kind,))!r}")
-    return nested(raw, place + 1, depth + 1) if depth < _DEEPEST else _bytes(raw, place + 1)
+    return nested(raw, place + 1, depth + 1) if depth < _MAX_DEPTH else _bytes(raw, place + 1)
 
 
 def _bytes(raw: bytes, place: int) -> tuple[bytes, int]:
     start = place + 4
     end = start + _LONG.unpack_from(raw, place)[0]
     if end > len(raw):
-        raise _cut_short(raw, start, end)
+        raise _too_short_error(raw, start, end)
     return raw[start:end], end
 
 
@@ -307,7 +307,7 @@ def _void(raw: bytes, place: int) -> tuple[None, int]:
 
 def _decimal(raw: bytes, place: int) -> tuple[Decimal, int]:
     scale, unscaled = _DECIMAL.unpack_from(raw, place)
-    return Decimal(unscaled).scaleb(-scale, _EXACT), place + _DECIMAL.size
+    return Decimal(unscaled).scaleb(-scale, _DECIMAL_CONTEXT), place + _DECIMAL.size
 
 
 def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
@@ -322,10 +322,10 @@ def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
 @lru_cache(maxsize=256)
 def _moment(seconds: int) -> datetime:
     """Cached, because many messages are dead-lettered in the same second."""
-    return EPOCH + (timedelta(seconds=seconds) if seconds <= _LAST_SECOND else timedelta(milliseconds=seconds))
+    return EPOCH + (timedelta(seconds=seconds) if seconds <= _MAX_TIMESTAMP else timedelta(milliseconds=seconds))
 
 
-_OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {
+_DECODERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {
     ord("S"): _long_string,
     ord("x"): _bytes,
     ord("t"): _boolean,
@@ -333,7 +333,10 @@ _OTHERS: Final[Mapping[int, Callable[[bytes, int], tuple[Any, int]]]] = {
     ord("D"): _decimal,
     ord("T"): _timestamp,
 }
-_NESTED: Final[Mapping[int, Callable[[bytes, int, int], tuple[Any, int]]]] = {ord("F"): _table, ord("A"): _array}
+_NESTED_DECODERS: Final[Mapping[int, Callable[[bytes, int, int], tuple[Any, int]]]] = {
+    ord("F"): _table,
+    ord("A"): _array,
+}
 
 
 def method(frame: bytes) -> Frame:

@@ -12,9 +12,9 @@ class Delivery:
     """A message as the broker sent it.
 
     Attributes:
-        consumer_tag: the tag of its consumer; empty for a delivery by ``get``.
+        consumer_tag: the tag of the consumer; empty for a delivery by ``get``.
         values: the properties by their AMQP names; absent ones are left out.
-        message_count: messages left in the queue, for a delivery by ``get``.
+        message_count: the number of messages left in the queue, for a delivery by ``get``; otherwise None.
     """
 
     exchange: str
@@ -42,13 +42,13 @@ class Return:
 class Assembly:
     """A message that is being received: its content header and body frames are still to come."""
 
-    __slots__ = ("_parts", "_remaining", "_started", "message")
+    __slots__ = ("_has_header", "_parts", "_remaining", "message")
 
     def __init__(self, message: Delivery | Return) -> None:
         self.message = message
         self._parts: list[bytes] = []
         self._remaining = 0
-        self._started = False
+        self._has_header = False
 
     def header(self, size: int, values: Mapping[str, Any]) -> bool:
         """Add the content header, and return whether the message is complete.
@@ -56,9 +56,9 @@ class Assembly:
         Raises:
             ValueError: the message has a content header already.
         """
-        if self._started:
+        if self._has_header:
             raise ValueError("a second content header")
-        self._started = True
+        self._has_header = True
         self._remaining = size
         self.message.values = values
         return not size
@@ -70,7 +70,7 @@ class Assembly:
             ValueError: the body is longer than the content header announced.
         """
         self._remaining -= len(payload)
-        if self._remaining < 0 or not self._started:
+        if self._remaining < 0 or not self._has_header:
             raise ValueError("more of a body than announced")
         self._parts.append(payload)
         if self._remaining:

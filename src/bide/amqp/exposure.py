@@ -38,12 +38,12 @@ def warn_about_exposure(url: BrokerUrl, socket: SocketAddresses) -> None:
     peer, own = addresses
     address = f"[{peer[0]}]:{peer[1]}" if ":" in peer[0] else f"{peer[0]}:{peer[1]}"
     if url.tls and not url.verify:
-        _warn(
+        _warn_once(
             f"the certificate of the broker at {address} is not checked (verify=false), so another server can pose as "
             "it and read the password and all messages: give the authority with cafile=... in the URL instead"
         )
-    elif not url.tls and not url.external and _is_elsewhere(peer, own):
-        _warn(
+    elif not url.tls and not url.external and _is_remote(peer, own):
+        _warn_once(
             f"the password of the user {url.user!r} is sent to the broker at {address} without TLS, and can be read on "
             "the network: use amqps:// and the broker's TLS port"
         )
@@ -58,8 +58,8 @@ def warn_about_http(base: str, user: str, socket: SocketAddresses) -> None:
         socket: a socket connected to the management API.
     """
     addresses = _addresses(socket)
-    if addresses is not None and base.startswith("http:") and _is_elsewhere(*addresses):
-        _warn(
+    if addresses is not None and base.startswith("http:") and _is_remote(*addresses):
+        _warn_once(
             f"the password of the user {user!r} is sent to the management API at {base} without TLS, and can be read "
             "on the network: name an https:// address with --management-url, or management_url=... in Python"
         )
@@ -73,12 +73,12 @@ def _addresses(socket: SocketAddresses) -> tuple[Any, Any] | None:
         return None
 
 
-def _is_elsewhere(peer: Any, own: Any) -> bool:
+def _is_remote(peer: Any, own: Any) -> bool:
     """Whether the other end of a connection is another machine."""
     return peer[0] != own[0] and not ip_address(peer[0].partition("%")[0]).is_loopback
 
 
-def _warn(text: str) -> None:
+def _warn_once(text: str) -> None:
     if text not in _warned:
         _warned.add(text)
         log.warning("%s", text)

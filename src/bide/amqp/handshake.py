@@ -111,7 +111,7 @@ def lost_error(error: Exception | None, url: BrokerUrl, address: str, *, is_open
 
 
 def tls_reason(error: ssl.SSLError) -> str:
-    """Why a TLS handshake failed, and how to fix it."""
+    """The reason text for a failed TLS handshake, with a fix."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
             f"the certificate is not trusted ({error.verify_message}): give the right authority with "
@@ -125,7 +125,7 @@ def tls_reason(error: ssl.SSLError) -> str:
 
 
 def refused_certificate(reason: str) -> str:
-    """That the broker rejected the client certificate, and how to fix it."""
+    """The reason text for a client certificate that the broker rejected, with a fix."""
     return (
         f"the broker does not accept the client certificate ({reason}): give one that it trusts with certfile=... and "
         "keyfile=... in the URL"

@@ -9,7 +9,7 @@ from typing import Final
 from bide.amqp import codec
 from bide.amqp.writer import Writer
 
-_SILENT_BEATS: Final = 4
+_MAX_SILENT_BEATS: Final = 4
 """The number of half intervals in a row without a byte after which the peer counts as dead."""
 
 
@@ -27,31 +27,31 @@ class Heartbeat:
         self._loop = loop
         self._writer = writer
         self._on_silence = on_silence
-        self._half = 0.0
-        self._handle: asyncio.TimerHandle | None = None
+        self._half_interval = 0.0
+        self._beat_handle: asyncio.TimerHandle | None = None
         self._silent_beats = 0
-        self._beat_at = loop.time()
+        self._last_beat_at = loop.time()
         self.received_at = loop.time()
 
     def start(self, seconds: int) -> None:
         """Start heartbeats with this interval; 0 disables them."""
         if seconds:
-            self._half = seconds / 2
-            self._handle = self._loop.call_later(self._half, self._beat)
+            self._half_interval = seconds / 2
+            self._beat_handle = self._loop.call_later(self._half_interval, self._beat)
 
     def stop(self) -> None:
         """Stop heartbeats."""
-        if self._handle is not None:
-            self._handle.cancel()
+        if self._beat_handle is not None:
+            self._beat_handle.cancel()
 
     def _beat(self) -> None:
         now = self._loop.time()
         # Silent half intervals are counted, not seconds: a blocked event loop cannot receive anything.
-        self._silent_beats = 0 if self.received_at > self._beat_at else self._silent_beats + 1
-        self._beat_at = now
-        if self._silent_beats >= _SILENT_BEATS:
+        self._silent_beats = 0 if self.received_at > self._last_beat_at else self._silent_beats + 1
+        self._last_beat_at = now
+        if self._silent_beats >= _MAX_SILENT_BEATS:
             self._on_silence(now - self.received_at)
             return
-        if now - self._writer.sent_at >= self._half:
+        if now - self._writer.sent_at >= self._half_interval:
             self._writer.send(codec.HEARTBEAT_FRAME)
-        self._handle = self._loop.call_later(self._half, self._beat)
+        self._beat_handle = self._loop.call_later(self._half_interval, self._beat)

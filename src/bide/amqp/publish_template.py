@@ -13,18 +13,18 @@ from typing import Any, Final
 
 from bide.amqp import codec
 
-_HEAD: Final = struct.Struct(">BHI")
-_CONTENT: Final = struct.Struct(">BHIHHQH")
-_SIZE: Final = struct.Struct(">I")
-_END: Final = bytes((codec.FRAME_END,))
-_LENGTHS: Final = tuple(bytes((length,)) for length in range(256))
+_FRAME_HEADER: Final = struct.Struct(">BHI")
+_CONTENT_HEADER: Final = struct.Struct(">BHIHHQH")
+_TABLE_SIZE: Final = struct.Struct(">I")
+_FRAME_END: Final = bytes((codec.FRAME_END,))
+_LENGTH_OCTETS: Final = tuple(bytes((length,)) for length in range(256))
 
-_FLAGS: Final = dict(codec.PROPERTY_FLAGS)
-_HEADERS: Final = _FLAGS["headers"]
-_CORRELATION_ID: Final = _FLAGS["correlation_id"]
-_TIMESTAMP: Final = _FLAGS["timestamp"]
+_PROPERTY_FLAGS: Final = dict(codec.PROPERTY_FLAGS)
+_HEADERS_FLAG: Final = _PROPERTY_FLAGS["headers"]
+_CORRELATION_ID_FLAG: Final = _PROPERTY_FLAGS["correlation_id"]
+_TIMESTAMP_FLAG: Final = _PROPERTY_FLAGS["timestamp"]
 
-_BEFORE: Final = 14
+_PROPERTIES_OFFSET: Final = 14
 """Bytes before the properties in the payload of a content header: class, weight, body size, flags."""
 
 
@@ -40,17 +40,28 @@ class PublishTemplate:
         InvalidInputError: a value is too long or of the wrong type.
     """
 
-    __slots__ = ("_above", "_below", "_fixed", "_flags", "_lower", "_room", "_top", "_upper")
+    __slots__ = (
+        "_after_correlation_id",
+        "_after_headers",
+        "_after_timestamp",
+        "_before_correlation_id",
+        "_before_headers",
+        "_fixed_size",
+        "_flags",
+        "_max_payload",
+    )
 
     def __init__(self, values: Mapping[str, Any], *, frame_max: int) -> None:
-        self._flags = int.from_bytes(codec.properties(values)[:2], "big") | _FLAGS["message_id"]
-        self._top = _encoded(values, "content_type", "content_encoding")
-        self._upper = _encoded(values, "delivery_mode", "priority")
-        self._lower = _encoded(values, "reply_to", "expiration")
-        self._above = self._upper + self._lower
-        self._below = _encoded(values, "type", "user_id", "app_id", "cluster_id")
-        self._fixed = _BEFORE + len(self._top) + len(self._above) + 1 + len(self._below)
-        self._room = frame_max - codec.FRAME_OVERHEAD
+        self._flags = int.from_bytes(codec.properties(values)[:2], "big") | _PROPERTY_FLAGS["message_id"]
+        self._before_headers = _encoded(values, "content_type", "content_encoding")
+        self._before_correlation_id = _encoded(values, "delivery_mode", "priority")
+        self._after_correlation_id = _encoded(values, "reply_to", "expiration")
+        self._after_headers = self._before_correlation_id + self._after_correlation_id
+        self._after_timestamp = _encoded(values, "type", "user_id", "app_id", "cluster_id")
+        self._fixed_size = (
+            _PROPERTIES_OFFSET + len(self._before_headers) + len(self._after_headers) + 1 + len(self._after_timestamp)
+        )
+        self._max_payload = frame_max - codec.FRAME_OVERHEAD
 
     def frames(
         self,
@@ -74,43 +85,43 @@ class PublishTemplate:
             InvalidInputError: the properties do not fit into one frame, or one of these values cannot be encoded.
         """
         name = message_id.encode()
-        flags, size, above = self._flags, self._fixed + len(name), self._above
+        flags, size, above = self._flags, self._fixed_size + len(name), self._after_headers
         table = time = b""
         if headers:
-            flags |= _HEADERS
-            table = _SIZE.pack(len(headers))
+            flags |= _HEADERS_FLAG
+            table = _TABLE_SIZE.pack(len(headers))
             size += len(table) + len(headers)
         if correlation_id is not None:
-            flags |= _CORRELATION_ID
-            above = self._upper + codec.short_string(correlation_id) + self._lower
-            size += len(above) - len(self._above)
+            flags |= _CORRELATION_ID_FLAG
+            above = self._before_correlation_id + codec.short_string(correlation_id) + self._after_correlation_id
+            size += len(above) - len(self._after_headers)
         if timestamp is not None:
-            flags |= _TIMESTAMP
+            flags |= _TIMESTAMP_FLAG
             time = codec.properties({"timestamp": timestamp})[2:]
             size += len(time)
-        codec.check_header_size(size, self._room)
+        codec.check_header_size(size, self._max_payload)
         length = len(body)
-        if length > self._room:
-            bodies = b"".join(codec.body_frames(channel, body, self._room))
+        if length > self._max_payload:
+            bodies = b"".join(codec.body_frames(channel, body, self._max_payload))
         elif length:
-            bodies = b"".join((_HEAD.pack(codec.BODY, channel, length), body, _END))
+            bodies = b"".join((_FRAME_HEADER.pack(codec.BODY, channel, length), body, _FRAME_END))
         else:
             bodies = b""
         return b"".join(
             (
-                _HEAD.pack(codec.METHOD, channel, len(start)),
+                _FRAME_HEADER.pack(codec.METHOD, channel, len(start)),
                 start,
-                _END,
-                _CONTENT.pack(codec.HEADER, channel, size, codec.BASIC_CLASS, 0, length, flags),
-                self._top,
+                _FRAME_END,
+                _CONTENT_HEADER.pack(codec.HEADER, channel, size, codec.BASIC_CLASS, 0, length, flags),
+                self._before_headers,
                 table,
                 headers,
                 above,
-                _LENGTHS[len(name)],
+                _LENGTH_OCTETS[len(name)],
                 name,
                 time,
-                self._below,
-                _END,
+                self._after_timestamp,
+                _FRAME_END,
                 bodies,
             )
         )

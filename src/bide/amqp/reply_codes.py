@@ -37,14 +37,14 @@ _INEQUIVALENT: Final = re.compile(
     r" received (?P<wanted>.*?) but current is (?P<found>.*)",
     re.DOTALL,
 )
-_CUT_SHORT: Final = re.compile(
+_INEQUIVALENT_TRUNCATED: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']*)' for (?P<kind>exchange|queue) '(?P<name>.*)\.\.\.", re.DOTALL
 )
-"""The same in a reply text that the broker truncated at 255 bytes, which happens with long names."""
+"""As ``_INEQUIVALENT``, for a reply text that the broker truncated at 255 bytes because of long names."""
 
 _NOT_EMPTY: Final = re.compile(r"queue '(?P<name>.*)' in vhost '[^']*' (?:is )?not empty")
 _EXCHANGE: Final = re.compile(r"exchange '(?P<name>.*)' in vhost", re.DOTALL)
-_NO_ROOM: Final = re.compile(r"limit \(\d+\) is reached")
+_LIMIT_REACHED: Final = re.compile(r"limit \(\d+\) is reached")
 _TOO_LARGE: Final = re.compile(r"message size (?P<size>\d+) is larger than configured max size (?P<limit>\d+)")
 
 
@@ -74,7 +74,7 @@ def _precondition(code: int, reason: str) -> BrokerError:
     found = _INEQUIVALENT.search(reason)
     if found:
         kind, name, argument = found["kind"], found["name"], found["argument"]
-        wanted, current = _value(found["wanted"]), _value(found["found"])
+        wanted, current = _value_in(found["wanted"]), _value_in(found["found"])
         return DeclarationMismatchError(
             f"the {kind} {name!r} exists with {argument} = {current}, not with {wanted} as declared: delete the "
             f"{kind}, or declare it as it is",
@@ -85,7 +85,7 @@ def _precondition(code: int, reason: str) -> BrokerError:
             found=current,
             reply_code=code,
         )
-    cut = _CUT_SHORT.fullmatch(reason)
+    cut = _INEQUIVALENT_TRUNCATED.fullmatch(reason)
     if cut:
         kind, argument = cut["kind"], cut["argument"]
         start = cut["name"].partition("'")[0]
@@ -108,7 +108,7 @@ def _precondition(code: int, reason: str) -> BrokerError:
     return BrokerError(f"the broker refused: {reason}", reply_code=code)
 
 
-def _value(text: str) -> str:
+def _value_in(text: str) -> str:
     """The value in a reply text of RabbitMQ, such as ``the value '5' of type 'signedint'`` or ``none``."""
     quoted = re.search(r"'(.*)' of type", text) or re.fullmatch(r"'(.*)'", text.strip())
     return quoted[1] if quoted else "(absent)" if text.strip() == "none" else text.strip()
@@ -146,7 +146,7 @@ def handshake_error(
             f"the broker at {address} has no virtual host {vhost!r}: create it, or name another in the URL",
             reply_code=code,
         )
-    if code == NOT_ALLOWED and _NO_ROOM.search(text):
+    if code == NOT_ALLOWED and _LIMIT_REACHED.search(text):
         return BrokerError(
             f"the broker at {address} accepts no more connections ({text}): close others, or raise the limit",
             reply_code=code,
@@ -178,7 +178,7 @@ def of_hosts(failures: Sequence[BrokerError]) -> BrokerError:
     main = max(failures, key=_specificity)
     others = [one for one in failures if one is not main]
     error = type(main)("; ".join(map(str, (main, *others))), reply_code=main.reply_code)
-    # Callers stop retrying for some causes, such as a bad certificate. Such a cause counts only if all hosts have it.
+    # Callers do not retry for some causes, such as a bad certificate. Keep the cause only if every host failed alike.
     error.__cause__ = main.__cause__ if all(type(one) is type(main) for one in others) else main
     return error
 

@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Seconds of a monotonic clock, which cannot be set."""
 
 
-_UPTIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOT_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 """A clock of Linux: unlike ``time.monotonic`` it counts while the machine is suspended, as the broker's clock does."""
 
 
@@ -73,7 +73,7 @@ class Tcp:
 
     def monotonic(self) -> float:
         """See :class:`Transport`. On Linux this includes the time that the machine was suspended."""
-        return time.monotonic() if _UPTIME is None else time.clock_gettime(_UPTIME)
+        return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
 
 
 TCP: Final = Tcp()

@@ -23,9 +23,9 @@ _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _OPTIONS: Final = frozenset(
     {"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name", "order"}
 )
-_FORM: Final = "give amqp://user:password@host:port/vhost, with a port from 1 to 65535 or none"
+_EXPECTED_FORM: Final = "give amqp://user:password@host:port/vhost, with a port from 1 to 65535 or none"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_NO_PASSWORD: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
+_PRINTABLE_PART: Final = re.compile(r"(?:[^:\[]|\[[^\]]*\]|:\d{1,5}(?![^,/?]))*")
 """The part of an address that is safe to print: up to a colon without a port, because a password may follow."""
 
 
@@ -73,21 +73,23 @@ class BrokerUrl:
             InvalidUrlError: the text is not such a URL; the error never shows the password.
         """
         if not isinstance(text, str):
-            raise InvalidUrlError(f"the broker URL {text!r} is of type {type(text).__name__}, not text: {_FORM}")
+            raise InvalidUrlError(
+                f"the broker URL {text!r} is of type {type(text).__name__}, not text: {_EXPECTED_FORM}"
+            )
         try:
             return cls._parse(text)
         except InvalidUrlError:
             raise
         except ValueError:
             # "from None", because the original error may quote the password.
-            raise InvalidUrlError(f"the broker URL {_censored(text)!r} cannot be read: {_FORM}") from None
+            raise InvalidUrlError(f"the broker URL {_censored(text)!r} cannot be read: {_EXPECTED_FORM}") from None
 
     @classmethod
     def _parse(cls, text: str) -> BrokerUrl:
         parts = urlsplit(text)
         if parts.scheme not in _PORTS:
             raise InvalidUrlError(
-                f"the broker URL {_censored(text)!r} does not start with amqp:// or amqps://: {_FORM}"
+                f"the broker URL {_censored(text)!r} does not start with amqp:// or amqps://: {_EXPECTED_FORM}"
             )
         if parts.fragment or "@" in parts.path + parts.query:
             # Most likely part of a password. Without this check, the start of the password would be read as the host.
@@ -172,11 +174,11 @@ def _address(text: str, default_port: int, url: str) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     host, port = parts.hostname, parts.port
     if not host:
-        raise InvalidUrlError(f"the broker URL {_censored(url)!r} names no host: {_FORM}")
+        raise InvalidUrlError(f"the broker URL {_censored(url)!r} names no host: {_EXPECTED_FORM}")
     if port == 0:
-        raise InvalidUrlError(f"the broker URL {_censored(url)!r} has the port 0: {_FORM}")
+        raise InvalidUrlError(f"the broker URL {_censored(url)!r} has the port 0: {_EXPECTED_FORM}")
     if not host.isprintable() or " " in host:
-        raise InvalidUrlError(f"the host {host!r} in the broker URL has invalid characters: {_FORM}")
+        raise InvalidUrlError(f"the host {host!r} in the broker URL has invalid characters: {_EXPECTED_FORM}")
     host.encode("idna")  # fail here with a ValueError, not when the host is looked up
     return host, default_port if port is None else port
 
@@ -207,6 +209,6 @@ def _censored(text: str) -> str:
     credentials, at, address = text.removeprefix(scheme).rpartition("@")
     if at:
         return f"{scheme}{credentials.partition(':')[0]}@{address}"
-    found = _NO_PASSWORD.match(address)
+    found = _PRINTABLE_PART.match(address)
     shown = found[0] if found else ""
     return f"{scheme}{shown}{'...' if shown != address else ''}"

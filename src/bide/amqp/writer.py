@@ -24,10 +24,10 @@ class Writer:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._frames: list[bytes] = []
-        self._size = 0
+        self._queued_bytes = 0
         self._flush_handle: asyncio.Handle | None = None
         self._closed = False
-        self._full = False
+        self._is_full = False
         self.blocked_by: str | None = None
         self.sent_at = loop.time()
         self._drained = asyncio.Event()
@@ -46,8 +46,8 @@ class Writer:
         if self._closed:
             return
         self._frames += frames
-        self._size += sum(map(len, frames))
-        if self._size >= WRITE_BUFFER:
+        self._queued_bytes += sum(map(len, frames))
+        if self._queued_bytes >= WRITE_BUFFER:
             # At once, so that the transport can report that it is full before the next sender adds to it.
             self.flush()
         elif self._flush_handle is None:
@@ -62,28 +62,28 @@ class Writer:
             self._transport.write(b"".join(self._frames))
             self.sent_at = self._loop.time()
         self._frames.clear()
-        self._size = 0
+        self._queued_bytes = 0
 
     def pause(self) -> None:
         """Hold senders back: the transport is full."""
-        self._full = True
-        self._update()
+        self._is_full = True
+        self._update_events()
 
     def resume(self) -> None:
         """Release senders: the transport has room again."""
-        self._full = False
-        self._update()
+        self._is_full = False
+        self._update_events()
 
     def block(self, reason: str | None) -> None:
         """Hold publishers back for this reason (the broker blocks publishing), or release them if it is None."""
         self.blocked_by = reason and visible(reason)
-        self._update()
+        self._update_events()
 
     def close(self) -> None:
         """Pass on queued frames, drop later ones, and release all waiting senders."""
         self.flush()
         self._closed = True
-        self._update()
+        self._update_events()
 
     @property
     def is_writable(self) -> bool:
@@ -93,7 +93,7 @@ class Writer:
     def when_writable(self, callback: Callable[[], None]) -> None:
         """Call back once, as soon as the connection is writable."""
         self._when_writable.append(callback)
-        self._update()
+        self._update_events()
 
     async def writable(self) -> None:
         """Wait until the broker accepts publishes and the transport has room, or until the writer is closed."""
@@ -106,16 +106,16 @@ class Writer:
         while not self._drained.is_set():
             await self._drained.wait()
 
-    def _update(self) -> None:
-        _put(self._drained, self._closed or not self._full)
-        _put(self._writable, self._closed or not (self._full or self.blocked_by is not None))
+    def _update_events(self) -> None:
+        _set_or_clear(self._drained, self._closed or not self._is_full)
+        _set_or_clear(self._writable, self._closed or not (self._is_full or self.blocked_by is not None))
         if self._writable.is_set():
             callbacks, self._when_writable = self._when_writable, []
             for callback in callbacks:
                 callback()
 
 
-def _put(event: asyncio.Event, value: bool) -> None:
+def _set_or_clear(event: asyncio.Event, value: bool) -> None:
     if value:
         event.set()
     else:

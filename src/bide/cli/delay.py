@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from bide.error_queues.undeliverable import Resent
     from bide.management.api import ManagementApi
 
-_ANSWERS_WITHIN: Final = 10.0
-"""Seconds that ``apply`` waits for the management API, which is optional for it."""
+_MANAGEMENT_TIMEOUT: Final = 10.0
+"""Seconds that ``bide delay apply`` waits for the management API, which it can do without."""
 
-_MARKS: Final = {
+_STATUS_MARKS: Final = {
     "ok": ("✓", "green"),
     "warning": ("!", "yellow"),
     "problem": ("✗", "red"),
@@ -80,10 +80,10 @@ def apply(
     if guard:
         click.echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
-        _show_protection(result["protection"])
+        _print_protection(result["protection"])
 
 
-def _show_protection(protection: dict[str, Any]) -> None:
+def _print_protection(protection: dict[str, Any]) -> None:
     displaced, left_out = protection["displaced"], protection["left_out"]
     place = f" in place of {', '.join(displaced)}" if displaced else ""
     less = f", without {', '.join(left_out)}" if left_out else ""
@@ -122,7 +122,7 @@ async def _policy_warnings(
     from bide.admin.policies import harmful_policies
 
     try:
-        async with asyncio.timeout(_ANSWERS_WITHIN):
+        async with asyncio.timeout(_MANAGEMENT_TIMEOUT):
             return await harmful_policies(api, connection.url.vhost, infrastructure, connection.release)
     except (ManagementApiError, TimeoutError):
         return []
@@ -144,7 +144,7 @@ def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     if as_json:
         print_json(report.to_dict())
     else:
-        _show(report)
+        _print_report(report)
     if report.ok:
         return 0
     count = len(report.problems)
@@ -160,10 +160,10 @@ async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> Ve
         return await verify(connection, infrastructure, api)
 
 
-def _show(report: VerifyReport) -> None:
+def _print_report(report: VerifyReport) -> None:
     click.echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
-        mark, colour = _MARKS[finding.status]
+        mark, colour = _STATUS_MARKS[finding.status]
         click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{visible(finding.text)}")
 
 

@@ -88,15 +88,15 @@ def demo(
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
     delay = parse_delay(longest)
     progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
-    place, why_not = _place(into) if reported else (None, "")
+    place, why_not = _report_folder(into) if reported else (None, "")
     with ExitStack() as stack:
         # A duplicate of standard error, because standard error is redirected while Spark starts.
         duplicate = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
         console = Console(file=duplicate, highlight=False)
         stack.enter_context(showing(progress, console))
-        broker = _broker(settings, stream_port, progress, stack)
+        broker = _demo_broker(settings, stream_port, progress, stack)
         shop = None
-        if place is not None and not (why_not := _unreadable(broker)):
+        if place is not None and not (why_not := _why_unreadable(broker)):
             shop = make_shop(prefix, messages=messages, longest=delay, seed=seed)
         demonstration = _DemoCommand(broker, prefix, progress, shop, place)
         figures = demonstration.run()
@@ -115,8 +115,8 @@ def demo(
     return 1 if figures.problems or demonstration.failure else 0
 
 
-def _place(into: Path) -> tuple[ReportFolder | None, str]:
-    """The folder of the report, or why there will be no report.
+def _report_folder(into: Path) -> tuple[ReportFolder | None, str]:
+    """The folder of the report, or None and the reason why there will be no report.
 
     Raises:
         InvalidInputError: the folder cannot be used for a report.
@@ -132,7 +132,7 @@ def _place(into: Path) -> tuple[ReportFolder | None, str]:
     return place, ""
 
 
-def _broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
+def _demo_broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
     """The broker that the settings name, or a new one until the stack ends."""
     from bide.admin.locate import stream_port as known_stream_port
     from bide.amqp.url import BrokerUrl
@@ -157,7 +157,7 @@ def _broker(settings: Settings, stream_port: int | None, progress: Progress, sta
     )
 
 
-def _unreadable(broker: _Broker) -> str:
+def _why_unreadable(broker: _Broker) -> str:
     """Why streams of this broker cannot be read; empty if they can."""
     from bide.streams.log import Address
 
@@ -183,28 +183,28 @@ class _DemoCommand:
 
         self.report: DemoReport | None = None
         self.failure = ""
-        self._broker, self._progress, self._shop, self._place = broker, progress, shop, place
+        self._demo_broker, self._progress, self._shop, self._report_folder = broker, progress, shop, place
         self._clock = Clock(prefix=prefix)
 
     def run(self) -> DemoFigures:
         """Run the demonstration, write the report, and clean up."""
         from bide.demo.run import demonstrate
 
-        broker, shop = self._broker, self._shop
+        broker, shop = self._demo_broker, self._shop
         try:
             figures = run_async(
                 demonstrate(broker.url, self._clock, self._progress, shop=shop, management_url=broker.management_url)
             )
-            if shop is not None and self._place is not None:
-                self._write_report(shop, self._place)
+            if shop is not None and self._report_folder is not None:
+                self._write_report(shop, self._report_folder)
         finally:
-            run_async(self._clean())
+            run_async(self._clean_up())
         return figures
 
     def _write_report(self, shop: Shop, place: ReportFolder) -> None:
         from bide.demo.report import write_report
 
-        broker = self._broker
+        broker = self._demo_broker
         try:
             with ended_by_signals():
                 self.report = write_report(
@@ -214,9 +214,9 @@ class _DemoCommand:
             # The deliveries are measured: print their figures even if the report fails.
             self.failure = " ".join(str(error).split())
 
-    async def _clean(self) -> None:
+    async def _clean_up(self) -> None:
         from bide.demo.run import remove
 
         with self._progress.phase("clean") as phase:
-            removed = await remove(self._broker.url, self._clock, self._progress.plan, shop=self._shop)
+            removed = await remove(self._demo_broker.url, self._clock, self._progress.plan, shop=self._shop)
             phase.note = f"{removed.queues} queues and {removed.exchanges} exchanges removed"

@@ -51,15 +51,17 @@ class _OperationOptions:
 
 
 def _operation_options(verb: str) -> Callable[[_Decorated], _Decorated]:
-    """Add the options of :class:`_OperationOptions`, and pass them as the argument ``how``."""
+    """Add the options of :class:`_OperationOptions`, and pass them as the argument ``options``."""
 
     def decorate(command: _Decorated) -> _Decorated:
         @wraps(command)
         def wrapper(
             *args: Any, everything: bool, dry_run: bool, yes: bool, no_audit: bool, as_json: bool, **kwargs: Any
         ) -> Any:
-            how = _OperationOptions(everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json)
-            return command(*args, how=how, **kwargs)
+            options = _OperationOptions(
+                everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json
+            )
+            return command(*args, options=options, **kwargs)
 
         wrapped: Any = wrapper
         for option in (
@@ -95,7 +97,10 @@ def list_(settings: Settings, selection: Selection, queue: str, limit: int | Non
 
     async def work() -> int:
         count = 0
-        async with _queue(settings, queue) as error_queue, aclosing(error_queue.messages(selection)) as messages:
+        async with (
+            _open_error_queue(settings, queue) as error_queue,
+            aclosing(error_queue.messages(selection)) as messages,
+        ):
             async for message in messages:
                 view.write_json(message) if as_json else view.write_line(message)
                 count += 1
@@ -117,7 +122,7 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
     """Show everything that is known about one message, by its id or message id."""
 
     async def work() -> None:
-        async with _queue(settings, queue) as error_queue:
+        async with _open_error_queue(settings, queue) as error_queue:
             message = await error_queue.get(id)
         view.write_json(message, whole=True) if as_json else view.write_whole(message)
 
@@ -136,7 +141,7 @@ def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_jso
     """Group messages by their failure, the largest group first."""
 
     async def work() -> None:
-        async with _queue(settings, queue) as error_queue:
+        async with _open_error_queue(settings, queue) as error_queue:
             found = await error_queue.groups(selection, by=by)
         if as_json:
             for one in found:
@@ -157,7 +162,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
     """Count messages by queue, reason, endpoint, exception, type and hour."""
 
     async def work() -> None:
-        async with _queue(settings, queue) as error_queue:
+        async with _open_error_queue(settings, queue) as error_queue:
             summary = await error_queue.summary(selection)
         if as_json:
             view.write_json_line(summary.to_dict())
@@ -183,7 +188,7 @@ def retry(
     to: str | None,
     over: str | None,
     allow: tuple[str, ...],
-    how: _OperationOptions,
+    options: _OperationOptions,
 ) -> int:
     """Send messages back to the queues where they failed.
 
@@ -199,7 +204,7 @@ def retry(
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.retry(selection, to=to, over=period, allow=allow or None, progress=progress)
 
-    return _decide(settings, queue, selection, act, "sent back", over=period, targets=targets, how=how)
+    return _run_operation(settings, queue, selection, act, "sent back", over=period, targets=targets, options=options)
 
 
 @errors.command()
@@ -209,13 +214,13 @@ def retry(
 @_operation_options("archived")
 @management_options
 @pass_settings
-def archive(settings: Settings, selection: Selection, queue: str, keep: str, how: _OperationOptions) -> int:
+def archive(settings: Settings, selection: Selection, queue: str, keep: str, options: _OperationOptions) -> int:
     """Move messages to the queue NAME.archive."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.archive(selection, keep=keep, progress=progress)
 
-    return _decide(settings, queue, selection, act, "archived", how=how)
+    return _run_operation(settings, queue, selection, act, "archived", options=options)
 
 
 @errors.command()
@@ -224,13 +229,13 @@ def archive(settings: Settings, selection: Selection, queue: str, keep: str, how
 @_operation_options("put back")
 @management_options
 @pass_settings
-def unarchive(settings: Settings, selection: Selection, queue: str, how: _OperationOptions) -> int:
+def unarchive(settings: Settings, selection: Selection, queue: str, options: _OperationOptions) -> int:
     """Move messages from the archive back to the error queue."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.unarchive(selection, progress=progress)
 
-    return _decide(settings, queue, selection, act, "put back", counted=f"{queue}.archive", how=how)
+    return _run_operation(settings, queue, selection, act, "put back", counted=f"{queue}.archive", options=options)
 
 
 @errors.command()
@@ -239,13 +244,13 @@ def unarchive(settings: Settings, selection: Selection, queue: str, how: _Operat
 @_operation_options("discarded")
 @management_options
 @pass_settings
-def discard(settings: Settings, selection: Selection, queue: str, how: _OperationOptions) -> int:
+def discard(settings: Settings, selection: Selection, queue: str, options: _OperationOptions) -> int:
     """Delete messages. The command asks for confirmation, unless --yes is given."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.discard(selection, progress=progress)
 
-    return _decide(settings, queue, selection, act, "discarded", always_ask=True, how=how)
+    return _run_operation(settings, queue, selection, act, "discarded", always_ask=True, options=options)
 
 
 @errors.command()
@@ -283,7 +288,7 @@ def edit(
     async def work() -> str:
         from bide.errors import TargetNotAllowedError
 
-        async with _queue(settings, queue, audit=not no_audit) as error_queue:
+        async with _open_error_queue(settings, queue, audit=not no_audit) as error_queue:
             try:
                 return await error_queue.edit(
                     id,
@@ -332,14 +337,14 @@ def history(settings: Settings, as_json: bool) -> None:
     run_async(work())
 
 
-def _decide(
+def _run_operation(
     settings: Settings,
     queue: str,
     selection: Selection,
     act: Callable[[ErrorQueue, Any], Awaitable[OperationResult]],
     verb: str,
     *,
-    how: _OperationOptions,
+    options: _OperationOptions,
     always_ask: bool = False,
     counted: str | None = None,
     over: timedelta | None = None,
@@ -350,23 +355,23 @@ def _decide(
     Returns:
         The exit code: 1 if a chosen message stays.
     """
-    if selection.everything != how.everything:
+    if selection.everything != options.everything:
         raise click.UsageError(
             "--all chooses every message: leave out ids and conditions"
-            if how.everything
+            if options.everything
             else "no messages are chosen: give ids or conditions, or --all"
         )
-    ask = (how.everything or always_ask) and not how.yes and not how.dry_run
+    ask = (options.everything or always_ask) and not options.yes and not options.dry_run
     if ask and not sys.stdin.isatty():
         raise click.UsageError("standard input has no answer to the question: give --yes to skip it")
 
     async def summarize() -> Summary:
-        async with _queue(settings, counted or queue) as error_queue:
+        async with _open_error_queue(settings, counted or queue) as error_queue:
             return await error_queue.summary(selection)
 
     async def work() -> OperationResult:
-        async with _queue(settings, queue, audit=not how.no_audit) as error_queue:
-            with _progress(verb) as progress:
+        async with _open_error_queue(settings, queue, audit=not options.no_audit) as error_queue:
+            with _progress_bar(verb) as progress:
                 try:
                     return await act(error_queue, progress)
                 except asyncio.CancelledError:
@@ -374,10 +379,10 @@ def _decide(
                     raise
 
     interrupted: list[OperationResult | None] = []
-    if how.dry_run or ask or (targets is not None and not how.yes and not how.as_json):
+    if options.dry_run or ask or (targets is not None and not options.yes and not options.as_json):
         summary = run_async(summarize())
-        if how.dry_run:
-            view.write_count(summary, verb, targets, as_json=how.as_json)
+        if options.dry_run:
+            view.write_count(summary, verb, targets, as_json=options.as_json)
             return 0
         what = f"{view.counted(summary.total)} of {counted or queue}"
         where = "" if targets is None else f": {targets.describe(summary)}"
@@ -389,9 +394,11 @@ def _decide(
         moved = run_async(work())
     except (KeyboardInterrupt, SystemExit):
         if interrupted and interrupted[0] is not None:
-            _go_on(settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=how.as_json)
+            _print_continuation(
+                settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=options.as_json
+            )
         raise
-    view.write_moved(moved, verb, as_json=how.as_json)
+    view.write_moved(moved, verb, as_json=options.as_json)
     for reason, number in moved.kept.items():
         click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {visible(reason)}", err=True)
     for one in moved.missing:
@@ -399,7 +406,7 @@ def _decide(
     return 1 if moved.kept or moved.missing else 0
 
 
-def _go_on(
+def _print_continuation(
     settings: Settings,
     moved: OperationResult,
     queue: str,
@@ -419,7 +426,7 @@ def _go_on(
 
 
 @asynccontextmanager
-async def _queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
+async def _open_error_queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
     from bide.client.client import connect
     from bide.error_queues import ErrorQueue
 
@@ -428,7 +435,7 @@ async def _queue(settings: Settings, queue: str, *, audit: bool = True) -> Async
 
 
 @contextmanager
-def _progress(verb: str) -> Iterator[Callable[[int, int], None] | None]:
+def _progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield None

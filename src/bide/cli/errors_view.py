@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bide.error_queues import AuditRecord, FailedMessage, Group, OperationResult, Summary
 
-_MOST_NAMES: Final = 10
+_MAX_NAMES: Final = 10
 """The number of queues that one line names, because headers of failed messages can have any number of names."""
 
 
@@ -76,8 +76,8 @@ def counted(number: int) -> str:
 def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
     what = f"{message.exception}: {message.text}" if message.exception else message.reason
-    line = f"{message.id}  {_local(message.failed_at)}  {message.queue or '?':<20}  {what}"
-    click.echo(_fitting(visible(line)))
+    line = f"{message.id}  {_local_time(message.failed_at)}  {message.queue or '?':<20}  {what}"
+    click.echo(_fit_terminal(visible(line)))
 
 
 def write_whole(message: FailedMessage) -> None:
@@ -89,9 +89,9 @@ def write_whole(message: FailedMessage) -> None:
         ("failed on", message.queue),
         ("reason", message.reason),
         ("endpoint", message.endpoint),
-        ("failed at", _local(message.failed_at) if message.failed_at else None),
+        ("failed at", _local_time(message.failed_at) if message.failed_at else None),
         ("attempts", message.history.attempts or None),
-        ("first failure", _local(message.history.first_failed_at) if message.history.first_failed_at else None),
+        ("first failure", _local_time(message.history.first_failed_at) if message.history.first_failed_at else None),
         ("host", f"{message.host}, process {message.process}" if message.host else None),
         ("sent by", message.sent_by),
         ("sent to", f"exchange {message.exchange!r}, routing key {message.routing_key!r}"),
@@ -122,10 +122,12 @@ def write_groups(groups: list[Group]) -> None:
     """Print groups, the largest first."""
     for one in groups:
         queues = ", ".join(sorted(one.queues)) or "?"
-        click.echo(_fitting(visible(f"{one.count:>7}  {_local(one.first)} to {_local(one.last)}  {queues}")))
+        click.echo(
+            _fit_terminal(visible(f"{one.count:>7}  {_local_time(one.first)} to {_local_time(one.last)}  {queues}"))
+        )
         click.echo(f"         {visible(one.name)}")
         if one.text:
-            click.echo(_fitting(f"         such as {one.example}: {visible(one.text)}"))
+            click.echo(_fit_terminal(f"         such as {one.example}: {visible(one.text)}"))
     if not groups:
         click.echo("no message")
 
@@ -135,7 +137,7 @@ def write_summary(summary: Summary) -> None:
     found = summary.to_dict()
     click.echo(f"{counted(summary.total)}, {summary.size:,} bytes")
     if summary.first and summary.last:
-        click.echo(f"failed from {_local(summary.first)} to {_local(summary.last)}")
+        click.echo(f"failed from {_local_time(summary.first)} to {_local_time(summary.last)}")
     for name in ("queue", "reason", "endpoint", "exception", "message_type", "hour"):
         values = found[f"by_{name}"]
         if values:
@@ -201,15 +203,15 @@ class Targets:
     def describe(self, summary: Summary) -> str:
         """The queues with their numbers of messages, and how many messages stay."""
         allowed, refused, nowhere = self.count(summary)
-        parts = [f"{number:,} to {name}" for name, number in [*allowed.items()][:_MOST_NAMES]]
-        if len(allowed) > _MOST_NAMES:
-            rest = [*allowed.values()][_MOST_NAMES:]
+        parts = [f"{number:,} to {name}" for name, number in [*allowed.items()][:_MAX_NAMES]]
+        if len(allowed) > _MAX_NAMES:
+            rest = [*allowed.values()][_MAX_NAMES:]
             parts.append(f"{sum(rest):,} to {len(rest):,} other queues")
         if refused:
-            names = ", ".join([*refused][:_MOST_NAMES]) + (", ..." if len(refused) > _MOST_NAMES else "")
-            parts.append(f"{_stay(sum(refused.values()))} (not allowed: {names})")
+            names = ", ".join([*refused][:_MAX_NAMES]) + (", ..." if len(refused) > _MAX_NAMES else "")
+            parts.append(f"{_stay_text(sum(refused.values()))} (not allowed: {names})")
         if nowhere:
-            parts.append(f"{_stay(nowhere)} (the queue where they failed is unknown)")
+            parts.append(f"{_stay_text(nowhere)} (the queue where they failed is unknown)")
         return ", ".join(parts) or "nothing to send"
 
     def to_dict(self, summary: Summary) -> dict[str, Any]:
@@ -228,7 +230,7 @@ def write_count(summary: Summary, verb: str, targets: Targets | None, *, as_json
         click.echo(visible(f"{counted(summary.total)} would be {verb}{where}"))
 
 
-def _stay(number: int) -> str:
+def _stay_text(number: int) -> str:
     return f"{number:,} stay{'s' if number == 1 else ''}"
 
 
@@ -239,19 +241,19 @@ def write_record(record: AuditRecord) -> None:
     what = f"{count} ids" if record.step == "ids" else " ".join(f"{n}={v}" for n, v in details.items())
     click.echo(
         visible(
-            f"{_local(record.at)}  {record.who} ({record.user})  {record.operation} {record.queue} {record.run} "
+            f"{_local_time(record.at)}  {record.who} ({record.user})  {record.operation} {record.queue} {record.run} "
             f"{record.step}: {what}"
         )
     )
 
 
 def write_malformed(number: int, stream: str) -> None:
-    """Print how many messages of the audit were left out."""
+    """Print how many messages of the audit stream could not be read and were left out."""
     what = "1 message is not a record" if number == 1 else f"{number:,} messages are not records"
     click.echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
 
 
-def _local(moment: datetime | None) -> str:
+def _local_time(moment: datetime | None) -> str:
     """A time in this machine's time zone; in UTC with a Z if the local time would be outside the years 1 to 9999."""
     if moment is None:
         return f"{'?':<19}"
@@ -263,7 +265,7 @@ def _local(moment: datetime | None) -> str:
     return local.replace(tzinfo=None).isoformat(" ", "seconds") + zone
 
 
-def _fitting(line: str) -> str:
+def _fit_terminal(line: str) -> str:
     if not sys.stdout.isatty():
         return line
     width = shutil.get_terminal_size().columns

@@ -20,7 +20,7 @@ from bide.foreign_text import visible_json
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    click.echo(visible_json(_plain(value), indent=2))
+    click.echo(visible_json(_json_value(value), indent=2))
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:
@@ -29,15 +29,15 @@ def json_line(value: Mapping[str, Any]) -> bytes:
     Times are ISO 8601. Bytes are text if they are UTF-8, and base64 otherwise. Numbers that JSON does not have are
     text.
     """
-    return visible_json(_plain(value)).encode() + b"\n"
+    return visible_json(_json_value(value)).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     match value:
         case Mapping():
-            return {str(name): _plain(one) for name, one in value.items()}
+            return {str(name): _json_value(one) for name, one in value.items()}
         case list() | tuple():
-            return [_plain(one) for one in value]
+            return [_json_value(one) for one in value]
         case bytes() | bytearray() | memoryview():
             return text_or_base64(bytes(value))[0]
         case datetime():
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 
 def text_or_base64(value: bytes) -> tuple[str, bool]:
-    """Bytes as text, and whether that is base64 because they are not UTF-8."""
+    """Bytes as text, and whether the text is base64 because the bytes are not UTF-8."""
     try:
         return value.decode(), False
     except UnicodeDecodeError:
@@ -99,7 +99,7 @@ class LineWriter:
         poll.register(self._file, select.POLLOUT)
         if poll.poll(0):
             return
-        # Only pipes, sockets and terminals can be not writable, and the event loop can watch these.
+        # Only pipes, sockets and terminals are ever not writable, and the event loop can watch all three.
         loop = asyncio.get_running_loop()
         ready = asyncio.Event()
         loop.add_writer(self._file, ready.set)

@@ -50,7 +50,7 @@ def receive(
     from bide.durations import parse_delay
 
     limit = None if timeout is None else parse_delay(timeout)
-    render = _json if as_json else _text
+    render = _json_line if as_json else _text_line
     run_async(_receive(settings, queue, declare=declare, count=count, time_limit=limit, render=render))
 
 
@@ -91,8 +91,8 @@ async def _print_messages(
     writer = LineWriter()
     prefetch = PREFETCH if count is None else min(PREFETCH, count)
     received = 0
-    # The broker sends as many more messages as are acknowledged. So the last messages of a limited number are
-    # acknowledged at the end: the broker has then sent no message that would be requeued as redelivered.
+    # For each acknowledgement the broker sends another message, which would be requeued as redelivered if it is over
+    # the limit. The last messages up to the limit are therefore acknowledged only at the end.
     last: list[Message] = []
     limit = asyncio.timeout(None if time_limit is None else time_limit.total_seconds())
     try:
@@ -128,7 +128,7 @@ async def _acknowledge(message: Message) -> None:
         log.info("%s", error)
 
 
-def _json(message: Message) -> bytes:
+def _json_line(message: Message) -> bytes:
     body, is_base64 = text_or_base64(message.body)
     lateness = message.lateness
     values: dict[str, Any] = {
@@ -145,7 +145,7 @@ def _json(message: Message) -> bytes:
     return json_line(values)
 
 
-def _text(message: Message) -> bytes:
+def _text_line(message: Message) -> bytes:
     received = message.received_at.astimezone().strftime("%H:%M:%S.%f")[:-3]
     late = "" if message.lateness is None else f"{message.lateness / timedelta(milliseconds=1):+.0f} ms"
     body, is_base64 = text_or_base64(message.body)

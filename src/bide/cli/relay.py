@@ -63,7 +63,7 @@ def relay(
     def started(connection: Connection) -> None:
         click.echo(f"relaying {hall.base} on {connection.address}, virtual host {connection.url.vhost}", err=True)
 
-    done = asyncio.run(_until_a_signal(worker, started))
+    done = asyncio.run(_run_until_signal(worker, started))
     if as_json:
         print_json(asdict(done))
         return
@@ -73,7 +73,7 @@ def relay(
     )
 
 
-async def _until_a_signal(worker: Relay, started: Callable[[Connection], None]) -> Relayed:
+async def _run_until_signal(worker: Relay, started: Callable[[Connection], None]) -> Relayed:
     loop = asyncio.get_running_loop()
 
     def stop(number: signal.Signals) -> None:

@@ -24,23 +24,23 @@ _Result = TypeVar("_Result")
 def run_async(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run *work* and return its result.
 
-    Ctrl-C, SIGTERM and SIGHUP cancel it, so that it closes what it opened. A second signal of the same kind ends the
-    process at once, in case the cleanup hangs.
+    Ctrl-C, SIGTERM and SIGHUP cancel the coroutine, so that it closes what it opened. A second signal of the same kind
+    ends the process at once, in case the cleanup hangs.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C ended it.
+        KeyboardInterrupt: Ctrl-C ended the coroutine.
         SystemExit: another signal ended it; the code is 128 plus the signal's number, as in a shell.
     """
     received: list[signal.Signals] = []
     try:
-        return asyncio.run(_cancelled_by_signals(work, received))
+        return asyncio.run(_run_cancellable(work, received))
     except asyncio.CancelledError:
         if not received:
             raise
         raise SystemExit(128 + received[0]) from None
 
 
-async def _cancelled_by_signals(work: Coroutine[Any, Any, _Result], received: list[signal.Signals]) -> _Result:
+async def _run_cancellable(work: Coroutine[Any, Any, _Result], received: list[signal.Signals]) -> _Result:
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

@@ -145,13 +145,13 @@ async def _send(
     def on_receipt(receipt: Receipt) -> None:
         last[:] = [receipt]
         if as_json:
-            click.echo(json_line(_values(receipt)), nl=False)
+            click.echo(json_line(_receipt_values(receipt)), nl=False)
 
     started = time.monotonic()
     async with connect(settings.broker_url(), infrastructure=infrastructure, declare=declare) as client:
         await _publish(client, message, count, on_receipt)
     if not as_json:
-        click.echo(_summary(last[0], message, count, time.monotonic() - started))
+        click.echo(_receipt_text(last[0], message, count, time.monotonic() - started))
 
 
 async def _publish(client: Client, message: dict[str, Any], count: int, on_receipt: Callable[[Receipt], None]) -> None:
@@ -186,12 +186,12 @@ async def _publish(client: Client, message: dict[str, Any], count: int, on_recei
         raise failure
 
 
-def _values(receipt: Receipt) -> dict[str, Any]:
+def _receipt_values(receipt: Receipt) -> dict[str, Any]:
     due = None if receipt.due is None else receipt.due.isoformat(timespec="milliseconds")
     return {"message_id": receipt.message_id, "due": due, "hops": receipt.hops, "attempts": receipt.attempts}
 
 
-def _summary(receipt: Receipt, message: dict[str, Any], count: int, seconds: float) -> str:
+def _receipt_text(receipt: Receipt, message: dict[str, Any], count: int, seconds: float) -> str:
     target = message["to"] if message["exchange"] is None else f"{message['exchange']} ({message['routing_key']!r})"
     text = f"sent {receipt.message_id} to {target}" if count == 1 else f"sent {count:,} messages to {target}"
     if receipt.due is not None:

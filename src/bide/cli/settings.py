@@ -92,13 +92,13 @@ def configure_logging(verbosity: int) -> None:
     root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
 
 
-def _remember_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+def _store_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value:
         assert parameter.name is not None
         setattr(context.find_object(Settings), parameter.name, value)
 
 
-def _remember_verbosity(context: click.Context, _: click.Parameter, value: int) -> None:
+def _store_verbosity(context: click.Context, _: click.Parameter, value: int) -> None:
     settings = context.find_object(Settings)
     assert settings is not None
     if value:
@@ -106,25 +106,25 @@ def _remember_verbosity(context: click.Context, _: click.Parameter, value: int) 
         configure_logging(settings.verbosity)
 
 
-def _url(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]:
+def _url_option(environment_variable: str | None) -> Callable[[_Decorated], _Decorated]:
     return click.option(
         "--url",
         metavar="URL",
         envvar=environment_variable,
         show_envvar=True,
         expose_value=False,
-        callback=_remember_url,
+        callback=_store_url,
         help="Broker URL: amqp[s]://user:password@host:port/vhost.",
     )
 
 
-def _management_url(command: _Decorated) -> _Decorated:
+def _management_url_option(command: _Decorated) -> _Decorated:
     # BIDE_MANAGEMENT_URL is not read here, because it applies only to the broker of BIDE_URL.
     return click.option(
         "--management-url",
         metavar="URL",
         expose_value=False,
-        callback=_remember_url,
+        callback=_store_url,
         help="Management API: http[s]://user:password@host:port.",
     )(command)
 
@@ -136,24 +136,24 @@ def verbose_option(command: _Decorated) -> _Decorated:
         "--verbose",
         count=True,
         expose_value=False,
-        callback=_remember_verbosity,
+        callback=_store_verbosity,
         help="Log progress and internal tracebacks; -vv logs details.",
     )(command)
 
 
 def program_options(command: _Decorated) -> _Decorated:
-    """Add the options before the command. Only these read the environment, and a command's options override them."""
-    return _url("BIDE_URL")(_management_url(verbose_option(command)))
+    """Add the options before the command. They alone read the environment; options after the command override them."""
+    return _url_option("BIDE_URL")(_management_url_option(verbose_option(command)))
 
 
 def broker_options(command: _Decorated) -> _Decorated:
     """Add the options of a command that talks to a broker."""
-    return _url(None)(verbose_option(command))
+    return _url_option(None)(verbose_option(command))
 
 
 def management_options(command: _Decorated) -> _Decorated:
     """Add the options of a command that talks to a broker and to its management API."""
-    return _url(None)(_management_url(verbose_option(command)))
+    return _url_option(None)(_management_url_option(verbose_option(command)))
 
 
 def json_option(what: str) -> Callable[[_Decorated], _Decorated]:

@@ -1,4 +1,4 @@
-"""Standard input, output and error that are closed, or whose disk is full."""
+"""Standard streams that the caller closed, or that cannot be written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def open_missing() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # This is the lowest free descriptor. The mode makes its use fail, except for standard error.
+            # os.open returns the lowest free descriptor, which is the closed stream's. The mode makes reading standard
+            # input and writing standard output fail.
             os.open(os.devnull, mode)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115 (for the life of the process)

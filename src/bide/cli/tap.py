@@ -134,7 +134,7 @@ def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     if as_json:
         print_json(found.to_dict())
     else:
-        _show(found)
+        _print_status(found)
     return 1 if found.state == "incomplete" else 0
 
 
@@ -145,10 +145,10 @@ async def _status(settings: Settings, infrastructure: DelayInfrastructure) -> Ta
         return await read_status(connection, infrastructure, api)
 
 
-def _show(found: TapStatus) -> None:
+def _print_status(found: TapStatus) -> None:
     click.echo(f"{found.layout} on {found.broker}, virtual host {found.vhost}: taps {found.state}")
     for which, stream in found.streams.items():
-        click.echo(f"  {which}  {stream.name}  {_shown(stream)}")
+        click.echo(f"  {which}  {stream.name}  {_stream_text(stream)}")
     if found.state == "incomplete":
         click.echo("some messages are not recorded: run 'bide tap on' with the same options", err=True)
     if found.why:
@@ -161,7 +161,7 @@ def _show(found: TapStatus) -> None:
         )
 
 
-def _shown(stream: StreamStatus) -> str:
+def _stream_text(stream: StreamStatus) -> str:
     if not stream.exists:
         return "does not exist"
     parts = [f"{stream.messages} messages"]

@@ -76,7 +76,7 @@ class _PatternGroup(click.Group):
         return click.Command(
             pattern.name,
             params=[*_pattern_options(pattern), *reversed(own)],
-            callback=_with_topology(pattern, self._work),
+            callback=_pattern_command(pattern, self._work),
             help="\n\n".join(filter(None, (pattern.summary, pattern.caveat and f"Take care: {pattern.caveat}"))),
             short_help=pattern.title,
         )
@@ -88,7 +88,8 @@ def _pattern_options(pattern: Pattern) -> list[click.Option]:
             [f"--{one.name}", f"pattern_{one.parameter}"],
             multiple=True,
             metavar=one.form,
-            help=f"{_short(one.help)}{' Repeatable.' if one.repeatable else ''}{' [required]' if one.required else ''}",
+            help=f"{_first_clause(one.help)}{' Repeatable.' if one.repeatable else ''}"
+            f"{' [required]' if one.required else ''}",
         )
         for one in pattern.options
     ]
@@ -96,13 +97,13 @@ def _pattern_options(pattern: Pattern) -> list[click.Option]:
     return [*options, sample]
 
 
-def _short(text: str) -> str:
+def _first_clause(text: str) -> str:
     """The first clause of a description. ``bide topology list --json`` has the whole text."""
     first = re.split("[;.] ", text, maxsplit=1)[0].removesuffix(".")
     return f"{first[:1].upper()}{first[1:]}."
 
 
-def _with_topology(pattern: Pattern, work: Callable[..., int | None]) -> Callable[..., int | None]:
+def _pattern_command(pattern: Pattern, work: Callable[..., int | None]) -> Callable[..., int | None]:
     def command(*, sample: bool, **values: Any) -> int | None:
         texts = {one.name: values.pop(f"pattern_{one.parameter}") for one in pattern.options}
         given = {name: list(value) for name, value in texts.items() if value}
@@ -143,7 +144,7 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
 @pass_settings
 def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> None:
     with working("declaring"):
-        result = run_async(_applied(settings, made))
+        result = run_async(_apply_topology(settings, made))
     if as_json:
         print_json({"pattern": pattern.name, **result})
         return
@@ -153,12 +154,12 @@ def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: boo
     )
 
 
-async def _applied(settings: Settings, made: Topology) -> dict[str, Any]:
+async def _apply_topology(settings: Settings, made: Topology) -> dict[str, Any]:
     from bide.admin.apply import apply
     from bide.patterns.building import references
 
     _refuse_exclusive(made)
-    async with _connected(settings) as connection:
+    async with _open_connection(settings) as connection:
         applied = await apply(connection, made, external=references(made))
         return {**asdict(applied), "broker": connection.address, "vhost": connection.url.vhost}
 
@@ -179,7 +180,7 @@ def _diff(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool
     from bide.cli.topology_view import comparison_lines, comparison_values
 
     with working("looking"):
-        comparison = run_async(_compared(settings, made))
+        comparison = run_async(_compare_topology(settings, made))
     if as_json:
         print_json(comparison_values(comparison))
     else:
@@ -190,10 +191,10 @@ def _diff(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool
     return 1 if comparison else 0
 
 
-async def _compared(settings: Settings, made: Topology) -> Comparison:
+async def _compare_topology(settings: Settings, made: Topology) -> Comparison:
     from bide.admin.live_topology import compare_live
 
-    async with _managed(settings) as (api, vhost):
+    async with _open_management(settings) as (api, vhost):
         return await compare_live(api, vhost, made)
 
 
@@ -211,18 +212,18 @@ def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: boo
             f"{', with the messages in them' if force else ''}?"
         )
     with working("deleting"):
-        removed = run_async(_removed(settings, made, force=force))
+        removed = run_async(_destroy_topology(settings, made, force=force))
     if as_json:
         print_json(asdict(removed))
         return
     click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
 
 
-async def _removed(settings: Settings, made: Topology, *, force: bool) -> Removed:
+async def _destroy_topology(settings: Settings, made: Topology, *, force: bool) -> Removed:
     from bide.admin.apply import destroy
     from bide.patterns.building import references
 
-    async with _connected(settings) as connection:
+    async with _open_connection(settings) as connection:
         return await destroy(connection, made, force=force, external=references(made))
 
 
@@ -292,7 +293,7 @@ def explain(
         asked = _definitions(file, vhost)
     else:
         with working("looking"):
-            asked = run_async(_live(settings))
+            asked = run_async(_live_topology(settings))
     way = plan(asked, exchange, key, message)
     if as_json:
         print_json(way.to_dict())
@@ -337,7 +338,7 @@ def _pattern_topology(text: str) -> Topology:
         made.append(topology)
 
     command = click.Command(
-        pattern.name, params=list(_pattern_options(pattern)), callback=_with_topology(pattern, keep)
+        pattern.name, params=list(_pattern_options(pattern)), callback=_pattern_command(pattern, keep)
     )
     command.main(arguments, prog_name=f"--pattern {pattern.name}", standalone_mode=False)
     if not made:
@@ -360,9 +361,9 @@ def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
     asked = from_definitions(document, vhost)
     hosts = _virtual_hosts(document)
     if vhost is None and len(hosts) > 1:
-        raise InvalidInputError(f"{file.name} holds the virtual hosts {_named(hosts)}: choose one with --vhost")
+        raise InvalidInputError(f"{file.name} holds the virtual hosts {_names_text(hosts)}: choose one with --vhost")
     if vhost is not None and hosts and vhost not in hosts:
-        raise InvalidInputError(f"{file.name} has no virtual host {vhost!r}: choose one of {_named(hosts)}")
+        raise InvalidInputError(f"{file.name} has no virtual host {vhost!r}: choose one of {_names_text(hosts)}")
     return asked
 
 
@@ -372,19 +373,19 @@ def _virtual_hosts(document: Mapping[str, Any]) -> list[str]:
     return sorted({str(one["vhost"]) for one in entries if "vhost" in one})
 
 
-def _named(names: list[str]) -> str:
+def _names_text(names: list[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-async def _live(settings: Settings) -> Topology:
+async def _live_topology(settings: Settings) -> Topology:
     from bide.admin.live_topology import read_topology
 
-    async with _managed(settings) as (api, vhost):
+    async with _open_management(settings) as (api, vhost):
         return await read_topology(api, vhost, policies=True)
 
 
 @asynccontextmanager
-async def _connected(settings: Settings) -> AsyncIterator[Connection]:
+async def _open_connection(settings: Settings) -> AsyncIterator[Connection]:
     from bide.amqp.connection import Connection
 
     url = settings.broker_url()
@@ -396,7 +397,7 @@ async def _connected(settings: Settings) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def _managed(settings: Settings) -> AsyncIterator[tuple[ManagementApi, str]]:
+async def _open_management(settings: Settings) -> AsyncIterator[tuple[ManagementApi, str]]:
     from bide.admin.locate import management_api
 
     url = settings.broker_url()

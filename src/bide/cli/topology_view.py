@@ -1,4 +1,4 @@
-"""What ``bide topology`` prints: a topology as a list, a difference, an itinerary."""
+"""Output of ``bide topology``: topologies, comparisons with a broker, itineraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from bide.foreign_text import visible
 
-_MANY: Final = 20
+_MAX_REFUSED: Final = 20
 
 if TYPE_CHECKING:
     from bide.admin.live_topology import Comparison
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pattern_lines(patterns: tuple[Pattern, ...]) -> Iterator[str]:
-    """All patterns, one a line."""
+    """All patterns, one per line."""
     width = max(len(one.name) for one in patterns)
     for pattern in patterns:
         number = "" if pattern.number is None else str(pattern.number)
@@ -27,7 +27,7 @@ def pattern_lines(patterns: tuple[Pattern, ...]) -> Iterator[str]:
 
 
 def pattern_values(pattern: Pattern) -> dict[str, Any]:
-    """A pattern as values that JSON has."""
+    """A pattern as values for JSON."""
     return {
         "number": pattern.number,
         "name": pattern.name,
@@ -49,13 +49,13 @@ def pattern_values(pattern: Pattern) -> dict[str, Any]:
 
 
 def topology_lines(topology: Topology) -> Iterator[str]:
-    """A topology, one thing a line."""
-    yield from (f"exchange  {_exchange(one)}" for one in topology.exchanges)
-    yield from (f"queue     {_queue(one)}" for one in topology.queues)
-    yield from (f"binding   {_binding(one)}" for one in topology.bindings)
+    """A topology, with one exchange, queue or binding per line."""
+    yield from (f"exchange  {_exchange_text(one)}" for one in topology.exchanges)
+    yield from (f"queue     {_queue_text(one)}" for one in topology.queues)
+    yield from (f"binding   {_binding_text(one)}" for one in topology.bindings)
 
 
-def _exchange(exchange: Exchange) -> str:
+def _exchange_text(exchange: Exchange) -> str:
     flags = [
         text
         for text, holds in (
@@ -65,10 +65,10 @@ def _exchange(exchange: Exchange) -> str:
         )
         if holds
     ]
-    return " ".join([exchange.name, f"({', '.join([exchange.type, *flags])})", *_arguments(exchange)])
+    return " ".join([exchange.name, f"({', '.join([exchange.type, *flags])})", *_argument_texts(exchange)])
 
 
-def _queue(queue: Queue) -> str:
+def _queue_text(queue: Queue) -> str:
     flags = [
         text
         for text, holds in (
@@ -78,40 +78,40 @@ def _queue(queue: Queue) -> str:
         )
         if holds
     ]
-    return " ".join([queue.name, f"({', '.join([queue.type, *flags])})", *_arguments(queue)])
+    return " ".join([queue.name, f"({', '.join([queue.type, *flags])})", *_argument_texts(queue)])
 
 
-def _binding(binding: Binding) -> str:
+def _binding_text(binding: Binding) -> str:
     key = [f"key {binding.routing_key!r}"] if binding.routing_key else []
     to = f"{binding.source} -> {binding.destination_type} {binding.destination}"
-    return " ".join([to, *key, *_arguments(binding)])
+    return " ".join([to, *key, *_argument_texts(binding)])
 
 
-def _arguments(thing: Exchange | Queue | Binding) -> list[str]:
+def _argument_texts(thing: Exchange | Queue | Binding) -> list[str]:
     return [f"{name}={value!r}" for name, value in thing.arguments.items() if name != "x-queue-type"]
 
 
 def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """What a broker lacks, what is there with other properties, and what others added."""
+    """The items that a broker lacks, those that differ, and bindings that other programs added."""
     diff = comparison.diff
     for line in topology_lines(diff.added):
         yield click.style(visible(f"- missing {line}"), fg="red")
     for change in diff.changed:
         for name, (found, wanted) in change.differences.items():
-            line = f"~ {change.kind} {change.name}: {name} is {_value(found)}, {_value(wanted)} is wanted"
+            line = f"~ {change.kind} {change.name}: {name} is {_value_text(found)}, {_value_text(wanted)} is wanted"
             yield click.style(visible(line), fg="yellow")
     for text in comparison.policies:
         yield click.style(visible(f"~ {text}"), fg="yellow")
     for binding in comparison.beside:
-        yield visible(f"· of others: binding {_binding(binding)}")
+        yield visible(f"· of others: binding {_binding_text(binding)}")
 
 
-def _value(value: object) -> str:
+def _value_text(value: object) -> str:
     return "absent" if value is None else repr(value)
 
 
 def comparison_values(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as values that JSON has."""
+    """A comparison as values for JSON."""
     diff = comparison.diff
     return {
         "same": not comparison,
@@ -127,34 +127,38 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
             for change in diff.changed
         ],
         "policies": list(comparison.policies),
-        "of_others": [_binding(one) for one in comparison.beside],
+        "of_others": [_binding_text(one) for one in comparison.beside],
     }
 
 
-def itinerary_lines(way: Itinerary, *, every: bool = False) -> Iterator[str]:
-    """The way of a message, one place a line.
+def itinerary_lines(itinerary: Itinerary, *, every: bool = False) -> Iterator[str]:
+    """The itinerary of a message: each exchange that it passes, with a line for each binding.
 
     Args:
-        every: also where it does not go, however many places these are.
+        every: list every binding that does not match, instead of only their number if there are more than 20.
     """
-    for stop in way.stops:
+    for stop in itinerary.stops:
         maybe = "" if stop.certain else ", if it comes here"
         yield visible(f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})")
         if not stop.looks:
             yield "  nothing is bound to it"
         refused = [one for one in stop.looks if one.goes is False]
-        shown = stop.looks if every or len(refused) <= _MANY else [one for one in stop.looks if one.goes is not False]
-        yield from (_look(one) for one in shown)
+        shown = (
+            stop.looks
+            if every or len(refused) <= _MAX_REFUSED
+            else [one for one in stop.looks if one.goes is not False]
+        )
+        yield from (_decision_line(one) for one in shown)
         if len(shown) < len(stop.looks):
             yield f"  ✗ {len(refused)} others do not match (--all: why)"
-    yield visible(f"queues: {', '.join(way.queues) or 'none'}")
-    if way.possible:
-        yield visible(f"perhaps: {', '.join(way.possible)}")
-    if not way.queues and not way.possible:
+    yield visible(f"queues: {', '.join(itinerary.queues) or 'none'}")
+    if itinerary.possible:
+        yield visible(f"perhaps: {', '.join(itinerary.possible)}")
+    if not itinerary.queues and not itinerary.possible:
         yield "nothing takes it: the broker returns it if it is mandatory, and drops it otherwise"
-    yield from map(visible, way.later)
+    yield from map(visible, itinerary.later)
 
 
-def _look(look: RouteDecision) -> str:
+def _decision_line(look: RouteDecision) -> str:
     mark, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[look.goes]
     return f"  {click.style(mark, fg=colour)} " + visible(f"{look.kind} {look.name or '(default)'}: {look.reason}")

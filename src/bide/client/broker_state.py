@@ -38,26 +38,26 @@ log = logger(__name__)
 REBIND_AFTER: Final = timedelta(seconds=30)
 """The interval at which bindings in use are declared again, and queues of a growing infrastructure are checked."""
 
-_ASKING: Final = 100
+_MAX_CHECKS: Final = 100
 """The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
 
-_BINDING: Final = 100
+_MAX_BINDINGS: Final = 100
 """The number of targets bound concurrently, which limits the declarations that a busy broker gets at once."""
 
 MAX_RELEASE_QUEUES: Final = 1000
-"""The number of pairs of exchange and routing key with a release queue, per connection. Thousands harm the broker."""
+"""The maximum number of release queues of exchange targets, per connection. Thousands harm the broker."""
 
-_FRESH: Final = 0.1
+_MAX_DIGIT_AGE: Final = 0.1
 """Seconds after which the digits of a due time are computed again. Older digits make the message late by their age."""
 
-_MOST_PREPARATIONS: Final = 3
-"""The maximum number of preparations of a message, if each declaration takes longer than ``_FRESH``."""
+_MAX_PREPARATIONS: Final = 3
+"""The maximum number of preparations of a message, if each declaration takes longer than ``_MAX_DIGIT_AGE``."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Preparation(NamedTuple):
-    """The result of a check that everything that a message needs exists.
+    """The result of :meth:`BrokerState.prepare`: everything that a message needs exists on the broker.
 
     Attributes:
         moment: the time for which digits were declared. The digits of a due time change as time passes.
@@ -87,12 +87,12 @@ class BrokerState:
         infrastructure: the infrastructure in its variant for this broker's release.
         declare: whether to declare missing items; if not, they are an error.
         tasks: shared tasks, so that items which several messages need are declared once.
-        spares_neighbours: look for NServiceBus at the first delayed message, and again when targets are bound again.
+        seeks_nservicebus: look for NServiceBus at the first delayed message, and again when targets are bound again.
 
     Attributes:
         encoder: the encoder for messages on this connection.
         is_outdated: whether a new state is needed, because NServiceBus now uses the virtual host.
-        suspects: held while a message is sent on its own channel; see :meth:`Publisher.publish`.
+        suspects: a lock, held while a message is sent on its own channel; see :meth:`Publisher.publish`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BrokerState:
         *,
         declare: bool,
         tasks: SharedTasks,
-        spares_neighbours: bool = False,
+        seeks_nservicebus: bool = False,
     ) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
@@ -112,7 +112,7 @@ class BrokerState:
         self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, ready=ready)
         self.suspects = asyncio.Lock()
         self._declare = declare
-        self._spares_neighbours = spares_neighbours
+        self._seeks_nservicebus = seeks_nservicebus
         self._nservicebus_checked_until = 0.0
         self.is_outdated = False
         self._channel: Channel | None = None
@@ -124,10 +124,10 @@ class BrokerState:
         self._release_queues: set[str] = set()
         self._exchanges = BoundedCache[str, float]()
         self._templates = BoundedCache[tuple[MessageTemplate, bool], float]()
-        self._doubt_at = inf
-        self._opening = asyncio.Lock()
-        self._binding = asyncio.Semaphore(_BINDING)
-        self._asking = asyncio.Semaphore(_ASKING)
+        self._recheck_at = inf
+        self._channel_lock = asyncio.Lock()
+        self._bind_slots = asyncio.Semaphore(_MAX_BINDINGS)
+        self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
         self._tasks = tasks
 
     async def channel(self) -> Channel:
@@ -139,7 +139,7 @@ class BrokerState:
         while True:
             channel = self._channel
             if channel is None or not channel.is_open:
-                async with self._opening:
+                async with self._channel_lock:
                     channel = self._channel
                     if channel is None or not channel.is_open:
                         channel = self._channel = await self.connection.channel(confirms=True)
@@ -156,8 +156,8 @@ class BrokerState:
         if self._size_limit is not None and len(message.body) > self._size_limit:
             return False
         now = self.connection.loop.time()
-        if now >= self._doubt_at:
-            self._doubt(now)
+        if now >= self._recheck_at:
+            self._require_recheck(now)
         if message.template is None:
             return False
         if message.due is None:
@@ -178,8 +178,8 @@ class BrokerState:
             digits: whether to include the queues that the message waits in.
 
         Returns:
-            A value for :meth:`encode`. A message is sent with the digits of its preparation if those at the time of
-            sending have no queues. It is then late by the time in between, and never early.
+            A value for :meth:`encode`. If the digits of the delay at the time of sending have no queues, the message is
+            sent with the digits of its preparation: late by the time since then, but never early.
 
         Raises:
             MessageTooLargeError: the broker's limit is known, and the message exceeds it.
@@ -195,7 +195,7 @@ class BrokerState:
         route = message.starting(*moment).route(self.infrastructure, moment.now)
         if route is None:
             if isinstance(message.target, ExchangeTarget):
-                await self._expect(message.target.exchange)
+                await self._ensure_exchange(message.target.exchange)
                 until = self._exchanges.get(message.target.exchange, 0.0)
                 self._remember_template(message.template, until, waits=False)
             else:
@@ -203,7 +203,7 @@ class BrokerState:
             return prepared
         if route.hops and not self._applied:
             await self._tasks.run((self, "infrastructure"), self._ensure_applied)
-        if route.hops and self._spares_neighbours and self._nservicebus_checked_until <= self.connection.loop.time():
+        if route.hops and self._seeks_nservicebus and self._nservicebus_checked_until <= self.connection.loop.time():
             await self._tasks.run((self, "neighbours"), self._check_for_nservicebus)
         if self.is_outdated:
             # A new state binds the target in the way that NServiceBus needs.
@@ -242,7 +242,7 @@ class BrokerState:
         encoded = self.encoder.encode(started, now, channel=channel, mandatory=mandatory)
         if encoded is None and prepared is not None:
             age = self.connection.monotonic() - prepared.moment.monotonic
-            if age <= _FRESH or prepared.number >= _MOST_PREPARATIONS:
+            if age <= _MAX_DIGIT_AGE or prepared.number >= _MAX_PREPARATIONS:
                 started = message.starting(*prepared.moment)
                 encoded = self.encoder.encode(started, prepared.moment.now, channel=channel, mandatory=mandatory)
         return None if encoded is None else (started, encoded)
@@ -284,9 +284,9 @@ class BrokerState:
         if self._growth is not None:
             await self._ensure_core(self._growth, is_complete=is_complete)
             self._growth.is_complete = is_complete
-            self._doubt_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
+            self._recheck_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
         elif is_complete:
-            await self._complete(probes)
+            await self._redeclare_probe_bindings(probes)
         elif self._declare:
             await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
             applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
@@ -310,7 +310,7 @@ class BrokerState:
             reason = "exchanges or queues that every delay needs are missing" if was_there else ""
             await self._declare_core(growth, reason)
         elif self._declare:
-            await self._bind_again(growth.core.bindings)
+            await self._redeclare_bindings(growth.core.bindings)
         self._core_declared = True
         # Deleting an exchange also deletes the bindings of targets.
         self._forget_targets()
@@ -326,14 +326,14 @@ class BrokerState:
         except AccessRefusedError as error:
             raise growth.not_applied(reason or str(error)) from error
 
-    async def _complete(self, probes: Topology) -> None:
+    async def _redeclare_probe_bindings(self, probes: Topology) -> None:
         """Declare the bindings of the probes: the probes are declared last, so nothing else can be missing."""
         if not self._declare:
             return
         queues = {one.name for one in probes.queues}
-        await self._bind_again(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
+        await self._redeclare_bindings(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
 
-    async def _bind_again(self, bindings: Iterable[Binding]) -> None:
+    async def _redeclare_bindings(self, bindings: Iterable[Binding]) -> None:
         """Declare bindings of the infrastructure again, if this user has the permission."""
         topology = Topology(bindings=bindings)
         try:
@@ -356,18 +356,18 @@ class BrokerState:
         return key
 
     async def _bind(self, key: tuple[Target, bool], route: DelayRoute) -> None:
-        async with self._binding:
+        async with self._bind_slots:
             new = self._keyed_release_queues(key[0], route.requires) - self._release_queues
             self._release_queues |= new
             try:
-                await self._check(route.expects)
+                await self._check_exists(route.expects)
                 if len(route.requires) and not self._is_known(self._requirements, route.requires):
                     make = partial(self._declare_all, route.requires)
                     await self._tasks.run((self, "requires", route.requires), make)
             except BaseException:
                 self._release_queues -= new
                 raise
-            self._remember(self._targets, key)
+            self._remember_for_now(self._targets, key)
 
     async def _declare_all(self, requires: Topology) -> None:
         delivery = self.infrastructure.delivery_exchange
@@ -387,7 +387,7 @@ class BrokerState:
             raise TargetNotFoundError(
                 f"{error} (messages cannot be delivered to it)", reply_code=error.reply_code
             ) from error
-        self._remember(self._requirements, requires)
+        self._remember_for_now(self._requirements, requires)
 
     def _keyed_release_queues(self, target: Target, requires: Topology) -> set[str]:
         """The release queues of a pair of exchange and routing key, checked against the limit of a connection."""
@@ -403,23 +403,23 @@ class BrokerState:
             )
         return keyed
 
-    async def _expect(self, exchange: str) -> None:
+    async def _ensure_exchange(self, exchange: str) -> None:
         # A publish to a missing exchange closes the channel, and other messages lose their confirms.
         if not self._is_known(self._exchanges, exchange):
             await self._tasks.run((self, "exchange", exchange), partial(self._check_exchange, exchange))
 
     async def _check_exchange(self, exchange: str) -> None:
-        async with self._asking:
-            await self._check(Topology([Exchange(exchange)]))
-            self._remember(self._exchanges, exchange)
+        async with self._check_slots:
+            await self._check_exists(Topology([Exchange(exchange)]))
+            self._remember_for_now(self._exchanges, exchange)
 
-    def _doubt(self, now: float) -> None:
+    def _require_recheck(self, now: float) -> None:
         if self._growth is not None:
-            self._growth.ready.doubt()
+            self._growth.ready.reset()
             self._applied = False
-        self._doubt_at = now + REBIND_AFTER.total_seconds()
+        self._recheck_at = now + REBIND_AFTER.total_seconds()
 
-    async def _check(self, expected: Topology) -> None:
+    async def _check_exists(self, expected: Topology) -> None:
         for kind, topology in (
             *((f"exchange {one.name!r}", Topology([one])) for one in expected.exchanges),
             *((f"queue {one.name!r}", Topology(queues=[one])) for one in expected.queues),
@@ -438,7 +438,7 @@ class BrokerState:
         if template is not None:
             self._templates[template, waits] = until
 
-    def _remember(self, known: dict[_Key, float], key: _Key) -> None:
+    def _remember_for_now(self, known: dict[_Key, float], key: _Key) -> None:
         known[key] = self.connection.loop.time() + REBIND_AFTER.total_seconds()
 
 

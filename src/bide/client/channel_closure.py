@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from bide.amqp import reply_codes
 from bide.client.broker_state import BrokerState, too_large
-from bide.client.publish_result import denied
+from bide.client.publish_result import in_doubt_after
 from bide.errors import BideError, MessageTooLargeError, TargetNotFoundError
 
 
@@ -67,11 +67,12 @@ class ChannelClosure:
         elif self._exchange is not None:
             state.forget(self._exchange)
 
-    def verdict(self, sent: PublishAttempts, *, may_return: bool) -> BideError | None:
-        """Count the refusals of a message that this applies to, and return its error.
+    def verdict(self, sent: PublishAttempts, *, may_resend: bool) -> BideError | None:
+        """Count the refusals of a message that the reason applies to, and return its error.
 
         Args:
-            may_return: whether to send a message again that certainly was refused, because its exchange is missing.
+            may_resend: whether to send a message again that the broker certainly refused because its exchange was
+                missing.
 
         Returns:
             None if the message has to be sent again.
@@ -81,7 +82,7 @@ class ChannelClosure:
         if isinstance(self._error, TargetNotFoundError):
             # The exchange existed before, and may have routed all of these messages except the rejected one.
             sent.refusals += self._is_certain
-            if self._exchange is not None and sent.attempts == 1 and (may_return or not self._is_certain):
+            if self._exchange is not None and sent.attempts == 1 and (may_resend or not self._is_certain):
                 return None
         else:
             # RabbitMQ checks the permission at the first message of a channel to an exchange. So it refused the earlier
@@ -93,5 +94,5 @@ class ChannelClosure:
 def final_error(sent: PublishAttempts, error: BideError) -> BideError:
     """*error*, or a PublishInDoubtError for it if the broker may have accepted the message at an earlier attempt."""
     if sent.attempts > sent.refusals and not isinstance(error, MessageTooLargeError):
-        return denied(sent.message.message_id, error)
+        return in_doubt_after(sent.message.message_id, error)
     return error

@@ -46,13 +46,13 @@ class Client:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
-        self._receiving = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
-        publisher.reconnecting.on_leave = self._receiving.leave
+        self._consuming_connection = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
+        publisher.reconnecting.on_leave = self._consuming_connection.leave
         # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
-        self._receiving.check_loop()
+        self._consuming_connection.check_loop()
         try:
             await self._publisher.connection()
         except BaseException:
@@ -69,14 +69,14 @@ class Client:
         """Close the client. Unsettled messages go back to their queues; unconfirmed publishes are in doubt."""
         try:
             await asyncio.gather(*(one.close() for one in list(self._consumers)))
-            await asyncio.gather(self._receiving.close(), self._publisher.close())
+            await asyncio.gather(self._consuming_connection.close(), self._publisher.close())
         except asyncio.CancelledError:
-            await self._cut()
+            await self._abort()
             raise
 
-    async def _cut(self) -> None:
+    async def _abort(self) -> None:
         """Close the connections without waiting for the broker, which may not answer."""
-        closing = [asyncio.create_task(one) for one in (self._receiving.close(), self._publisher.close())]
+        closing = [asyncio.create_task(one) for one in (self._consuming_connection.close(), self._publisher.close())]
         # The closing tasks have to start: a task that is cancelled after that cuts its connection.
         await asyncio.sleep(0)
         for task in closing:
@@ -93,7 +93,7 @@ class Client:
         Raises:
             BrokerError: the broker cannot be reached.
         """
-        return (await self._in_time(self._publisher.connection())).release
+        return (await self._within_timeout(self._publisher.connection())).release
 
     async def infrastructure(self) -> DelayInfrastructure:
         """The delay infrastructure in its variant for this broker.
@@ -101,7 +101,7 @@ class Client:
         Raises:
             BrokerError: the broker cannot be reached.
         """
-        return await self._in_time(self._publisher.infrastructure())
+        return await self._within_timeout(self._publisher.infrastructure())
 
     @takes(OutgoingMessage)
     async def publish(self, message: OutgoingMessage) -> Receipt:
@@ -173,14 +173,14 @@ class Client:
         from bide.client.bulk.sender import BulkSender
 
         publisher = self._publisher
-        run = BulkSender(
+        sender = BulkSender(
             publisher,
             messages,
             window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),
             on_lost=publisher.on_lost if on_lost is None else checked_on_lost(on_lost),
             timeout=publisher.timeout.total_seconds(),
         )
-        return BulkPublish(run)
+        return BulkPublish(sender)
 
     async def forward(self, message: PreparedMessage, *, mandatory: bool = True) -> Receipt:
         """Send a message that was made from a received one, and wait for its confirm.
@@ -221,7 +221,7 @@ class Client:
             BrokerError: the broker cannot be reached, or this user may not see the queue.
         """
         check_name("queue", queue)
-        return await exists(await self._in_time(self._publisher.connection()), Topology(queues=[Queue(queue)]))
+        return await exists(await self._within_timeout(self._publisher.connection()), Topology(queues=[Queue(queue)]))
 
     def consume(
         self,
@@ -244,7 +244,9 @@ class Client:
         # Imported here, because a client that only publishes does not need it.
         from bide.client.consumer import Consumer
 
-        consumer = Consumer(self._receiving, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive)
+        consumer = Consumer(
+            self._consuming_connection, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive
+        )
         self._consumers.add(consumer)
         return consumer
 
@@ -264,7 +266,7 @@ class Client:
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        connection = await self._in_time(self._publisher.connection())
+        connection = await self._within_timeout(self._publisher.connection())
         return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
     async def destroy(self, topology: Topology, *, force: bool = False, external: Iterable[str] = ()) -> Removed:
@@ -278,18 +280,18 @@ class Client:
             NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        connection = await self._in_time(self._publisher.connection())
+        connection = await self._within_timeout(self._publisher.connection())
         return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
-    async def _in_time(self, reaching: Awaitable[_Result]) -> _Result:
+    async def _within_timeout(self, operation: Awaitable[_Result]) -> _Result:
         """Wait for a lost connection to be opened again, up to the client's timeout."""
         try:
             async with asyncio.timeout(self._publisher.timeout.total_seconds()):
-                return await reaching
+                return await operation
         except TimeoutError as error:
-            raise self._unreached() from error
+            raise self._unreachable_error() from error
 
-    def _unreached(self) -> BrokerUnreachableError:
+    def _unreachable_error(self) -> BrokerUnreachableError:
         seconds = self._publisher.timeout.total_seconds()
         return BrokerUnreachableError(
             f"the connection to {self.url} broke and was not back within {seconds:g} s: check that the broker is "
@@ -298,7 +300,7 @@ class Client:
 
 
 class Connecting:
-    """What :func:`connect` returns: ``async with`` opens and closes the client, ``await`` opens it."""
+    """The result of :func:`connect`: ``async with`` opens and closes the client, ``await`` opens it."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

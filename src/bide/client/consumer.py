@@ -57,10 +57,10 @@ class Consumer:
         self._arguments = arguments
         self._exclusive = exclusive
         self._subscription: Subscription | None = None
-        self._retiring: weakref.finalize[..., Any] | None = None
-        self._subscribing = asyncio.Lock()
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._subscribe_lock = asyncio.Lock()
         self._was_subscribed = False
-        self._stopped: Subscription | None = None
+        self._stopped_subscription: Subscription | None = None
         self._closed = False
         self._subscribe_timeout: asyncio.Timeout | None = None
 
@@ -83,7 +83,7 @@ class Consumer:
         return self
 
     async def __aenter__(self) -> Self:
-        await self._subscribed()
+        await self._ensure_subscribed()
         return self
 
     async def __aexit__(
@@ -93,40 +93,40 @@ class Consumer:
 
     async def __anext__(self) -> Message:
         while True:
-            subscription = await self._subscribed()
+            subscription = await self._ensure_subscribed()
             if subscription is None:
                 raise StopAsyncIteration
             try:
                 delivery, received_at = await subscription.next()
             except BideError as error:
-                self._ended(subscription, error)
+                self._on_ended(subscription, error)
             else:
                 return Message(delivery, subscription, received_at)
 
     def stop(self) -> None:
         """Stop receiving. Messages not yet returned go back to the queue; the others can still be settled."""
-        self._end()
+        self._mark_closed()
         subscription = self._detach_subscription()
         if subscription is not None:
-            self._stopped = subscription
+            self._stopped_subscription = subscription
             subscription.stop()
 
     async def close(self) -> None:
         """Close the consumer. Unsettled messages go back to the queue, and tasks that wait for a message get none."""
-        self._end()
-        subscription = self._detach_subscription() or self._stopped
-        self._stopped = None
+        self._mark_closed()
+        subscription = self._detach_subscription() or self._stopped_subscription
+        self._stopped_subscription = None
         if subscription is not None:
             await subscription.close()
 
-    def _end(self) -> None:
+    def _mark_closed(self) -> None:
         self._closed = True
         timeout, self._subscribe_timeout = self._subscribe_timeout, None
         if timeout is not None:
-            # A task that subscribes may otherwise wait long for a broker that is down.
+            # A task that is subscribing could otherwise wait for a long time if the broker is down.
             timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def _subscribed(self) -> Subscription | None:
+    async def _ensure_subscribed(self) -> Subscription | None:
         """The subscription, or None when the consumer is closed.
 
         Raises:
@@ -135,7 +135,7 @@ class Consumer:
             BrokerError: the broker cannot be reached, or refuses. Raised before the first subscription only; later
                 failures are retried.
         """
-        async with self._subscribing:
+        async with self._subscribe_lock:
             if self._closed or self._subscription is not None:
                 return self._subscription
             try:
@@ -151,7 +151,7 @@ class Consumer:
                 subscription.channel.abandon()
                 return None
             self._subscription = subscription
-            self._retiring = retire_with(self, subscription)
+            self._finalizer = retire_with(self, subscription)
             self._was_subscribed = True
             return subscription
 
@@ -174,7 +174,7 @@ class Consumer:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
-    def _ended(self, subscription: Subscription, error: BideError) -> None:
+    def _on_ended(self, subscription: Subscription, error: BideError) -> None:
         if self._closed or self._subscription is not subscription:
             # Another task has handled it already.
             return
@@ -189,9 +189,9 @@ class Consumer:
 
     def _detach_subscription(self) -> Subscription | None:
         subscription, self._subscription = self._subscription, None
-        if self._retiring is not None:
-            self._retiring.detach()
-            self._retiring = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            self._finalizer = None
         return subscription
 
 

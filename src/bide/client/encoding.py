@@ -25,12 +25,12 @@ from bide.errors import InvalidInputError
 from bide.messages.prepared import MessageTemplate, PreparedMessage
 from bide.runtime.bounded_cache import BoundedCache
 
-_TIME: Final = struct.Struct(">q")
-_SENT: Final = codec.short_string(HEADER_SENT) + b"l"
-_DUE: Final = codec.short_string(HEADER_DUE) + b"l"
-_LEAST_INT64: Final = 1 << 31
-_FLAGS: Final = codec.bits(False), codec.bits(True)
-"""The end of a method frame's payload: for a message that may be dropped, and for a mandatory one."""
+_INT64: Final = struct.Struct(">q")
+_SENT_NAME: Final = codec.short_string(HEADER_SENT) + b"l"
+_DUE_NAME: Final = codec.short_string(HEADER_DUE) + b"l"
+_MIN_INT64: Final = 1 << 31
+_MANDATORY_BITS: Final = codec.bits(False), codec.bits(True)
+"""The last octet of a ``basic.publish`` payload: without and with the mandatory flag."""
 
 
 class Encoded(NamedTuple):
@@ -64,9 +64,9 @@ class Encoder:
         self, infrastructure: DelayInfrastructure, *, frame_max: int, ready: ReadyDigits | None = None
     ) -> None:
         self._infrastructure = infrastructure
-        self._ready = ready
+        self._ready_digits = ready
         self._frame_max = frame_max
-        self._prepared = BoundedCache[MessageTemplate, _Direct | _Delayed | None]()
+        self._encoders = BoundedCache[MessageTemplate, _UndelayedEncoder | _DelayedEncoder | None]()
 
     def encode(self, message: PreparedMessage, now: datetime, *, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message that is sent now.
@@ -85,34 +85,34 @@ class Encoder:
         template = message.template
         if template is not None and not message.is_copy:
             try:
-                prepared = self._prepared[template]
+                prepared = self._encoders[template]
             except KeyError:
-                prepared = self._prepare(template)
+                prepared = self._make_encoder(template)
             if prepared is not None:
                 encoded = prepared.encode(message, now, channel, mandatory)
                 if encoded is not None:
                     return encoded
-        return self._encode_all(message, now, channel, mandatory)
+        return self._encode_in_full(message, now, channel, mandatory)
 
-    def _prepare(self, template: MessageTemplate) -> _Direct | _Delayed | None:
-        prepared: _Direct | _Delayed | None = None
+    def _make_encoder(self, template: MessageTemplate) -> _UndelayedEncoder | _DelayedEncoder | None:
+        prepared: _UndelayedEncoder | _DelayedEncoder | None = None
         try:
             if not template.is_delayed:
-                prepared = _Direct(self._infrastructure, template, self._frame_max)
-            elif (route := self._infrastructure.compile(template.target, codec, self._ready)) is not None:
-                prepared = _Delayed(self._infrastructure, template, self._frame_max, route)
+                prepared = _UndelayedEncoder(self._infrastructure, template, self._frame_max)
+            elif (route := self._infrastructure.compile(template.target, codec, self._ready_digits)) is not None:
+                prepared = _DelayedEncoder(self._infrastructure, template, self._frame_max, route)
         except InvalidInputError:
             # A message of this template may still be sent without a delay. Encoding it in full raises the error.
             prepared = None
-        self._prepared[template] = prepared
+        self._encoders[template] = prepared
         return prepared
 
-    def _encode_all(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
+    def _encode_in_full(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         route = message.route(self._infrastructure, now)
-        if route is not None and self._ready is not None and not self._ready.has(route.digits):
+        if route is not None and self._ready_digits is not None and not self._ready_digits.has(route.digits):
             return None
         exchange, routing_key = (
-            (route.exchange, route.routing_key) if route is not None else _plain_address(message.target)
+            (route.exchange, route.routing_key) if route is not None else _undelayed_address(message.target)
         )
         expected = self._infrastructure.sender_headers(
             message_id=message.message_id, now=now, due=message.due, values=message.values
@@ -129,27 +129,27 @@ class Encoder:
         return Encoded(b"".join(frames), exchange, routing_key, route.hops if route is not None else 0)
 
 
-class _Direct:
+class _UndelayedEncoder:
     """Encodes undelayed messages of a template."""
 
     def __init__(self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int) -> None:
         self._template = PublishTemplate(template.values, frame_max=frame_max)
-        self._expected = infrastructure.compile_headers(template.values, codec)
-        self._exchange, self._routing_key = _plain_address(template.target)
-        self._starts = _starts(self._exchange, self._routing_key)
+        self._receiver_headers = infrastructure.compile_headers(template.values, codec)
+        self._exchange, self._routing_key = _undelayed_address(template.target)
+        self._method_payloads = _method_payloads(self._exchange, self._routing_key)
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message; None if it has its own value of a header that receivers expect."""
         values = message.values
         headers = _first_headers(now, values.get("headers"))
-        if self._expected is not None:
-            expected = self._expected.encode(message.message_id, now, None, values)
+        if self._receiver_headers is not None:
+            expected = self._receiver_headers.encode(message.message_id, now, None, values)
             if expected is None:
                 return None
             headers = expected + headers
         frames = self._template.frames(
             channel,
-            self._starts[mandatory],
+            self._method_payloads[mandatory],
             headers=headers,
             message_id=message.message_id,
             body=message.body,
@@ -159,21 +159,21 @@ class _Direct:
         return Encoded(frames, self._exchange, self._routing_key, 0)
 
 
-class _Delayed:
+class _DelayedEncoder:
     """Encodes delayed messages of a template with a compiled route."""
 
     def __init__(
         self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int, route: CompiledRoute
     ) -> None:
         values = dict(template.values)
-        # These two are sent as headers while a message waits; see PreparedMessage.wire_values.
+        # Expiration and priority are sent as headers while a message waits; see PreparedMessage.wire_values.
         carried = {HEADER_EXPIRATION: values.pop("expiration", None), HEADER_PRIORITY: values.pop("priority", None)}
         self._template = PublishTemplate(values, frame_max=frame_max)
-        self._expected = infrastructure.compile_headers(template.values, codec)
-        self._after = route.after
-        self._names = route.names
+        self._receiver_headers = infrastructure.compile_headers(template.values, codec)
+        self._route_after = route.after
+        self._route_header_names = route.names
         self._routing_key = route.routing_key
-        self._heads: dict[str, tuple[bytes, bytes]] = {}
+        self._payload_starts: dict[str, tuple[bytes, bytes]] = {}
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
@@ -184,31 +184,31 @@ class _Delayed:
         span = due - now
         wait = (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
         milliseconds = to_milliseconds(due)
-        if wait <= 0 or milliseconds < _LEAST_INT64:
+        if wait <= 0 or milliseconds < _MIN_INT64:
             return None
-        found = self._after(wait, message.message_id)
+        found = self._route_after(wait, message.message_id)
         if found is None:
             return None
         exchange, routing_key, added, hops = found
         values = message.values
         own = values.get("headers")
-        if own and self._names and not self._names.isdisjoint(own):
+        if own and self._route_header_names and not self._route_header_names.isdisjoint(own):
             return None
-        heads = self._heads.get(exchange) or self._remember(exchange)
+        heads = self._payload_starts.get(exchange) or self._add_payload_start(exchange)
         if self._routing_key is None:
-            start = b"".join((heads[mandatory], codec.short_string(routing_key), _FLAGS[mandatory]))
+            start = b"".join((heads[mandatory], codec.short_string(routing_key), _MANDATORY_BITS[mandatory]))
         else:
             start = heads[mandatory]
         first = _first_headers(now, own)
-        if self._expected is not None:
-            expected = self._expected.encode(message.message_id, now, due, values)
+        if self._receiver_headers is not None:
+            expected = self._receiver_headers.encode(message.message_id, now, due, values)
             if expected is None:
                 return None
             first = expected + first
         frames = self._template.frames(
             channel,
             start,
-            headers=b"".join((first, added, _DUE, _TIME.pack(milliseconds), self._carried)),
+            headers=b"".join((first, added, _DUE_NAME, _INT64.pack(milliseconds), self._carried)),
             message_id=message.message_id,
             body=message.body,
             correlation_id=values.get("correlation_id"),
@@ -216,25 +216,25 @@ class _Delayed:
         )
         return Encoded(frames, exchange, routing_key, hops)
 
-    def _remember(self, exchange: str) -> tuple[bytes, bytes]:
-        """The start of the method frames' payloads: complete, or up to the routing key if that varies."""
+    def _add_payload_start(self, exchange: str) -> tuple[bytes, bytes]:
+        """The payloads of the method frame to this exchange: complete, or up to the routing key if the key varies."""
         key = self._routing_key
-        heads = (codec.publish_to(exchange),) * 2 if key is None else _starts(exchange, key)
-        self._heads[exchange] = heads
+        heads = (codec.publish_to(exchange),) * 2 if key is None else _method_payloads(exchange, key)
+        self._payload_starts[exchange] = heads
         return heads
 
 
 def _first_headers(now: datetime, own: Mapping[str, Any] | None) -> bytes:
     """The first headers of every message: the sender's own, and the sending time."""
-    sent = _SENT + _TIME.pack(to_milliseconds(now))
+    sent = _SENT_NAME + _INT64.pack(to_milliseconds(now))
     return codec.table_items(own) + sent if own else sent
 
 
-def _starts(exchange: str, routing_key: str) -> tuple[bytes, bytes]:
-    """The method frames' payloads: for a message that may be dropped, and for a mandatory one."""
+def _method_payloads(exchange: str, routing_key: str) -> tuple[bytes, bytes]:
+    """The payloads of the ``basic.publish`` method frame: without and with the mandatory flag."""
     head = codec.publish_to(exchange) + codec.short_string(routing_key)
-    return head + _FLAGS[False], head + _FLAGS[True]
+    return head + _MANDATORY_BITS[False], head + _MANDATORY_BITS[True]
 
 
-def _plain_address(target: Target) -> tuple[str, str]:
+def _undelayed_address(target: Target) -> tuple[str, str]:
     return (target.exchange, target.routing_key) if isinstance(target, ExchangeTarget) else ("", target.queue)

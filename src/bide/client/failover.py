@@ -22,13 +22,14 @@ TICK: Final = 0.5
 PROBE_AFTER: Final = 3.0
 """Seconds without an answer, while a message or call waits for one, after which the node is probed."""
 PROBE_ANSWER: Final = 3.0
-"""Seconds that the node has to answer the probe."""
+"""Seconds to wait for the node's answer to the probe."""
 LEAVE_AFTER: Final = 6.0
 """Seconds without an answer after which the client leaves the node, if another host is better."""
 JITTER: Final = 1.3
-"""Both times are randomised up to this factor, so that the clients of a node do not all leave it at once."""
+"""``PROBE_AFTER`` and ``LEAVE_AFTER`` are multiplied by a random factor of 1 to ``JITTER``, so that the clients of a
+node do not all leave it at once."""
 TRIAL: Final = 10.0
-"""Seconds that another host has to confirm messages. Electing a new leader of a quorum queue takes 5 to 11 s."""
+"""Seconds to wait for confirms of another host. Electing a new leader of a quorum queue takes 5 to 11 s."""
 
 FIRST_PAUSE: Final = 5.0
 LONGEST_PAUSE: Final = 60.0
@@ -41,17 +42,17 @@ moves: Final = Counter[Reason]()
 """The number of times that connections of this process left a node, by reason."""
 
 Trial = Callable[[Connection], Awaitable[bool]]
-"""Sends a message that waits for its confirm over another connection, and returns whether that was confirmed."""
+"""Sends an unconfirmed message over a connection to another host, and returns whether that host confirms it."""
 
 
 class Failover:
     """Watches a connection on which messages or calls wait for an answer.
 
     A node that was stopped or cut off from its clients sends nothing, not even an answer to a probe. The client leaves
-    it if another host accepts the client. A node that was cut off from the majority of its cluster answers probes and
-    sends heartbeats, but confirms nothing for quorum queues. The client leaves it if another host confirms a message
-    that waits here. The client does not leave a node that confirms anything meanwhile, because it is slow and not
-    broken, or one that blocks publishers.
+    the node if another host accepts the client. A node that was cut off from the majority of its cluster answers probes
+    and sends heartbeats, but confirms nothing for quorum queues. The client leaves the node if another host confirms
+    one of the messages that wait for the node's confirm. The client does not leave a node that blocks publishers, nor
+    one that confirms any message meanwhile, because that node is slow and not broken.
 
     The trial uses messages to several targets, because the target may be the reason why a message is not confirmed.
     The client leaves only after all of them are confirmed or refused, or after ``TRIAL``: the first message of a
@@ -66,26 +67,26 @@ class Failover:
     def __init__(self, trials: Callable[[], Sequence[Trial]], on_move: Callable[[Connection], None]) -> None:
         self._trials = trials
         self._on_move = on_move
-        self._handle: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._seen = 0
-        self._quiet = 0.0
-        self._limit = 0.0
-        self._pause = FIRST_PAUSE
-        self._rests_until = 0.0
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._examination: asyncio.Task[None] | None = None
+        self._answers_seen = 0
+        self._seconds_unanswered = 0.0
+        self._probe_after = 0.0
+        self._probe_pause = FIRST_PAUSE
+        self._paused_until = 0.0
 
     def watch(self, connection: Connection) -> None:
         """Watch this connection while it is open."""
-        if self._handle is not None:
-            self._handle.cancel()
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
         self._note_answer(connection)
-        self._handle = connection.loop.call_later(TICK, self._tick, connection)
+        self._tick_handle = connection.loop.call_later(TICK, self._tick, connection)
 
     async def stop(self) -> None:
         """Stop watching."""
-        if self._handle is not None:
-            self._handle.cancel()
-        task, self._task = self._task, None
+        if self._tick_handle is not None:
+            self._tick_handle.cancel()
+        task, self._examination = self._examination, None
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait({task})
@@ -93,26 +94,32 @@ class Failover:
     def _tick(self, connection: Connection) -> None:
         if not connection.is_open:
             return
-        self._handle = connection.loop.call_later(TICK, self._tick, connection)
-        if self._is_well(connection):
+        self._tick_handle = connection.loop.call_later(TICK, self._tick, connection)
+        if self._is_healthy(connection):
             self._note_answer(connection)
             return
         # Ticks are counted, not seconds: a blocked event loop cannot receive anything.
-        self._quiet += TICK
-        is_examined = self._task is not None and not self._task.done()
-        if self._quiet >= self._limit and not is_examined and connection.loop.time() >= self._rests_until:
-            self._task = connection.loop.create_task(self._examine(connection))
+        self._seconds_unanswered += TICK
+        is_examined = self._examination is not None and not self._examination.done()
+        if (
+            self._seconds_unanswered >= self._probe_after
+            and not is_examined
+            and connection.loop.time() >= self._paused_until
+        ):
+            self._examination = connection.loop.create_task(self._examine(connection))
 
-    def _is_well(self, connection: Connection) -> bool:
-        return connection.blocked_by is not None or not connection.is_waiting or connection.answers != self._seen
+    def _is_healthy(self, connection: Connection) -> bool:
+        return (
+            connection.blocked_by is not None or not connection.is_waiting or connection.answers != self._answers_seen
+        )
 
     def _note_answer(self, connection: Connection) -> None:
-        self._seen = connection.answers
-        self._quiet = 0.0
-        self._limit = _jittered(PROBE_AFTER)
+        self._answers_seen = connection.answers
+        self._seconds_unanswered = 0.0
+        self._probe_after = _jittered(PROBE_AFTER)
         connection.trouble = ""
-        if connection.loop.time() >= self._rests_until + LONGEST_PAUSE:
-            self._pause = FIRST_PAUSE
+        if connection.loop.time() >= self._paused_until + LONGEST_PAUSE:
+            self._probe_pause = FIRST_PAUSE
 
     async def _examine(self, connection: Connection) -> None:
         """Find out whether the node is broken, and leave it if another host is better."""
@@ -121,7 +128,7 @@ class Failover:
         other, reason = None, None
         try:
             other, failure = await self._other_host(connection)
-            reason = await self._verdict(connection, other, begun=begun, failure=failure)
+            reason = await self._reason_to_leave(connection, other, begun=begun, failure=failure)
             if other is None or reason is None or not (connection.is_open and other.is_open):
                 reason = None
                 return
@@ -131,8 +138,8 @@ class Failover:
         finally:
             if reason is None and other is not None:
                 await other.close()
-            self._rests_until = connection.loop.time() + self._pause * random.uniform(0.5, 1.0)  # noqa: S311
-            self._pause = min(self._pause * 2, LONGEST_PAUSE)
+            self._paused_until = connection.loop.time() + self._probe_pause * random.uniform(0.5, 1.0)  # noqa: S311
+            self._probe_pause = min(self._probe_pause * 2, LONGEST_PAUSE)
 
     async def _other_host(self, connection: Connection) -> tuple[Connection | None, str]:
         """A connection to another host, or None and the reason why there is none."""
@@ -150,7 +157,7 @@ class Failover:
         other.url = url
         return other, ""
 
-    async def _verdict(
+    async def _reason_to_leave(
         self, connection: Connection, other: Connection | None, *, begun: float, failure: str
     ) -> Reason | None:
         """The reason to leave the node, or None to stay."""
@@ -158,11 +165,11 @@ class Failover:
         trying = [] if other is None else [create_task(_succeeds(one, other)) for one in self._trials()]
         leave_after = _jittered(LEAVE_AFTER)
         try:
-            while connection.is_open and not self._is_well(connection):
+            while connection.is_open and not self._is_healthy(connection):
                 is_silent = connection.heartbeat.received_at < begun
                 seconds = connection.loop.time() - begun
-                if self._quiet >= leave_after and seconds >= PROBE_ANSWER:
-                    connection.trouble = _described(connection, is_silent=is_silent, failure=failure)
+                if self._seconds_unanswered >= leave_after and seconds >= PROBE_ANSWER:
+                    connection.trouble = _trouble_text(connection, is_silent=is_silent, failure=failure)
                     if other is None or not other.is_open:
                         return None
                     if seconds >= TRIAL or all(one.done() for one in trying):
@@ -183,7 +190,7 @@ class Failover:
                 await asyncio.wait(trying)
 
 
-def _described(connection: Connection, *, is_silent: bool, failure: str) -> str:
+def _trouble_text(connection: Connection, *, is_silent: bool, failure: str) -> str:
     if is_silent:
         return f"the node at {connection.address} answers nothing at all: check that it is running and can be reached"
     others = f", and no other host of the URL accepts the client ({failure})" if failure else ""

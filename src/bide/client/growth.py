@@ -41,8 +41,8 @@ class Growth:
         self._growing = growing
         self.ready = ReadyDigits(growing, codec.field_value)
         self._declare = declare
-        self._safe: set[Digit] = set()
-        self._wanted: set[Digit] = set()
+        self._settled: set[Digit] = set()
+        self._wanted_digits: set[Digit] = set()
         self._tasks = tasks
 
     @property
@@ -53,8 +53,8 @@ class Growth:
     def forget(self) -> None:
         """Declare everything again before its next use."""
         self.is_complete = False
-        self._safe.clear()
-        self.ready.doubt()
+        self._settled.clear()
+        self.ready.reset()
 
     async def ensure(self, digits: Iterable[Digit]) -> None:
         """Wait until the queues and bindings of these digits exist.
@@ -65,7 +65,7 @@ class Growth:
         """
         missing = self.ready.missing(digits)
         while missing:
-            self._wanted.update(missing)
+            self._wanted_digits.update(missing)
             failed = await self._tasks.run(self, self._declare_wanted)
             for one in missing:
                 if one in failed:
@@ -76,30 +76,31 @@ class Growth:
         """Declare the digits wanted by now, and return the errors of those that failed."""
         # Let other publishes of this iteration of the event loop add their digits.
         await asyncio.sleep(0)
-        digits, self._wanted = self._wanted, set()
+        digits, self._wanted_digits = self._wanted_digits, set()
         failed: dict[Digit, BideError] = {}
         try:
-            await self._prepare(digits)
+            await self._declare_digits(digits)
         except BideError as error:
             if len(digits) == 1 or not isinstance(error, BrokerError) or not self._connection.is_open:
                 return dict.fromkeys(digits, error)
             # A queue that cannot be declared must not stop the others, so each is declared separately.
             for one in digits:
                 try:
-                    await self._prepare({one})
+                    await self._declare_digits({one})
                 except BideError as single:
                     failed[one] = single
         for one in digits.difference(failed):
             self.ready.add(one)
         return failed
 
-    async def _prepare(self, digits: set[Digit]) -> None:
-        known = digits if self.is_complete else digits & self._safe
-        if known and not await exists(self._connection, _queues(self._growing, known)):
+    async def _declare_digits(self, digits: set[Digit]) -> None:
+        known = digits if self.is_complete else digits & self._settled
+        if known and not await exists(self._connection, _queues_of(self._growing, known)):
             # It is not known which queue is missing, so all are declared. Declaring an existing queue changes nothing.
             known = set()
-        # The mark does not cover the bindings for routing keys of more words than the core topology binds.
-        known = {one for one in known if one in self._safe or self._growing.has_core_bindings(one.padding)}
+        # The mark of 'bide delay apply' does not cover bindings for routing keys with more words than the core
+        # topology binds.
+        known = {one for one in known if one in self._settled or self._growing.has_core_bindings(one.padding)}
         rest = digits - known
         if rest:
             if not self._declare and not self.is_complete:
@@ -114,17 +115,17 @@ class Growth:
         except AccessRefusedError:
             if rest or not self.is_complete:
                 raise
-        self._safe |= rest
+        self._settled |= rest
         if rest:
-            log.debug("the delay queues %s are ready", _listed(_queues(self._growing, rest)))
+            log.debug("the delay queues %s are ready", _names_text(_queues_of(self._growing, rest)))
 
     async def _declare_queues(self, digits: set[Digit]) -> None:
-        """Declare the queues of digits and make them survive a crash. They are bound after that, and get no message
-        before."""
-        queues = _queues(self._growing, digits)
+        """Declare the queues of digits and make them survive a crash. The caller binds them afterwards, so they hold no
+        messages yet."""
+        queues = _queues_of(self._growing, digits)
         if not self._declare:
             if not await exists(self._connection, queues):
-                raise self.not_applied(f"queues that a delay needs are missing, among {_listed(queues)}")
+                raise self.not_applied(f"queues that a delay needs are missing, among {_names_text(queues)}")
         elif queues.queues:
             try:
                 await apply(self._connection, queues, external=names_in(queues), can_move=False)
@@ -143,10 +144,10 @@ class Growth:
         )
 
 
-def _queues(growing: Growing, digits: Iterable[Digit]) -> Topology:
+def _queues_of(growing: Growing, digits: Iterable[Digit]) -> Topology:
     return Topology(queues=growing.digit_topology(digits).queues)
 
 
-def _listed(queues: Topology) -> str:
+def _names_text(queues: Topology) -> str:
     names = [repr(one.name) for one in queues.queues]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

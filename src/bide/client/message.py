@@ -38,7 +38,7 @@ KEPT_PROPERTIES: Final = (
 )
 """The properties that a forwarded message keeps, by the names of attributes and arguments."""
 
-_DIGITS: Final = re.compile(r"[0-9]{1,13}")
+_EXPIRATION: Final = re.compile(r"[0-9]{1,13}")
 
 
 class Message:
@@ -54,7 +54,16 @@ class Message:
         raw: the delivery with all properties and headers, as the broker sent it.
     """
 
-    __slots__ = ("_history", "_restored_message", "_sent", "_subscription", "body", "raw", "received_at", "redelivered")
+    __slots__ = (
+        "_history",
+        "_restored_message",
+        "_sent_message",
+        "_subscription",
+        "body",
+        "raw",
+        "received_at",
+        "redelivered",
+    )
 
     def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
         self.raw = delivery
@@ -62,7 +71,7 @@ class Message:
         self.received_at = received_at
         self.redelivered = delivery.redelivered
         self._restored_message: SentMessage | None = None
-        self._sent: SentMessage | None = None
+        self._sent_message: SentMessage | None = None
         self._history: History | None = None
         self._subscription = subscription
 
@@ -135,42 +144,42 @@ class Message:
     @property
     def message_id(self) -> str | None:
         """The sender's id of the message."""
-        return self._text("message_id")
+        return self._text_property("message_id")
 
     @property
     def correlation_id(self) -> str | None:
         """The id of the message or request that it belongs to."""
-        return self._text("correlation_id")
+        return self._text_property("correlation_id")
 
     @property
     def content_type(self) -> str | None:
         """The MIME type of the body."""
-        return self._text("content_type")
+        return self._text_property("content_type")
 
     @property
     def content_encoding(self) -> str | None:
         """The MIME encoding of the body."""
-        return self._text("content_encoding")
+        return self._text_property("content_encoding")
 
     @property
     def reply_to(self) -> str | None:
         """The queue for replies."""
-        return self._text("reply_to")
+        return self._text_property("reply_to")
 
     @property
     def type(self) -> str | None:
         """The sender's name for this kind of message."""
-        return self._text("type")
+        return self._text_property("type")
 
     @property
     def user_id(self) -> str | None:
         """The sender's user name, which the broker checked."""
-        return self._text("user_id")
+        return self._text_property("user_id")
 
     @property
     def app_id(self) -> str | None:
         """The sending application."""
-        return self._text("app_id")
+        return self._text_property("app_id")
 
     @property
     def priority(self) -> int | None:
@@ -193,7 +202,7 @@ class Message:
     def expiration(self) -> timedelta | None:
         """How long the message stays valid after its due time, or after its sending if it was not delayed."""
         value = self._values.get("expiration")
-        return timedelta(milliseconds=int(value)) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
+        return timedelta(milliseconds=int(value)) if isinstance(value, str) and _EXPIRATION.fullmatch(value) else None
 
     @property
     def expired(self) -> bool:
@@ -207,7 +216,7 @@ class Message:
         lateness, expiration = self.lateness, self.expiration
         return lateness is not None and expiration is not None and lateness > expiration
 
-    def _text(self, name: str) -> str | None:
+    def _text_property(self, name: str) -> str | None:
         value = self._values.get(name)
         return value if isinstance(value, str) else None
 
@@ -246,10 +255,10 @@ class Message:
 
         They include a due time that an NServiceBus endpoint set.
         """
-        if self._sent is None:
+        if self._sent_message is None:
             due = self.due if self.due is not None else nservicebus_due(self.raw.values.get("headers") or {})
-            self._sent = replace(self._restored(), due=due, sent_at=self.sent_at)
-        return self._sent
+            self._sent_message = replace(self._restored(), due=due, sent_at=self.sent_at)
+        return self._sent_message
 
     async def ack(self) -> None:
         """Acknowledge the message: the queue deletes it.

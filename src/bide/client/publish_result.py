@@ -124,7 +124,7 @@ class Tally:
     """
 
     def __init__(self, *, keep: int) -> None:
-        self._keep = keep
+        self._max_failures = keep
         self._counts = Counter[Status]()
         self._failures: list[PublishResult] = []
 
@@ -141,7 +141,7 @@ class Tally:
         """Count results of failures."""
         for outcome in outcomes:
             self._counts[outcome.status] += 1
-            if len(self._failures) < self._keep:
+            if len(self._failures) < self._max_failures:
                 self._failures.append(outcome)
 
     def report(self) -> PublishSummary:
@@ -158,7 +158,7 @@ class Tally:
         )
 
 
-def not_taken(report: PublishSummary) -> BulkPublishError:
+def failures_error(report: PublishSummary) -> BulkPublishError:
     """The error for a summary with failures."""
     return BulkPublishError(
         f"{report.total - report.confirmed} of {report.total} messages were not accepted ({report}); the first: "
@@ -176,22 +176,22 @@ def in_doubt(message_id: str, reason: str) -> PublishInDoubtError:
     )
 
 
-def denied(message_id: str, error: BideError) -> PublishInDoubtError:
+def in_doubt_after(message_id: str, error: BideError) -> PublishInDoubtError:
     """The error for a message that was sent and not confirmed, and failed with this error when it was sent again."""
     doubt = in_doubt(message_id, f"it was sent, and not confirmed, and then: {error}")
     doubt.__cause__ = error
     return doubt
 
 
-def not_sent(message_id: str | None, reason: str) -> UnsentError:
+def unsent_error(message_id: str | None, reason: str) -> UnsentError:
     """The error for a message that was taken from the input and not sent."""
     return UnsentError(f"it was not sent: {reason}", message_id=message_id)
 
 
-def _unsent(outgoing: Any, position: int, reason: str) -> PublishResult:
+def _unsent_result(outgoing: Any, position: int, reason: str) -> PublishResult:
     """The result of a message that was taken from the input and not sent."""
     message_id = getattr(outgoing, "message_id", None)
-    return PublishResult(outgoing, position, message_id, None, 0, not_sent(message_id, reason))
+    return PublishResult(outgoing, position, message_id, None, 0, unsent_error(message_id, reason))
 
 
 def with_unsent(error: BideError, messages: Iterable[Any], *, first: int) -> BideError:
@@ -202,7 +202,7 @@ def with_unsent(error: BideError, messages: Iterable[Any], *, first: int) -> Bid
     """
     doubt = error if isinstance(error, BulkInDoubtError) else None
     reason = str(error) if doubt is None else doubt.reason
-    more = tuple(_unsent(outgoing, position, reason) for position, outgoing in enumerate(messages, first))
+    more = tuple(_unsent_result(outgoing, position, reason) for position, outgoing in enumerate(messages, first))
     if not more:
         return error
     known, before = ((), ()) if doubt is None else (doubt.in_doubt, doubt.unsent)

@@ -81,7 +81,7 @@ class _Sending:
         verdict: the error to report, if it certainly is that message.
         lacks_digits: whether it could not be encoded, because digits of its delay were not ready.
         preparation: the preparation for its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
-        elsewhere: whether another host confirmed it.
+        confirmed_elsewhere: whether another host confirmed it.
         unroutable: whether the broker returned it; see
             :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
         trouble: the trouble of the node, if a connection was lost while the message waited for its confirm.
@@ -98,7 +98,7 @@ class _Sending:
     verdict: BideError | None = None
     lacks_digits: bool = False
     preparation: Preparation | None = None
-    elsewhere: bool = False
+    confirmed_elsewhere: bool = False
     unroutable: bool = False
     trouble: str = ""
     hops: int = 0
@@ -160,11 +160,11 @@ class Publisher:
         self.timeout = timeout
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
-        self._waiting: dict[int, _Sending] = {}
+        self._sendings: dict[int, _Sending] = {}
         self._window = asyncio.Semaphore(max_in_flight)
         self._state: BrokerState | None = None
         self._tasks = SharedTasks()
-        self._opening = asyncio.Lock()
+        self._state_lock = asyncio.Lock()
 
     async def connection(self) -> Connection:
         """The publishing connection."""
@@ -224,15 +224,15 @@ class Publisher:
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds), self._window:
-                self._waiting[id(sending)] = sending
+                self._sendings[id(sending)] = sending
                 sending.reason = "the broker was not reached"
                 while True:
                     state = await self._state_for(sending)
-                    if await self._round(state, sending):
+                    if await self._attempt(state, sending):
                         return sending.receipt()
                     log.debug("the message %s is not confirmed yet: %s", message.message_id, sending.reason)
         except TimeoutError as error:
-            if sending.elsewhere:
+            if sending.confirmed_elsewhere:
                 return sending.receipt()
             connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.lost.done():
@@ -240,7 +240,7 @@ class Publisher:
                 sending.reason = sending.reason if lost in sending.reason else f"{sending.reason}: {lost}"
             raise sending.out_of_time(seconds, connection) from error
         finally:
-            self._waiting.pop(id(sending), None)
+            self._sendings.pop(id(sending), None)
 
     async def _state_for(self, sending: _Sending) -> BrokerState:
         try:
@@ -250,7 +250,7 @@ class Publisher:
                 raise
             raise final from error
 
-    async def _round(self, state: BrokerState, sending: _Sending) -> bool:
+    async def _attempt(self, state: BrokerState, sending: _Sending) -> bool:
         """Try to send a message once, and return whether it was confirmed; False if it should be tried again."""
         before = sending.attempts
         try:
@@ -266,7 +266,7 @@ class Publisher:
                 await state.connection.writable()
                 return await self._send(state, channel, sending)
         except BideError as error:
-            if sending.elsewhere:
+            if sending.confirmed_elsewhere:
                 return True
             final = self._final_error(state, sending, error, was_sent=sending.attempts > before)
             if final is None:
@@ -286,8 +286,7 @@ class Publisher:
         sending.trouble = state.connection.trouble
         if not was_sent:
             sending.failure = str(error)
-            # An error of the broker or of a check would only be repeated.
-            # (Unless only the connection was lost that checked the broker.)
+            # The same error would come again, unless only the separate connection for checks was lost.
             is_open = state.connection.is_open and not isinstance(error, ConnectionLostError)
             return final_error(sending, error) if is_open or not isinstance(error, BrokerError) else None
         if sending.verdict is None and (self.on_lost == "raise" or isinstance(error, ClosedError)):
@@ -296,10 +295,10 @@ class Publisher:
         return sending.verdict
 
     def _unconfirmed(self) -> Iterable[_Sending]:
-        return self._waiting.values() if self.on_lost == "repeat" else ()
+        return self._sendings.values() if self.on_lost == "repeat" else ()
 
     async def _send(self, state: BrokerState, channel: Channel, sending: _Sending) -> bool:
-        """Send a message and wait for its confirm; False if it was not sent, as digits of its delay are not ready."""
+        """Send a message and wait for its confirm. False if digits of its delay are not ready: it was not sent."""
         made = state.encode(
             sending.message, channel=channel.number, mandatory=sending.mandatory, prepared=sending.preparation
         )
@@ -326,8 +325,8 @@ class Publisher:
                 sending.suspect = not closure.is_known
                 if closure.applies_to(encoded.exchange, message.body):
                     closure.record(state)
-                    may_return = state.infrastructure.owns(encoded.exchange) and self.on_lost == "repeat"
-                    sending.verdict = closure.verdict(sending, may_return=may_return)
+                    may_resend = state.infrastructure.owns(encoded.exchange) and self.on_lost == "repeat"
+                    sending.verdict = closure.verdict(sending, may_resend=may_resend)
             raise
 
     async def state(self) -> BrokerState:
@@ -342,7 +341,7 @@ class Publisher:
             if state.connection.loop is not asyncio.get_running_loop():
                 await self.reconnecting.connection()
             return state
-        async with self._opening:
+        async with self._state_lock:
             state = self._state
             if state is not None and state.connection.is_open and not state.is_outdated:
                 return state
@@ -364,13 +363,13 @@ class Publisher:
         check_release(connection)
         infrastructure = self._infrastructure.for_release(connection.release)
         beside = infrastructure.beside_nservicebus(connection.release)
-        spares_neighbours = beside != infrastructure and (replacing is None or not replacing.is_outdated)
-        if not spares_neighbours:
+        seeks_nservicebus = beside != infrastructure and (replacing is None or not replacing.is_outdated)
+        if not seeks_nservicebus:
             infrastructure = beside
         return BrokerState(
             connection,
             infrastructure,
             declare=self._declare,
             tasks=self._tasks,
-            spares_neighbours=spares_neighbours,
+            seeks_nservicebus=seeks_nservicebus,
         )

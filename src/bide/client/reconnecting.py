@@ -34,7 +34,7 @@ STEADY: Final = timedelta(seconds=1)
 """A connection that lasted this long is opened again without a pause."""
 
 LONGEST_FLAPPING_PAUSE: Final = timedelta(milliseconds=250)
-"""The longest pause between connections that the broker accepts but that break at once."""
+"""The longest pause before reconnecting if the broker accepts each connection and it breaks at once."""
 
 
 class ReconnectingConnection:
@@ -50,11 +50,11 @@ class ReconnectingConnection:
     def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
         self.url = url
         self.on_leave: Callable[[str], None] | None = None
-        self._failover = Failover(trials, self._move)
-        self._left = ""
+        self._failover = Failover(trials, self._move_to)
+        self._left_address = ""
         self._connection: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._closed = asyncio.Event()
         self._opened_at: float | None = None
         self._backoff = Backoff(FIRST_PAUSE.total_seconds(), LONGEST_PAUSE.total_seconds())
@@ -75,13 +75,13 @@ class ReconnectingConnection:
         connection = self._connection
         if connection is not None and connection.is_open and not self._closed.is_set():
             return connection
-        async with self._opening:
+        async with self._open_lock:
             while True:
                 if self._closed.is_set():
                     raise ClosedError("the client was closed")
                 if self._connection is not None and self._connection.is_open:
                     return self._connection
-                await self._spare_the_broker()
+                await self._pause_if_flapping()
                 await self._open()
 
     def check_loop(self) -> None:
@@ -98,8 +98,8 @@ class ReconnectingConnection:
                 "this client was connected in another event loop: use it there, or connect another client in this one"
             )
 
-    async def _spare_the_broker(self) -> None:
-        """Pause before opening a connection again that repeatedly breaks at once."""
+    async def _pause_if_flapping(self) -> None:
+        """Pause before reconnecting if connections repeatedly break at once."""
         if self._connection is None or self._opened_at is None:
             return
         self._connection = None
@@ -107,14 +107,14 @@ class ReconnectingConnection:
             self._backoff.reset()
             return
         self._backoff.limit(LONGEST_FLAPPING_PAUSE.total_seconds())
-        await self._rest()
+        await self._pause()
 
     async def _open(self) -> None:
         if self._closed.is_set():
             return
         was_open = self._opened_at is not None
         try:
-            connection = await Connection.open(self.url, last=self._left)
+            connection = await Connection.open(self.url, last=self._left_address)
         except InvalidUrlError:
             raise
         except BrokerError as error:
@@ -123,32 +123,32 @@ class ReconnectingConnection:
                 raise
             level = logging.WARNING if isinstance(error, AuthenticationError) else logging.INFO
             log.log(level, "cannot reconnect yet: %s", error)
-            await self._rest()
+            await self._pause()
             return
         if self._closed.is_set():
             await connection.close()
             return
         if was_open:
             log.info("connected again to %s", connection.address)
-        self._take(connection)
+        self._adopt(connection)
 
-    def _take(self, connection: Connection) -> None:
+    def _adopt(self, connection: Connection) -> None:
         self._connection = connection
         self._opened_at = connection.loop.time()
         self._failover.watch(connection)
 
-    def _move(self, other: Connection) -> None:
+    def _move_to(self, other: Connection) -> None:
         left = self._connection
         assert left is not None
-        self._left = left.address
-        self._take(other)
+        self._left_address = left.address
+        self._adopt(other)
         self._give_up(left)
         if self.on_leave is not None:
             self.on_leave(left.address)
 
     def leave(self, address: str) -> None:
         """Leave this host, which another connection has found broken, and try it last in future."""
-        self._left = address
+        self._left_address = address
         connection = self._connection
         if connection is not None and connection.is_open and connection.address == address:
             self._give_up(connection)
@@ -157,7 +157,7 @@ class ReconnectingConnection:
         why = connection.trouble or "it was found broken"
         connection.give_up(ConnectionLostError(f"the connection to {connection.address} was left: {why}"))
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.next()):
                 await self._closed.wait()

@@ -30,7 +30,7 @@ class _Inbox:
         self._deliveries: deque[tuple[Delivery, datetime]] = deque()
         self._error: BideError | None = None
         self._retired = False
-        self._changed = asyncio.Event()
+        self._has_changed = asyncio.Event()
 
     def put(self, delivery: Delivery) -> None:
         if self._retired:
@@ -40,22 +40,22 @@ class _Inbox:
             # The channel is about to close, and the broker then requeues the message.
             return
         self._deliveries.append((delivery, self._channel.connection.now()))
-        self._changed.set()
+        self._has_changed.set()
 
     def end(self, error: BideError) -> None:
         if not isinstance(error, ConsumerCancelledError):
             # These can no longer be settled, and the broker delivers them again.
             self._deliveries.clear()
         self._error = error
-        self._changed.set()
+        self._has_changed.set()
 
     async def get(self) -> tuple[Delivery, datetime]:
         # Several tasks may wait, and all of them wake.
         while not self._deliveries:
             if self._error is not None:
                 raise self._error
-            self._changed.clear()
-            await self._changed.wait()
+            self._has_changed.clear()
+            await self._has_changed.wait()
         return self._deliveries.popleft()
 
     @property
@@ -86,7 +86,7 @@ class Subscription:
         self._inbox = inbox
         self._tag = tag
         self._unsettled = 0
-        weakref.finalize(self, _in_loop, channel.connection.loop, channel.abandon).atexit = False
+        weakref.finalize(self, _call_in_loop, channel.connection.loop, channel.abandon).atexit = False
 
     @classmethod
     async def open(
@@ -126,7 +126,7 @@ class Subscription:
         return self._inbox.ready
 
     def settled(self) -> None:
-        """Note that a delivery of :meth:`next` was settled."""
+        """Record that a delivery of :meth:`next` was settled."""
         self._unsettled -= 1
 
     async def end(self) -> list[Delivery]:
@@ -165,12 +165,12 @@ class Subscription:
 
 def retire_with(owner: object, subscription: Subscription) -> weakref.finalize[..., Any]:
     """Retire a subscription when its owner is collected; the result's ``detach`` undoes that."""
-    finalizer = weakref.finalize(owner, _in_loop, subscription.channel.connection.loop, subscription.retire)
+    finalizer = weakref.finalize(owner, _call_in_loop, subscription.channel.connection.loop, subscription.retire)
     finalizer.atexit = False
     return finalizer
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, work: Any) -> None:
+def _call_in_loop(loop: asyncio.AbstractEventLoop, work: Any) -> None:
     # The last reference may be dropped in any thread.
     try:
         loop.call_soon_threadsafe(work)

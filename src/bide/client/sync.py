@@ -1,4 +1,4 @@
-"""The synchronous client: the same calls, with one thread for all connections.
+"""The synchronous client: blocking calls, with one thread for all connections.
 
 ``with bide.connect_sync("amqp://localhost") as client: client.publish(b"...", to="orders", delay="5m")``
 """
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from bide.client.consumer import Consumer
     from bide.client.message import Message
 
-_GRACE: Final = 1.0
-"""Seconds that calls of other threads have to end with their errors, after the connections are closed."""
+_STOP_TIMEOUT: Final = 1.0
+"""Seconds to wait for the calls of other threads to end, after the connections are closed."""
 
-_MOST_AT_ONCE: Final = 100
+_MAX_BATCH: Final = 100
 """The number of messages that are passed from the client's thread to the caller's at once."""
 
 _Result = TypeVar("_Result")
@@ -76,7 +76,7 @@ class SyncClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="bide", daemon=True)
         self._thread.start()
         self._closed = False
-        self._gate = threading.Lock()
+        self._submit_lock = threading.Lock()
         try:
             self._client: Client = self.wait_for(connecting.__aenter__())
         except BaseException:
@@ -105,12 +105,12 @@ class SyncClient:
             self._stop()
 
     def _stop(self) -> None:
-        with self._gate:
+        with self._submit_lock:
             if self._closed:
                 return
             self._closed = True
             # No more work is submitted to the loop after this.
-            ended = asyncio.run_coroutine_threadsafe(_end_others(), self._loop)
+            ended = asyncio.run_coroutine_threadsafe(_end_other_tasks(), self._loop)
         ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -148,7 +148,7 @@ class SyncClient:
                 "this client was called in its own thread, where the call would wait for itself: use its attribute "
                 "'client' there"
             )
-        with self._gate:
+        with self._submit_lock:
             if self._closed:
                 work.close()
                 raise ClosedError("the client was closed")
@@ -162,7 +162,7 @@ class SyncClient:
         """
         if os.getpid() != self._pid:
             raise ClosedError("this client was made before a fork: connect after it")
-        with self._gate:
+        with self._submit_lock:
             if self._closed:
                 raise ClosedError("the client was closed")
             self._loop.call_soon_threadsafe(function)
@@ -210,33 +210,34 @@ class SyncClient:
             self.wait_for(consumer.close())
 
     def _messages(self, consumer: Consumer, seconds: float | None) -> Iterator[SyncMessage]:
-        while messages := self.wait_for(_next(consumer, seconds)):
+        while messages := self.wait_for(_next_messages(consumer, seconds)):
             for message in messages:
-                # The broker delivers messages again whose connection was lost while earlier ones were handled.
+                # If the connection broke while earlier messages were handled, the broker delivers this one again.
                 if not message.lost:
                     yield SyncMessage(message, self)
 
 
-async def _end_others() -> None:
+async def _end_other_tasks() -> None:
     """Wait for the other tasks of the loop, and cancel those that do not end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if not others:
         return
-    _, running = await asyncio.wait(others, timeout=_GRACE)
+    _, running = await asyncio.wait(others, timeout=_STOP_TIMEOUT)
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _next(consumer: Consumer, seconds: float | None) -> list[Message]:
-    """The next message and those available already, because passing to another thread takes longer than receiving."""
+async def _next_messages(consumer: Consumer, seconds: float | None) -> list[Message]:
+    """The next message and all that are available already: passing messages between threads costs more than receiving
+    them."""
     try:
         async with asyncio.timeout(seconds):
             first = await anext(consumer, None)
     except TimeoutError:
         return []
     messages = [first] if first is not None else []
-    while messages and consumer.ready and len(messages) < _MOST_AT_ONCE:
+    while messages and consumer.ready and len(messages) < _MAX_BATCH:
         messages.append(await anext(consumer))
     return messages
 

@@ -14,17 +14,17 @@ from bide.client.broker_state import BrokerState
 from bide.client.failover import Trial
 from bide.delay.protocol import Target
 
-_TARGETS: Final = 5
-"""The number of targets to try. A single target may itself be the reason why messages are not confirmed."""
+_MAX_TARGETS: Final = 5
+"""The maximum number of targets to try. A single target may itself be the reason why messages are not confirmed."""
 
 
 class Waiting(Protocol):
-    """A message that is not confirmed yet. If another host confirms it, ``elsewhere`` is set."""
+    """A message that is not confirmed yet. If another host confirms it, ``confirmed_elsewhere`` is set."""
 
     # PreparedMessage, or None for a message that cannot be sent.
     message: Any
     attempts: int
-    elsewhere: bool
+    confirmed_elsewhere: bool
     hops: int
 
     @property
@@ -36,7 +36,7 @@ class Trials:
     """Chooses messages that wait for their confirms and sends them over a connection to another host.
 
     Args:
-        state_on: returns a new state of the broker for a connection, given the previous state.
+        state_on: returns a new :class:`BrokerState` for a connection, given the previous one.
 
     Attributes:
         sources: functions that return the waiting messages that may be sent again.
@@ -49,14 +49,14 @@ class Trials:
     def of_targets(self) -> list[Trial]:
         """One trial for each of a few targets of the waiting messages."""
         targets = list(self._by_target())
-        return [partial(self._is_confirmed, one) for one in random.sample(targets, min(len(targets), _TARGETS))]
+        return [partial(self._is_confirmed, one) for one in random.sample(targets, min(len(targets), _MAX_TARGETS))]
 
     def _by_target(self) -> dict[tuple[Target, bool], list[Waiting]]:
         """The waiting messages, by target and by whether they are delayed."""
         found: dict[tuple[Target, bool], list[Waiting]] = {}
         for one in chain.from_iterable(source() for source in self.sources):
             message = one.message
-            if message is not None and not one.elsewhere:
+            if message is not None and not one.confirmed_elsewhere:
                 found.setdefault((message.target, message.delay is not None or message.due is not None), []).append(one)
         return found
 
@@ -84,5 +84,5 @@ class Trials:
             waiting.attempts += 1
             waiting.hops = encoded.hops
             await confirm.future
-            waiting.elsewhere = True
+            waiting.confirmed_elsewhere = True
         return True

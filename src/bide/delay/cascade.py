@@ -182,7 +182,7 @@ class Cascade:
     def released(self, target: Target) -> BoundTarget:
         """A target behind its own release queue.
 
-        The address is one word that only bide binds: no ``#.<address>`` binding of the other system matches it too.
+        The address is one word that only bide binds: no ``#.<address>`` binding of NServiceBus or Celery matches it.
 
         Raises:
             InvalidNameError: the target's name and its routing key do not fit beside the digits.
@@ -224,7 +224,7 @@ class Cascade:
 
         Args:
             headers: the headers that do not depend on the delay.
-            delay_header: the name of a header for the delay in seconds, which goes first.
+            delay_header: the name of a header for the delay in seconds, which comes before the others.
         """
         return CascadeRoute(
             wire,
@@ -329,14 +329,14 @@ def _taps(cascade: Cascade) -> Taps:
     return Taps(
         scheduled=scheduled,
         delivered=delivered,
-        to_scheduled=tuple(_entries(cascade, scheduled)),
+        to_scheduled=tuple(_entry_bindings(cascade, scheduled)),
         to_delivered=(Binding(cascade.delivery, first, "#"),),
         passage=passage,
         defeats=cascade.delivery,
     )
 
 
-def _entries(cascade: Cascade, stream: str) -> Iterator[Binding]:
+def _entry_bindings(cascade: Cascade, stream: str) -> Iterator[Binding]:
     """One binding per level for the keys whose highest ``1`` is at that level, and one for the keys without a ``1``."""
     for level, name in enumerate(cascade.level_names):
         yield Binding(name, stream, "0." * (cascade.levels - 1 - level) + "1.#")

@@ -1,6 +1,7 @@
 """Routing keys and the header of messages in the cascades of NServiceBus and Celery.
 
-A module of its own, because every client reads such keys, and few clients create a :mod:`bide.delay.cascade`.
+They are separate from :mod:`bide.delay.cascade`, because every client reads such keys, and few clients create a
+cascade.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _QUEUE_WORD: Final = re.compile(r"~q:([^.]*)", re.DOTALL)
 def original_key(key: str) -> str:
     """The routing key that a received message had before it was delayed. Other keys are returned unchanged.
 
-    This is the address of NServiceBus and Celery, without the word that bide adds for Celery.
+    For NServiceBus and Celery this is the address, without the word that bide adds for Celery.
     """
     found = _DELAYED_KEY.fullmatch(key)
     if found is None:

@@ -21,7 +21,7 @@ class CascadeRoute:
         address: the end of the routing key.
         target_hops: the number of queues after the levels.
         headers: the headers that do not depend on the delay; only bide sets them.
-        delay_header: the name of a header for the delay in seconds, which goes first; None for no such header.
+        delay_header: the name of a header for the delay in seconds, which comes before the others; None for none.
     """
 
     routing_key = None

@@ -1,7 +1,7 @@
 """``Celery``: the delay infrastructure of Celery's native delayed delivery, from kombu.
 
 Workers declare the same exchanges and queues, so either side may declare them first. bide publishes a message to the
-highest level at which it waits, Celery always to the highest level. Messages of both arrive in the same way.
+first level at which the message waits, Celery always to level 27, the highest. Workers receive both in the same way.
 
 Celery addresses a message by its routing key alone: every exchange bound with that key gets it. bide ends the key with
 one word that names the target::
@@ -9,8 +9,8 @@ one word that names the target::
     0.0. ... .1.0.1.0.~r:tasks~order/created     the exchange "tasks", with the routing key "order.created"
     0.0. ... .1.0.1.0.~q:orders                  the queue "orders", without any exchange
 
-The first goes through a release queue (:mod:`bide.delay.release`), which publishes it to the exchange with the
-message's own routing key. No binding of a worker (``#.order.created``) matches such a word.
+A message with the first key goes through a release queue (:mod:`bide.delay.release`), which dead-letters it to the
+exchange with the message's own routing key. No binding of a worker (``#.order.created``) matches such a word.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _QUEUE_ARGUMENTS: Final[dict[str, dict[str, Argument]]] = {
     "classic": {"x-queue-type": "classic", "x-overflow": "reject-publish"},
 }
 
-_ROOM: Final = MAX_NAME_BYTES - 2 * LEVELS
+_MAX_ADDRESS_BYTES: Final = MAX_NAME_BYTES - 2 * LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class Celery(DelayInfrastructure):
         An exchange of any type, including direct, with the message's own routing key. Each pair of exchange and routing
         key has its own release queue, which costs one hop: use few different keys.
 
-    If the target is an exchange or an isolated queue and accepts no messages, only its own messages wait. A message
-    with a delay of zero goes straight to the target.
+    If an exchange or an isolated queue accepts no messages, only messages for that target wait. A message with a delay
+    of zero goes straight to the target.
 
     Args:
         prefix: starts every name (``<prefix>_celery_delayed_0``...), as kombu's own ``prefix`` does; None or the
@@ -212,6 +212,6 @@ def _bound(infrastructure: Celery, target: Target) -> BoundTarget:
     if isinstance(target, ExchangeTarget) or target.isolated:
         return cascade.released(target)
     word = queue_word(target.queue)
-    check_name("queue", word[3:], limit=_ROOM - 3)
+    check_name("queue", word[3:], limit=_MAX_ADDRESS_BYTES - 3)
     binding = Binding(cascade.delivery, target.queue, cascade.exact_key(word))
     return BoundTarget(address=word, routed_to=target.queue, requires=Topology(bindings=[binding]))

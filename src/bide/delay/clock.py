@@ -15,7 +15,7 @@ A message that is unroutable on this route goes to the queue ``P.undeliverable``
 
 The infrastructure grows with use: :meth:`Clock.core_topology` is declared first, and the queues of a digit when a
 message first needs them (:meth:`Clock.digit_topology`). ``bide delay apply`` declares all of them in advance, and then
-the exchange ``P.complete``, which shows this to clients without the permission to declare.
+the exchange ``P.complete``: clients without the permission to declare check for that exchange.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Clock(ClockNames, DelayInfrastructure):
         carrier: the header for the digits; None lets the client choose by the broker's release.
         hides_keys: deliver without the CC header, for receivers that cannot copy it (.NET, before RabbitMQ 4.0). Each
             queue, and each pair of exchange and routing key, then has a release queue, which costs one hop. The client
-            sets it if the broker is older than 4.0 and NServiceBus uses the virtual host. On newer brokers the client
-            uses BCC instead.
+            turns this on if the broker is older than 4.0 and NServiceBus uses the virtual host. On newer brokers the
+            client uses BCC instead.
 
     Raises:
         InvalidDelayError: ``max_delay`` or ``resolution`` is out of range or not a valid multiple.
@@ -159,7 +159,7 @@ class Clock(ClockNames, DelayInfrastructure):
         queues: dict[str, Queue] = {}
         bindings: list[Binding] = []
         for digit in digits:
-            queue, binding = _digit(self, digit)
+            queue, binding = _queue_and_binding(self, digit)
             if queue is not None:
                 queues[queue.name] = queue
             bindings.append(binding)
@@ -211,7 +211,7 @@ class Clock(ClockNames, DelayInfrastructure):
             headers=headers,
             delay=wait,
             hops=sum(1 for _, digit in digits if digit) + self._is_isolated(target),
-            requires=_requirements(self, target if self.hides_keys else _as_bound(target)),
+            requires=_target_requirements(self, target if self.hides_keys else _binding_target(target)),
             expects=existing(target),
             digits=tuple(
                 Digit(level, digit, lane if digit else 0, padding)
@@ -298,7 +298,10 @@ class Clock(ClockNames, DelayInfrastructure):
         route = self.route(delay, target)
         if not route.hops:
             yield Step(
-                exchange=route.exchange or "(default)", segment=route.routing_key, value="-", routed_to=_shown(target)
+                exchange=route.exchange or "(default)",
+                segment=route.routing_key,
+                value="-",
+                routed_to=_target_name(target),
             )
             return
         digits = digits_of(route.delay)
@@ -320,8 +323,8 @@ class Clock(ClockNames, DelayInfrastructure):
         yield Step(
             exchange=self.delivery_exchange,
             segment=keys[-1],
-            value=_shown(target),
-            routed_to=self.release_queue(target) if isolated else _shown(target),
+            value=_target_name(target),
+            routed_to=self.release_queue(target) if isolated else _target_name(target),
             dead_letter_to=(exchange or "(default)") if isolated else None,
         )
         if isolated:
@@ -329,7 +332,7 @@ class Clock(ClockNames, DelayInfrastructure):
                 exchange=exchange or "(default)",
                 segment=route.routing_key,
                 value=route.routing_key,
-                routed_to=_shown(target) if isinstance(target, QueueTarget) else "its bindings",
+                routed_to=_target_name(target) if isinstance(target, QueueTarget) else "its bindings",
             )
 
     def padding(self, target: Target) -> str:
@@ -381,23 +384,23 @@ def _address(target: Target) -> tuple[str, str]:
     return exchange, routing_key
 
 
-def _as_bound(target: Target) -> Target:
+def _binding_target(target: Target) -> Target:
     """The part of a target that its bindings depend on. Equal bindings are then created once."""
     if isinstance(target, QueueTarget):
         return target
     return ExchangeTarget(target.exchange, "." * target.routing_key.count("."))
 
 
-def _shown(target: Target) -> str:
+def _target_name(target: Target) -> str:
     return target.queue if isinstance(target, QueueTarget) else target.exchange
 
 
 @lru_cache(maxsize=4096)
-def _requirements(clock: Clock, target: Target) -> Topology:
+def _target_requirements(clock: Clock, target: Target) -> Topology:
     return clock.target_topology(target)
 
 
-def _digit(clock: Clock, digit: Digit) -> tuple[Queue | None, Binding]:
+def _queue_and_binding(clock: Clock, digit: Digit) -> tuple[Queue | None, Binding]:
     level, below = digit.level, clock.exchange_below(digit.level)
     exchange, key = clock.level_exchange(level), digit.padding + digit_key(level, digit.value, digit.lane)
     if not digit.value:

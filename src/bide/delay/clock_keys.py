@@ -9,12 +9,12 @@ from bide.delay.clock_digits import Level
 from bide.delay.protocol import MAX_NAME_BYTES, ExchangeTarget, Target
 from bide.errors import InvalidNameError
 
-_OURS: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrxk][:#].*)", re.DOTALL)
+_TRANSPORT_KEY: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrxk][:#].*)", re.DOTALL)
 
 
 def is_transport_key(key: str) -> bool:
     """Whether a CC or BCC key is a transport key of ``Clock``."""
-    return _OURS.fullmatch(key) is not None
+    return _TRANSPORT_KEY.fullmatch(key) is not None
 
 
 def digit_name(level: Level, digit: int, lane: int = 0) -> str:
@@ -28,12 +28,12 @@ def digit_key(level: Level, digit: int, lane: int = 0) -> str:
 
 
 def padding_of(target: Target) -> str:
-    """Words that extend a transport key to as many words as the message's own routing key.
+    """The words before a transport key that make it as many words long as the message's own routing key.
 
     A topic exchange also matches CC and BCC keys. A pattern that matches a transport key consists of wildcards only, so
     it matches every key of that many words, including the message's own routing key. No queue therefore gets a message
-    that an undelayed publish would not have brought. (The exception is a pattern with the padding word ``~``, such as
-    ``~.#``, which does match transport keys.)
+    that an undelayed publish would not have routed to it. (The exception is a pattern with the padding word ``~``, such
+    as ``~.#``, which does match transport keys.)
     """
     return "~." * target.routing_key.count(".") if isinstance(target, ExchangeTarget) else ""
 
@@ -62,7 +62,7 @@ def target_key(target: Target) -> str:
 
 
 def hashed(name: str) -> str:
-    """A hash that replaces a name which is too long."""
+    """A hash of a name, used in its place if the name is too long."""
     # Imported here, because few names are that long.
     import hashlib
 

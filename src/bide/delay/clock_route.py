@@ -30,7 +30,7 @@ class ClockRoute:
         tables: the keys of each lane.
         carrier: the header for the digits.
         target_key: the key that the delivery exchange routes to the target.
-        to: name and value of the header ``bide-to``.
+        to: the name of the header ``bide-to``, and its value.
         target_hops: the number of queues after the digits.
     """
 
@@ -52,19 +52,19 @@ class ClockRoute:
         self.names = frozenset[str]()
         # One entry per lane; the lists in the tables change as digits become ready.
         self._lanes = [tuple(zip(_UNITS, entries, table, strict=True)) for table in tables]
-        self._resolution = resolution // _MICROSECOND
-        self._step = resolution // RESOLUTION
-        self._longest = max_delay // RESOLUTION
-        self._array = wire.array
+        self._resolution_microseconds = resolution // _MICROSECOND
+        self._steps_per_resolution = resolution // RESOLUTION
+        self._max_steps = max_delay // RESOLUTION
+        self._encode_array = wire.array
         self._carrier = wire.short_string(carrier)
         self._target_key = wire.field_value(target_key)
-        self._to = wire.table_items({to[0]: to[1]})
+        self._to_header = wire.table_items({to[0]: to[1]})
         self._target_hops = target_hops
 
     def after(self, wait: int, message_id: str) -> tuple[str, str, bytes, int] | None:
         """See :meth:`bide.delay.compiled.CompiledRoute.after`."""
-        wait = -(-wait // self._resolution) * self._step
-        if wait > self._longest:
+        wait = -(-wait // self._resolution_microseconds) * self._steps_per_resolution
+        if wait > self._max_steps:
             return None
         lanes = self._lanes
         hops, entry = self._target_hops, ""
@@ -84,7 +84,7 @@ class ClockRoute:
         except TypeError:
             # A key is None. Catching the error costs nothing for the other messages; a check would cost each of them.
             return None
-        return entry, self.routing_key, self._carrier + self._array(array) + self._to, hops
+        return entry, self.routing_key, self._carrier + self._encode_array(array) + self._to_header, hops
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,7 @@ class CompiledRoute(Protocol):
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of headers from :meth:`after` that senders may set too. bide's own headers are not among them."""
+        """The names of the headers from :meth:`after` that senders may also set, without bide's own headers."""
 
     def after(self, wait: int, message_id: str) -> tuple[str, str, bytes, int] | None:
         """The route of a message that is due after a wait.

@@ -25,8 +25,8 @@ COLUMNS: Final = (
     "Dead-letter To",
 )
 
-_FEW: Final = 3
-"""The number of other bindings drawn for an exchange. If there are more, only their number is drawn."""
+_MAX_DRAWN_BINDINGS: Final = 3
+"""The most bindings off the route that are drawn for an exchange. If there are more, only their number is drawn."""
 
 
 @runtime_checkable
@@ -34,7 +34,7 @@ class Labelled(Protocol):
     """An infrastructure whose exchanges and queues have readable names besides those on the broker."""
 
     def label(self, name: str) -> str | None:
-        """A readable name of an exchange or queue, such as ``Level 03``; None for one of another owner."""
+        """A readable name of an exchange or queue, such as ``Level 03``; None if another program owns it."""
 
 
 def explain(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) -> str:
@@ -69,7 +69,7 @@ def rows(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) 
             "segment": step.segment,
             "value": step.value,
             "routed_to": step.routed_to,
-            "delay": None if step.dead_letter_to is None else _number(step.delay),
+            "delay": None if step.dead_letter_to is None else _seconds_of(step.delay),
             "dead_letter_to": step.dead_letter_to,
         }
         for step in infrastructure.steps(delay, target)
@@ -106,18 +106,18 @@ def _cells(step: Step, label: _Labels) -> tuple[str, ...]:
         step.segment,
         step.value,
         step.routed_to if to is None else f"{to} {kind}",
-        _seconds(step.delay) if waits else "-",
+        _seconds_text(step.delay) if waits else "-",
         (step.dead_letter_to or "-") if after is None else f"{after} Exchange",
     )
 
 
-def _number(delay: timedelta) -> int | float:
+def _seconds_of(delay: timedelta) -> int | float:
     seconds = delay.total_seconds()
     return int(seconds) if seconds.is_integer() else seconds
 
 
-def _seconds(delay: timedelta) -> str:
-    number = _number(delay)
+def _seconds_text(delay: timedelta) -> str:
+    number = _seconds_of(delay)
     return "1 second" if number == 1 else f"{number} seconds"
 
 
@@ -136,12 +136,12 @@ class _Chart:
         for step in self.steps:
             self._exchange(step.exchange)
         for step, following in zip(self.steps, (*self.steps[1:], None), strict=True):
-            self._taken(step, following)
-            self._not_taken(step, following)
+            self._draw_taken(step, following)
+            self._draw_others(step, following)
         waits = {step.routed_to for step in self.steps if step.dead_letter_to is not None}
         exchanges = [node for (kind, _), node in self.nodes.items() if kind == "exchange"]
         used = [node for (kind, name), node in self.nodes.items() if kind == "queue" and name in waits]
-        title = _quoted(f"Delay of {_seconds(sum((step.delay for step in self.steps), timedelta(0)))}")
+        title = _quoted(f"Delay of {_seconds_text(sum((step.delay for step in self.steps), timedelta(0)))}")
         return "\n".join(
             [
                 "graph LR",
@@ -165,12 +165,12 @@ class _Chart:
         return self._node("exchange", name, f"({_quoted(self.label(name) or name)})")
 
     def _queue(self, name: str, wait: timedelta) -> str:
-        return self._node("queue", name, f"[{_quoted(f'⏳ {_number(wait)} s' if wait else name)}]")
+        return self._node("queue", name, f"[{_quoted(f'⏳ {_seconds_of(wait)} s' if wait else name)}]")
 
     def _arrow(self, start: str, arrow: str, end: str) -> None:
         self.arrows[f"{start} {arrow} {end}"] = None
 
-    def _taken(self, step: Step, following: Step | None) -> None:
+    def _draw_taken(self, step: Step, following: Step | None) -> None:
         """Draw the binding of one exchange that the message takes."""
         here = self._exchange(step.exchange)
         if step.dead_letter_to is not None:
@@ -187,7 +187,7 @@ class _Chart:
             self._arrow(here, "==>", queue)
             self._arrow(queue, "==>", self._exchange(following.exchange))
 
-    def _not_taken(self, step: Step, following: Step | None) -> None:
+    def _draw_others(self, step: Step, following: Step | None) -> None:
         """Draw the other bindings of one exchange, or their number."""
         goes_on = step.dead_letter_to is None and following is not None and following.exchange == step.routed_to
         taken = ("exchange" if goes_on else "queue", step.routed_to)
@@ -196,7 +196,7 @@ class _Chart:
         )
         others = [one for one in bound if one != taken]
         here = self._exchange(step.exchange)
-        if len(others) > _FEW:
+        if len(others) > _MAX_DRAWN_BINDINGS:
             counts = Counter(kind for kind, _ in others)
             text = ", ".join(f"{count} more {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
             self._arrow(here, "-.->", self._node("more", step.exchange, f"[{_quoted(text)}]"))

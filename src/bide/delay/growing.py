@@ -1,4 +1,4 @@
-"""Delay infrastructures that grow with use, and which of their queues exist."""
+"""Delay infrastructures that grow with use, and the digits whose queues exist."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ReadyDigits:
         self._keys: dict[tuple[str, int], Keys] = {}
 
     def keys(self, padding: str, lane: int) -> Keys:
-        """The keys of the digits that are ready. :meth:`add` and :meth:`doubt` change the lists in place."""
+        """The keys of the digits that are ready. :meth:`add` and :meth:`reset` change the lists in place."""
         keys = self._keys.get((padding, lane))
         if keys is None:
             keys = [[None] * (level.highest + 1) for level in self._growing.digit_levels]
@@ -88,7 +88,7 @@ class ReadyDigits:
                 if padding == digit.padding:
                     keys[index][0] = key
 
-    def doubt(self) -> None:
+    def reset(self) -> None:
         """Mark all digits as not ready, except those that the core topology covers."""
         for (padding, _), keys in self._keys.items():
             for level in keys:

@@ -346,9 +346,9 @@ class CompiledNServiceBusHeaders:
     def __init__(self, values: Mapping[str, Any], wire: WireFormat) -> None:
         names = (NATIVE_MESSAGE_ID, _CORRELATION_ID, _CONVERSATION_ID, _TIME_SENT, _DELIVER_AT)
         content_type, reply_to = values.get("content_type"), values.get("reply_to")
-        self._names = frozenset({*names, *_INTENT, _CONTENT_TYPE, _REPLY_TO})
+        self._header_names = frozenset({*names, *_INTENT, _CONTENT_TYPE, _REPLY_TO})
         self._message_id, self._correlation_id, self._conversation_id, sent, self._due = map(wire.short_string, names)
-        self._sent = wire.table_items(_INTENT) + sent
+        self._sent_headers = wire.table_items(_INTENT) + sent
         self._content_type = wire.table_items({_CONTENT_TYPE: content_type} if content_type else {})
         self._reply_to = wire.table_items({_REPLY_TO: reply_to} if reply_to else {})
         self._field_value = wire.field_value
@@ -356,7 +356,7 @@ class CompiledNServiceBusHeaders:
     def encode(self, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]) -> bytes | None:
         """See :class:`bide.delay.compiled.CompiledHeaders`."""
         own = values.get("headers")
-        if (own and not self._names.isdisjoint(own)) or not message_id.strip():
+        if (own and not self._header_names.isdisjoint(own)) or not message_id.strip():
             return None
         text = self._field_value
         correlation_id = values.get("correlation_id")
@@ -369,7 +369,7 @@ class CompiledNServiceBusHeaders:
                 text(correlation_id) if correlation_id else id_value,
                 self._conversation_id,
                 id_value,
-                self._sent,
+                self._sent_headers,
                 text(format_timestamp(now)),
                 self._content_type,
                 b"" if due is None else self._due + text(format_timestamp(due)),

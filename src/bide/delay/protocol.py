@@ -1,7 +1,7 @@
 """The protocol of delay infrastructures: a topology, and a route for a delay and a target.
 
-An infrastructure is data and arithmetic; it opens no connection. Code that talks to a broker applies these values. No
-other code contains the name of a queue.
+An infrastructure is data and arithmetic; it opens no connection. Other packages declare its topology and publish along
+its routes. Names of delay queues are defined only in this package.
 """
 
 from __future__ import annotations

@@ -8,16 +8,18 @@ from typing import Final
 
 from bide.topology import Argument, Queue
 
-_REFUSING: Final[Mapping[str, Argument]] = {"x-overflow": "reject-publish"}
+_REJECT_WHEN_FULL: Final[Mapping[str, Argument]] = {"x-overflow": "reject-publish"}
 """At-least-once dead-lettering requires this overflow. With ``drop-head``, a full queue drops its oldest messages."""
 
-_BALANCED: Final[Mapping[str, Argument]] = {"x-queue-leader-locator": "balanced"}
+_BALANCED_LEADERS: Final[Mapping[str, Argument]] = {"x-queue-leader-locator": "balanced"}
 """Without this, the leaders of all queues that one client declares would be on that client's node."""
 
 
 def safe_queue(name: str, arguments: Mapping[str, Argument]) -> Queue:
     """A queue that rejects messages when full, and dead-letters at least once."""
-    return Queue.quorum(name, {"x-dead-letter-strategy": "at-least-once", **_REFUSING, **_BALANCED, **arguments})
+    return Queue.quorum(
+        name, {"x-dead-letter-strategy": "at-least-once", **_REJECT_WHEN_FULL, **_BALANCED_LEADERS, **arguments}
+    )
 
 
 def waiting_queue(
@@ -40,4 +42,4 @@ def waiting_queue(
 
 def final_queue(name: str) -> Queue:
     """A queue that holds messages until they are consumed."""
-    return Queue.quorum(name, {**_REFUSING, **_BALANCED})
+    return Queue.quorum(name, {**_REJECT_WHEN_FULL, **_BALANCED_LEADERS})

@@ -96,7 +96,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
     if isinstance(first_key := headers.get(HEADER_ROUTING_KEY), str):
         routing_key = first_key
     due, sent = headers.get(HEADER_DUE), headers.get(HEADER_SENT)
-    restored["headers"] = _clean(headers)
+    restored["headers"] = _sender_headers(headers)
     return SentMessage(
         exchange=exchange,
         routing_key=routing_key,
@@ -106,7 +106,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
     )
 
 
-def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
+def _sender_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     kept = {
         name: value
         for name, value in headers.items()
@@ -123,24 +123,24 @@ def _clean(headers: Mapping[str, Any]) -> dict[str, Any]:
         kept["x-death"] = [
             death
             for death in deaths
-            if not (isinstance(death, dict) and _is_ours(death.get("exchange"), death.get("queue")))
+            if not (isinstance(death, dict) and _is_delay_death(death.get("exchange"), death.get("queue")))
         ]
         if not kept["x-death"]:
             del kept["x-death"]
     for exchange, queue, reason in _FIRST_AND_LAST_DEATH:
-        if _is_ours(kept.get(exchange), kept.get(queue)):
+        if _is_delay_death(kept.get(exchange), kept.get(queue)):
             for name in (exchange, queue, reason):
                 kept.pop(name, None)
     return kept
 
 
-def _is_ours(exchange: Any, queue: Any) -> bool:
+def _is_delay_death(exchange: Any, queue: Any) -> bool:
     """Whether a death with this exchange and this queue belongs to a delay infrastructure."""
-    return isinstance(exchange, str) and isinstance(queue, str) and _was_delayed(exchange, queue)
+    return isinstance(exchange, str) and isinstance(queue, str) and _is_delay_queue(exchange, queue)
 
 
 @lru_cache(maxsize=4096)
-def _was_delayed(exchange: str, queue: str) -> bool:
+def _is_delay_queue(exchange: str, queue: str) -> bool:
     # Cached: this is called four times per delayed message, for the same few hundred names.
     if _CASCADE_QUEUE.fullmatch(queue):
         return True

@@ -23,8 +23,8 @@ _BASE: Final = r".+\.v[0-9]+"
 _HALL: Final = r".+\.hall(?:-[0-9]+ms)?\.v[0-9]+"
 _CASCADE_LEVEL: Final = r"nsb(?:\.v[0-9]+)?\.delay-level-[0-9]{2}|(?:.+_)?celery_delayed_[0-9]{1,2}"
 
-_DIGIT: Final = re.compile(rf"{_BASE}\.([edhmsc])([1-9][0-9]?)(?:/[0-9]+)?", re.DOTALL)
-_HIGHEST: Final = {level.letter: level.highest for level in LEVELS}
+_DIGIT_QUEUE: Final = re.compile(rf"{_BASE}\.([edhmsc])([1-9][0-9]?)(?:/[0-9]+)?", re.DOTALL)
+_HIGHEST_DIGIT: Final = {level.letter: level.highest for level in LEVELS}
 
 _NAMES: Final[Mapping[Part, str]] = {
     "waiting": rf"{_CASCADE_LEVEL}|{_HALL}\.(?:level|meditating)-[0-9]{{2}}",
@@ -34,21 +34,21 @@ _NAMES: Final[Mapping[Part, str]] = {
     "undeliverable": rf"{_BASE}\.undeliverable|bide\.undeliverable\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery)",
 }
 
-_BEHIND_A_LEVEL: Final = re.compile(
+_EXCHANGE_AFTER_LEVEL: Final = re.compile(
     rf"{_BASE}\.(?:[dhmsc]|released)|{_HALL}\.(?:check-in|level-[0-9]{{2}})|{_CASCADE_LEVEL}"
     r"|nsb(?:\.v[0-9]+)?\.delay-delivery|(?:.+_)?celery_delayed_delivery",
     re.DOTALL,
 )
 """Exchanges that the queue of a level dead-letters to."""
 
-_LEVEL_OF_CLOCK: Final = re.compile(rf"{_BASE}\.(?:in\.)?[edhmsc]", re.DOTALL)
-_ENTRY: Final = re.compile(rf"{_BASE}\.in\.[edhmsc]", re.DOTALL)
-_LEVEL_OF_CASCADE: Final = re.compile(_CASCADE_LEVEL, re.DOTALL)
-_LEVEL_OF_HALL: Final = re.compile(rf"{_HALL}\.(?:check-in|meditating-[0-9]{{2}}|level-[0-9]{{2}})", re.DOTALL)
+_CLOCK_LEVEL_NAME: Final = re.compile(rf"{_BASE}\.(?:in\.)?[edhmsc]", re.DOTALL)
+_CLOCK_ENTRY_EXCHANGE: Final = re.compile(rf"{_BASE}\.in\.[edhmsc]", re.DOTALL)
+_CASCADE_LEVEL_NAME: Final = re.compile(_CASCADE_LEVEL, re.DOTALL)
+_HALL_LEVEL_NAME: Final = re.compile(rf"{_HALL}\.(?:check-in|meditating-[0-9]{{2}}|level-[0-9]{{2}})", re.DOTALL)
 _DIGIT_KEY: Final = re.compile(r"(?:~\.)*~([edhmsc][1-9][0-9]?(?:/[0-9]+)?)", re.DOTALL)
 _BINARY_KEY: Final = re.compile(rf"((?:[01]\.){{{CASCADE_LEVELS}}})")
 
-_INSTEAD: Final[Mapping[Part, str]] = {
+_ADVICE: Final[Mapping[Part, str]] = {
     "waiting": "messages wait there until they are due, and leave by themselves. 'bide delay verify' counts them, and "
     "'bide tap on' records what is scheduled",
     "release": "messages pass through it to their target, and wait only while the target refuses them: fix the target",
@@ -97,7 +97,7 @@ def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> Non
 def refusal(queue: str, part: Part) -> DelayQueueError:
     """The error for an operation on a queue of a delay infrastructure."""
     return DelayQueueError(
-        f"the queue {queue!r} belongs to a delay infrastructure: {_INSTEAD[part]}. Name another queue instead"
+        f"the queue {queue!r} belongs to a delay infrastructure: {_ADVICE[part]}. Name another queue instead"
     )
 
 
@@ -116,14 +116,14 @@ def part_of(queue: str, arguments: Mapping[str, Any] | None = None) -> Part | No
     if named is not None:
         is_one = behind is not None and (named == "relay" or "x-message-ttl" in arguments)
         return named if is_one else None
-    leads_on = isinstance(behind, str) and _BEHIND_A_LEVEL.fullmatch(behind) is not None
+    leads_on = isinstance(behind, str) and _EXCHANGE_AFTER_LEVEL.fullmatch(behind) is not None
     return "waiting" if leads_on and "x-message-ttl" in arguments else None
 
 
 @lru_cache(maxsize=1024)
 def _by_name(queue: str) -> Part | None:
-    digit = _DIGIT.fullmatch(queue)
-    if digit is not None and int(digit[2]) <= _HIGHEST[digit[1]]:
+    digit = _DIGIT_QUEUE.fullmatch(queue)
+    if digit is not None and int(digit[2]) <= _HIGHEST_DIGIT[digit[1]]:
         return "waiting"
     return next((part for part, names in _NAMES.items() if re.fullmatch(names, queue, re.DOTALL)), None)
 
@@ -138,24 +138,26 @@ def is_waiting(exchange: str, routing_key: str, headers: Mapping[str, Any]) -> b
         routing_key: the routing key of the delivery.
         headers: all headers, including the broker's.
     """
-    if _LEVEL_OF_CLOCK.fullmatch(exchange):
-        keys = (key for name in ("CC", "BCC") for key in _list(headers.get(name)) if isinstance(key, str))
+    if _CLOCK_LEVEL_NAME.fullmatch(exchange):
+        keys = (key for name in ("CC", "BCC") for key in _as_list(headers.get(name)) if isinstance(key, str))
         digits = {found[1] for key in keys if (found := _DIGIT_KEY.fullmatch(key))}
         if digits:
-            return bool(digits - {name.rpartition(".")[2] for name in _died_in(headers)})
+            return bool(digits - {name.rpartition(".")[2] for name in _queues_died_in(headers)})
         # The broker removes BCC keys. A message that comes from an entry exchange has to wait at that level.
-        return _ENTRY.fullmatch(exchange) is not None and not any(_DIGIT.fullmatch(one) for one in _died_in(headers))
-    if _LEVEL_OF_CASCADE.fullmatch(exchange):
+        return _CLOCK_ENTRY_EXCHANGE.fullmatch(exchange) is not None and not any(
+            _DIGIT_QUEUE.fullmatch(one) for one in _queues_died_in(headers)
+        )
+    if _CASCADE_LEVEL_NAME.fullmatch(exchange):
         found = _BINARY_KEY.match(routing_key)
-        passed = {name for name in _died_in(headers) if _LEVEL_OF_CASCADE.fullmatch(name)}
+        passed = {name for name in _queues_died_in(headers) if _CASCADE_LEVEL_NAME.fullmatch(name)}
         return found is not None and found[1].count("1") > len(passed)
-    return _LEVEL_OF_HALL.fullmatch(exchange) is not None and HEADER_REST in headers
+    return _HALL_LEVEL_NAME.fullmatch(exchange) is not None and HEADER_REST in headers
 
 
-def _died_in(headers: Mapping[str, Any]) -> set[str]:
-    deaths = (one for one in _list(headers.get("x-death")) if isinstance(one, Mapping))
+def _queues_died_in(headers: Mapping[str, Any]) -> set[str]:
+    deaths = (one for one in _as_list(headers.get("x-death")) if isinstance(one, Mapping))
     return {queue for one in deaths if isinstance(queue := one.get("queue"), str)}
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

@@ -8,9 +8,9 @@ that every message passes at its due time. A binding there is never the only mat
 exchange, so a message without a target still goes to the undeliverable queue.
 
 The cascades of NServiceBus and Celery have no such exchanges, and none can be added, because other programs declare the
-cascade. Taps use the routing keys there. NServiceBus and bide publish a message to the highest level at which it waits,
-Celery always to the highest level. In both cases the message passes the exchange of its highest ``1`` once, with only
-zeros before that digit, and before it has waited anywhere::
+cascade. Taps of a cascade select messages by their routing keys. NServiceBus and bide publish a message to the first
+level at which it waits, Celery always to level 27, the highest. In both cases the message passes the exchange of its
+highest ``1`` once, with only zeros before that digit, and before it has waited anywhere::
 
     level 02 of 28    0.0. ... .0.1.#      twenty-five zeros, a one, and any further words
 
@@ -18,11 +18,11 @@ Every message passes the delivery exchange once, at its due time. A tap there ma
 longer treats any message as unroutable: a message for a deleted endpoint is then only in the stream.
 
 Classic delay queues (version 1 of NServiceBus, and Celery if so configured) dead-letter without a confirm. On RabbitMQ
-3.10.8 a stream gets none of these messages (on 4.0.5 and 4.3.6 it does). After such a cascade, a quorum queue before
-the stream receives the messages and dead-letters them to the stream at once, at least once.
+3.10.8 a stream gets none of these messages (on 4.0.5 and 4.3.6 it does). A tap of such a cascade therefore has a quorum
+queue before the stream, the passage, which dead-letters the messages to the stream immediately and at least once.
 
-A waiting hall has no taps. Messages pass its check-in again in each round, and the relay sends overdue messages
-directly from there to their targets, past any exchange that could be tapped.
+A waiting hall has no taps. Messages pass its check-in exchange again in each round, and the relay publishes overdue
+messages from the receiving queue directly to their targets, past any exchange that could be tapped.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SECOND: Final = timedelta(seconds=1)
 _UNITS: Final = ((86_400, "D"), (3_600, "h"), (60, "m"), (1, "s"))
 """Seconds in each unit of ``x-max-age``. ``Y`` and ``M`` are not used, because their length varies."""
 
-_SEGMENTS: Final = 20
-_LARGEST_SEGMENT: Final = 100_000_000
-_SMALLEST_BYTES: Final = 1_000_000
+_SEGMENTS_PER_STREAM: Final = 20
+_MAX_SEGMENT_BYTES: Final = 100_000_000
+_MIN_BYTES: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +72,15 @@ class Retention:
                 f"the age {format_delay(self.max_age)} must be a whole number of seconds, at least one: 7d or 12h for "
                 "example"
             )
-        if not _SMALLEST_BYTES <= self.max_bytes < 1 << 63:
+        if not _MIN_BYTES <= self.max_bytes < 1 << 63:
             raise InvalidInputError(
-                f"{self.max_bytes} bytes is not a valid size of a stream: give at least {_SMALLEST_BYTES:,}"
+                f"{self.max_bytes} bytes is not a valid size of a stream: give at least {_MIN_BYTES:,}"
             )
 
     @property
     def segment_bytes(self) -> int:
         """The size of the stream's segment files: a twentieth of the whole, at most 100 MB."""
-        return min(self.max_bytes // _SEGMENTS, _LARGEST_SEGMENT)
+        return min(self.max_bytes // _SEGMENTS_PER_STREAM, _MAX_SEGMENT_BYTES)
 
     def arguments(self) -> dict[str, Argument]:
         """The arguments of the stream."""

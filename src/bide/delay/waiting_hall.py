@@ -281,13 +281,14 @@ class WaitingHall(DelayInfrastructure):
             return
         units = route.delay // self.resolution
         rounds = self.rounds(units)
-        for first, count in _grouped(rounds):
+        for first, count in _round_groups(rounds):
             left = route.delay - (first - 1) * self.round
-            yield self._checking_in(key, left)
+            yield self._check_in_step(key, left)
             yield Step(
                 exchange=RELAY,
-                segment=_seconds(left),
-                value=f"> {_seconds(self.span)}: round {first}" + (f" to {first + count - 1}" if count > 1 else ""),
+                segment=_seconds_text(left),
+                value=f"> {_seconds_text(self.span)}: round {first}"
+                + (f" to {first + count - 1}" if count > 1 else ""),
                 routed_to=self.meditating,
             )
             yield Step(
@@ -300,15 +301,15 @@ class WaitingHall(DelayInfrastructure):
             )
         units -= rounds * (1 << self.levels - 1)
         digits = self.key(units)
-        yield self._checking_in(key, units * self.resolution)
+        yield self._check_in_step(key, units * self.resolution)
         yield Step(
             exchange=RELAY,
-            segment=_seconds(units * self.resolution),
+            segment=_seconds_text(units * self.resolution),
             value=digits,
             routed_to=self.entry_exchange(units),
         )
         for level in range(units.bit_length() - 1, -1, -1):
-            below = self._below(level)
+            below = self._exchange_below(level)
             waits = units >> level & 1
             yield Step(
                 exchange=self.level_name(level),
@@ -327,14 +328,14 @@ class WaitingHall(DelayInfrastructure):
             routed_to=to if isinstance(target, QueueTarget) else "its bindings",
         )
 
-    def _checking_in(self, key: str, left: timedelta) -> Step:
-        return Step(exchange=self.check_in, segment=key, value=_seconds(left), routed_to=self.receiving_queue)
+    def _check_in_step(self, key: str, left: timedelta) -> Step:
+        return Step(exchange=self.check_in, segment=key, value=_seconds_text(left), routed_to=self.receiving_queue)
 
-    def _below(self, level: int) -> str:
+    def _exchange_below(self, level: int) -> str:
         return self.level_name(level - 1) if level else self.released_exchange
 
 
-def _grouped(rounds: int) -> Iterator[tuple[int, int]]:
+def _round_groups(rounds: int) -> Iterator[tuple[int, int]]:
     """The rounds to show, in groups: the number of the first round of a group, and the size of the group."""
     if rounds <= _SHOWN_ROUNDS:
         yield from ((number, 1) for number in range(1, rounds + 1))
@@ -344,7 +345,7 @@ def _grouped(rounds: int) -> Iterator[tuple[int, int]]:
     yield rounds, 1
 
 
-def _seconds(wait: timedelta) -> str:
+def _seconds_text(wait: timedelta) -> str:
     return f"{wait.total_seconds():.15g} s"
 
 

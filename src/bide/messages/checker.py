@@ -82,7 +82,7 @@ def _from_template(outgoing: OutgoingMessage, template: MessageTemplate) -> Prep
         if outgoing.deliver_at is not None:
             return None
         try:
-            delay = delay if delay.__class__ is timedelta else _parsed(delay)
+            delay = delay if delay.__class__ is timedelta else _parse_delay(delay)
         except TypeError:
             # A value that cannot be hashed is not a delay: the full check names it.
             return None
@@ -119,5 +119,5 @@ def _from_template(outgoing: OutgoingMessage, template: MessageTemplate) -> Prep
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _parsed(delay: DelayLike) -> timedelta:
+def _parse_delay(delay: DelayLike) -> timedelta:
     return parse_delay(delay)

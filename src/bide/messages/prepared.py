@@ -36,7 +36,7 @@ from bide.errors import (
 )
 from bide.messages.outgoing import OutgoingMessage
 
-_COPIED: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
+_DELIVERY_HEADERS: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
 _TEXT_PROPERTIES: Final = (
     "content_type",
     "content_encoding",
@@ -47,12 +47,13 @@ _TEXT_PROPERTIES: Final = (
     "user_id",
     "app_id",
 )
-_DIGITS: Final = re.compile(r"[0-9]{1,20}")
+_EXPIRATION_TEXT: Final = re.compile(r"[0-9]{1,20}")
 _MAX_EXPIRATION: Final = timedelta(days=3650)
-"""RabbitMQ's limit. It closes the channel on a longer expiration, and all messages in flight on that channel fail."""
+"""RabbitMQ's limit. A message with a longer expiration makes the broker close the channel, and fails all messages in
+flight on it."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_DIFFERENT: Final = frozenset({"headers", "correlation_id", "message_id", "timestamp"})
+_INDIVIDUAL_PROPERTIES: Final = frozenset({"headers", "correlation_id", "message_id", "timestamp"})
 _MUTABLE: Final = (Mapping, list, tuple, bytearray)
 
 _id_prefix = os.urandom(10).hex()
@@ -95,7 +96,7 @@ class MessageTemplate:
 
     def __init__(self, target: Target, values: Mapping[str, Any], *, is_delayed: bool) -> None:
         self.target = target
-        self.values = {name: value for name, value in values.items() if name not in _DIFFERENT}
+        self.values = {name: value for name, value in values.items() if name not in _INDIVIDUAL_PROPERTIES}
         self.is_delayed = is_delayed
 
 
@@ -245,7 +246,7 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
     if outgoing.priority is not None:
         values["priority"] = whole_number("priority", outgoing.priority, 0, 255)
     if outgoing.expiration is not None:
-        values["expiration"] = _expiration(outgoing.expiration)
+        values["expiration"] = _expiration_text(outgoing.expiration)
     if outgoing.timestamp is not None:
         if not isinstance(outgoing.timestamp, datetime):
             raise InvalidInputError(
@@ -308,29 +309,29 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, A
                 f"the header {name!r} carries the delay of a delayed message: publish to an exchange with the bindings "
                 "you need, or once per routing key"
             )
-        if name in ("CC", "BCC") and not _is_texts(value):
+        if name in ("CC", "BCC") and not _is_text_list(value):
             raise InvalidInputError(f"the header {name!r} is {value!r}: give a list of routing keys")
         # With a copied x-death, brokers before 4.0.1 see a dead-letter cycle in the next hop and drop or hold the
         # message.
-        if name not in _COPIED:
+        if name not in _DELIVERY_HEADERS:
             # The message may wait for a connection while the caller changes the value that it passed.
-            kept[name] = _copied(name, value) if isinstance(value, _MUTABLE) else value
+            kept[name] = _copy_value(name, value) if isinstance(value, _MUTABLE) else value
     return kept
 
 
-def _copied(name: str, value: Any) -> Any:
+def _copy_value(name: str, value: Any) -> Any:
     try:
         return deepcopy(value)
     except (TypeError, RecursionError) as error:
         raise InvalidInputError(f"the header {name!r} has a value that cannot be copied: {error}") from error
 
 
-def _is_texts(value: Any) -> bool:
+def _is_text_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
 
 
-def _expiration(value: DelayLike) -> str:
-    if isinstance(value, str) and _DIGITS.fullmatch(value):
+def _expiration_text(value: DelayLike) -> str:
+    if isinstance(value, str) and _EXPIRATION_TEXT.fullmatch(value):
         milliseconds = int(value)
     else:
         # Cap the value before negating it: the negative of timedelta.max overflows.

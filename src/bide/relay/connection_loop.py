@@ -32,10 +32,10 @@ from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
 log = logger(__name__)
 
-_PAUSE: Final = 1.0
+_RETRY_PAUSE: Final = 1.0
 """Seconds until a part of the hall that refuses messages is tried again."""
 
-_KNOWN_FOR: Final = 30.0
+_EXCHANGE_KNOWN_FOR: Final = 30.0
 """Seconds for which an exchange counts as existing after a check."""
 
 
@@ -74,23 +74,23 @@ class ConnectionLoop:
         self._connection = connection
         self._hall = hall
         self._allowed = allowed
-        self._done = done
+        self._counts = done
         self._prefetch = prefetch
-        self._grace = grace
+        self._stop_timeout = grace
         self._user = connection.url.user
-        self._consuming: Channel | None = None
-        # A publish to an application's exchange may make the broker close the channel, and other messages on it are
-        # then sent again. Separate channels spare messages to queues and messages within the hall.
-        self._aside = RelaySender(connection, on_result=self._on_aside_result, failed=self._fail)
-        self._inside = RelaySender(connection, on_result=self._on_inside_result, failed=self._fail)
-        self._to_queues = RelaySender(connection, on_result=self._on_outside_result, failed=self._fail)
-        self._to_exchanges = RelaySender(connection, on_result=self._on_outside_result, failed=self._fail)
-        self._over: asyncio.Future[BideError] = connection.loop.create_future()
-        self._idle = asyncio.Event()
+        self._consuming_channel: Channel | None = None
+        # A publish to an application's exchange may make the broker close the channel, and the other messages on that
+        # channel are then sent again. Messages to queues and within the hall have channels of their own to avoid this.
+        self._to_undeliverable = RelaySender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
+        self._to_hall = RelaySender(connection, on_result=self._on_hall_result, failed=self._fail)
+        self._to_queues = RelaySender(connection, on_result=self._on_target_result, failed=self._fail)
+        self._to_exchanges = RelaySender(connection, on_result=self._on_target_result, failed=self._fail)
+        self._failed: asyncio.Future[BideError] = connection.loop.create_future()
+        self._all_settled = asyncio.Event()
         self._draining = False
         self._unsettled: set[int] = set()
         self._paused: dict[RelayedInFlight, asyncio.TimerHandle] = {}
-        self._known = BoundedCache[str, float]()
+        self._known_exchanges = BoundedCache[str, float]()
         self._checking: dict[str, list[RelayedInFlight]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._warnings = BoundedCache[str, int]()
@@ -103,81 +103,81 @@ class ConnectionLoop:
         """
         stop = asyncio.create_task(stopping.wait())
         try:
-            channel = self._consuming = await self._connection.channel()
+            channel = self._consuming_channel = await self._connection.channel()
             await channel.qos(self._prefetch)
             tags = [
                 await channel.consume(queue, on_message=take, on_end=self._fail)
-                for queue, take in zip(self._hall.relay_queues, (self._received, self._released), strict=True)
+                for queue, take in zip(self._hall.relay_queues, (self._on_received, self._on_released), strict=True)
             ]
             if on_start is not None:
                 on_start(self._connection)
             await self._wait_for(stop)
-            if stopping.is_set() and not self._over.done() and not self._connection.lost.done():
-                await self._finish(channel, tags)
+            if stopping.is_set() and not self._failed.done() and not self._connection.lost.done():
+                await self._stop_consuming(channel, tags)
             else:
-                self._raise()
+                self._raise_failure()
         finally:
             stop.cancel()
             self._close()
 
     async def _wait_for(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
-        """Wait until the task is done, or until an error."""
-        ends: set[asyncio.Future[Any]] = {task, self._over, self._connection.lost}
+        """Wait until the task is done, an error has ended the work, or the time is up."""
+        ends: set[asyncio.Future[Any]] = {task, self._failed, self._connection.lost}
         await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
-    def _raise(self) -> None:
-        if self._over.done():
-            raise self._over.result()
+    def _raise_failure(self) -> None:
+        if self._failed.done():
+            raise self._failed.result()
         if self._connection.lost.done():
             raise self._connection.lost.result()
 
-    async def _finish(self, channel: Channel, tags: Sequence[str]) -> None:
+    async def _stop_consuming(self, channel: Channel, tags: Sequence[str]) -> None:
         """Cancel the consumers, and wait for messages in flight. Paused messages go back to their queue at once."""
-        finishing = asyncio.create_task(self._drain(channel, tags))
+        finishing = asyncio.create_task(self._wait_for_results(channel, tags))
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
-        await self._wait_for(finishing, seconds=self._grace)
+        await self._wait_for(finishing, seconds=self._stop_timeout)
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
         if self._unsettled:
             log.warning("%d messages go back to their queues: they were not confirmed in time", len(self._unsettled))
-            # A closing handshake would need an answer of the broker.
+            # Close without the handshake, which would wait for an answer of the broker.
             self._connection.give_up(ClosedError("the relay was stopped"))
 
-    async def _drain(self, channel: Channel, tags: Sequence[str]) -> None:
+    async def _wait_for_results(self, channel: Channel, tags: Sequence[str]) -> None:
         for tag in tags:
             await channel.cancel(tag)
         for message in list(self._paused):
-            self._give_back(message)
+            self._requeue_paused(message)
         self._draining = True
         while self._unsettled:
-            self._idle.clear()
-            await self._idle.wait()
+            self._all_settled.clear()
+            await self._all_settled.wait()
 
     def _close(self) -> None:
-        self._aside.close()
-        self._inside.close()
+        self._to_undeliverable.close()
+        self._to_hall.close()
         self._to_queues.close()
         self._to_exchanges.close()
         for handle in self._paused.values():
             handle.cancel()
         for task in self._tasks:
             task.cancel()
-        if self._consuming is not None:
-            self._consuming.abandon()
+        if self._consuming_channel is not None:
+            self._consuming_channel.abandon()
 
     def _fail(self, error: BideError) -> None:
-        if not self._over.done():
-            self._over.set_result(error)
+        if not self._failed.done():
+            self._failed.set_result(error)
 
     # -- received messages
 
-    def _received(self, delivery: Delivery) -> None:
-        self._take(delivery, lambda relayed, now: relayed.forward(now))
+    def _on_received(self, delivery: Delivery) -> None:
+        self._handle(delivery, lambda relayed, now: relayed.forward(now))
 
-    def _released(self, delivery: Delivery) -> None:
-        self._take(delivery, lambda relayed, _: relayed.deliver())
+    def _on_released(self, delivery: Delivery) -> None:
+        self._handle(delivery, lambda relayed, _: relayed.deliver())
 
-    def _take(self, delivery: Delivery, decide: Callable[[RelayedMessage, int], RelayDecision]) -> None:
+    def _handle(self, delivery: Delivery, decide: Callable[[RelayedMessage, int], RelayDecision]) -> None:
         self._unsettled.add(delivery.delivery_tag)
         now = time.time_ns() // 1_000_000
         try:
@@ -202,7 +202,7 @@ class ConnectionLoop:
     def _send(self, message: RelayedInFlight) -> None:
         exchange = message.decision.exchange
         if message.decision.step != "target":
-            self._inside.put(message)
+            self._to_hall.put(message)
         elif exchange in (DEFAULT_EXCHANGE, self._hall.delivery_exchange):
             self._to_queues.put(message)
         elif self._is_known(exchange):
@@ -216,7 +216,7 @@ class ConnectionLoop:
             task.add_done_callback(self._tasks.discard)
 
     def _is_known(self, exchange: str) -> bool:
-        return self._known.get(exchange, 0.0) > self._connection.loop.time()
+        return self._known_exchanges.get(exchange, 0.0) > self._connection.loop.time()
 
     async def _check_exchange(self, exchange: str) -> None:
         """Check that an exchange exists. A publish to a missing exchange would close the channel."""
@@ -231,7 +231,7 @@ class ConnectionLoop:
             return
         waiting = self._checking.pop(exchange)
         if there:
-            self._known[exchange] = self._connection.loop.time() + _KNOWN_FOR
+            self._known_exchanges[exchange] = self._connection.loop.time() + _EXCHANGE_KNOWN_FOR
         for message in waiting:
             if there:
                 self._to_exchanges.put(message)
@@ -240,17 +240,19 @@ class ConnectionLoop:
 
     # -- results
 
-    def _on_inside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+    def _on_hall_result(self, message: RelayedInFlight, error: BideError | None) -> None:
         match error:
             case None:
                 self._count(message.decision.step)
-                self._settled(message.delivery)
+                self._acknowledge(message.delivery)
             case PublishRefusedError() | UnroutableError():
                 # A queue of the hall has no leader, or is missing: the message is still in its queue, so try again.
-                self._warn(f"{message.exchange!r} refuses messages at the moment: trying again every {_PAUSE:g} s")
-                self._paused[message] = self._connection.loop.call_later(_PAUSE, self._try_again, message)
+                self._warn(
+                    f"{message.exchange!r} refuses messages at the moment: trying again every {_RETRY_PAUSE:g} s"
+                )
+                self._paused[message] = self._connection.loop.call_later(_RETRY_PAUSE, self._try_again, message)
                 if self._draining:
-                    self._give_back(message)
+                    self._requeue_paused(message)
             case InvalidInputError():
                 self._set_aside(message.delivery, str(error))
             case AccessRefusedError() | TargetNotFoundError():
@@ -258,17 +260,17 @@ class ConnectionLoop:
             case _:
                 self._set_aside(message.delivery, str(error))
 
-    def _on_outside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+    def _on_target_result(self, message: RelayedInFlight, error: BideError | None) -> None:
         relayed = message.relayed
         assert relayed is not None
         match error:
             case None:
                 self._count(message.decision.step)
-                self._settled(message.delivery)
+                self._acknowledge(message.delivery)
             case PublishRefusedError():
-                self._done.refused += 1
+                self._counts.refused += 1
                 self._warn(f"{relayed.target} refuses messages: they wait and are sent again")
-                self._inside.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
+                self._to_hall.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
             case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
                 # The permission for the default exchange affects all targets.
                 self._fail(error)
@@ -276,53 +278,53 @@ class ConnectionLoop:
                 key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
                 self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
             case _:
-                self._known.pop(message.exchange, None)
+                self._known_exchanges.pop(message.exchange, None)
                 self._set_aside(message.delivery, str(error))
 
     def _count(self, step: RelayStep) -> None:
         match step:
             case "round":
-                self._done.rounds += 1
+                self._counts.rounds += 1
             case "levels":
-                self._done.delayed += 1
+                self._counts.delayed += 1
             case "target":
-                self._done.delivered += 1
+                self._counts.delivered += 1
             case "aside":
-                self._done.undeliverable += 1
+                self._counts.undeliverable += 1
 
     def _try_again(self, message: RelayedInFlight) -> None:
         del self._paused[message]
-        self._inside.put(message)
+        self._to_hall.put(message)
 
-    def _settled(self, delivery: Delivery) -> None:
+    def _acknowledge(self, delivery: Delivery) -> None:
         self._settle(delivery, lambda channel: channel.ack(delivery.delivery_tag))
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish a message to the undeliverable queue, with the reason."""
         self._warn(f"set aside in {self._hall.undeliverable}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
-        self._aside.put(RelayedInFlight(delivery, decision))
+        self._to_undeliverable.put(RelayedInFlight(delivery, decision))
 
-    def _on_aside_result(self, message: RelayedInFlight, error: BideError | None) -> None:
+    def _on_undeliverable_result(self, message: RelayedInFlight, error: BideError | None) -> None:
         self._count(message.decision.step)
         if error is None:
-            self._settled(message.delivery)
+            self._acknowledge(message.delivery)
             return
         # The message is too large with one more header, or this user may not write to the queue: reject it, so that the
         # queue dead-letters it without the reason.
         log.info("the message %r is set aside without the reason: %s", message.message_id, error)
         self._settle(message.delivery, lambda channel: channel.reject(message.delivery.delivery_tag, requeue=False))
 
-    def _give_back(self, message: RelayedInFlight) -> None:
+    def _requeue_paused(self, message: RelayedInFlight) -> None:
         self._paused.pop(message).cancel()
         self._settle(message.delivery, lambda channel: channel.nack(message.delivery.delivery_tag))
 
     def _settle(self, delivery: Delivery, how: Callable[[Channel], None]) -> None:
-        if self._consuming is not None and self._consuming.is_open:
-            how(self._consuming)
+        if self._consuming_channel is not None and self._consuming_channel.is_open:
+            how(self._consuming_channel)
         self._unsettled.discard(delivery.delivery_tag)
         if not self._unsettled:
-            self._idle.set()
+            self._all_settled.set()
 
     def _warn(self, what: str) -> None:
         """Log a repeated warning at its 1st, 10th, 100th... occurrence."""

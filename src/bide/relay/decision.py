@@ -30,7 +30,7 @@ RelayStep = Literal["round", "levels", "target", "aside"]
 undeliverable queue."""
 
 HEADER_DELAY: Final = "x-delay"
-"""Header of a client without bide with the delay of a message: milliseconds, as a number or text."""
+"""Header with the delay of a message, set by a client without bide: milliseconds, as a number or text."""
 
 HEADER_USER: Final = "bide-user-id"
 """Header with the ``user_id`` property of a message, if that is not the relay's user."""
@@ -39,18 +39,18 @@ HEADER_REFUSALS: Final = "bide-refusals"
 """Header with the number of times that the target has refused a message."""
 
 HEADER_CC: Final = "bide-cc"
-"""Header with the CC header of a message in the hall, where the broker would route by it."""
+"""Header that holds a message's CC header while it waits in the hall, where the broker would route by the CC header."""
 
 LONGEST_PAUSE: Final = timedelta(seconds=64)
 """The longest pause before a message is sent to a refusing target again; pauses are 1 unit, 2, 4..."""
 
-_CARRIED: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORITY))
-"""Properties that would act on the hall's own queues, and the headers that have them meanwhile."""
+_CARRIED_PROPERTIES: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORITY))
+"""Properties that would act on the hall's own queues, and the headers that hold them while a message waits."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_LONGEST_REASON: Final = 1000
-_COUNTED: Final = frozenset({"x-delivery-count", "x-acquired-count"})
-_LEFT_BEHIND: Final = DEATH_HEADERS | {
+_MAX_REASON: Final = 1000
+_COUNT_HEADERS: Final = frozenset({"x-delivery-count", "x-acquired-count"})
+_REMOVED_HEADERS: Final = DEATH_HEADERS | {
     "BCC",
     "x-delivery-count",
     "x-acquired-count",
@@ -113,9 +113,9 @@ class RelayedMessage:
     ) -> Self:
         """Read a message from one of the relay's queues.
 
-        Its due time is ``x-delay`` counted from now, or else ``bide-due``. Without both headers it is due at once. If
-        bide has delayed the message, ``x-delay`` is a header without effect. Its target is that of ``bide-to``, or else
-        the pick-up exchange.
+        The due time is ``x-delay`` counted from now, or else ``bide-due``; without either header, the message is due at
+        once. ``x-delay`` has no effect on a message that bide has delayed. The target is the one in ``bide-to``, or
+        else the pick-up exchange.
 
         Args:
             values: the properties by their AMQP names.
@@ -128,7 +128,7 @@ class RelayedMessage:
             InvalidInputError: a header is invalid, or names a part of the hall as the target.
         """
         given: Mapping[str, Any] = values.get("headers") or {}
-        headers = {name: value for name, value in given.items() if name not in _LEFT_BEHIND}
+        headers = {name: value for name, value in given.items() if name not in _REMOVED_HEADERS}
         if HEADER_REST not in given and HEADER_DELAY in given:
             headers[HEADER_DUE] = now + _milliseconds(headers.pop(HEADER_DELAY))
         key = given.get(HEADER_PICK_UP_KEY, routing_key)
@@ -140,13 +140,13 @@ class RelayedMessage:
             raise InvalidInputError(f"the header {HEADER_DUE} is {due!r}: it must be milliseconds since 1970")
         headers[HEADER_TO] = str(target)
         properties = {name: value for name, value in values.items() if name != "headers"}
-        for name, header in _CARRIED:
+        for name, header in _CARRIED_PROPERTIES:
             if (value := properties.pop(name, None)) is not None:
                 headers[header] = value
         if "CC" in headers:
             headers[HEADER_CC] = headers.pop("CC")
         _check_allowed(target, headers.get(HEADER_CC), hall, allowed)
-        _carry_user(properties, headers, user)
+        _carry_user_id(properties, headers, user)
         return cls(hall=hall, target=target, routing_key=key, due=due, headers=headers, properties=properties)
 
     def forward(self, now: int) -> RelayDecision:
@@ -181,7 +181,7 @@ class RelayedMessage:
     def deliver(self) -> RelayDecision:
         """Send the message to its target as it was sent to the hall, with the headers ``bide-to`` and ``bide-due``."""
         headers, properties = dict(self.headers), dict(self.properties)
-        for name, header in _CARRIED:
+        for name, header in _CARRIED_PROPERTIES:
             if (value := headers.pop(header, None)) is not None:
                 properties[name] = value
         for name in (HEADER_REST, HEADER_REFUSALS):
@@ -225,13 +225,13 @@ def set_aside(
     Args:
         user: the user of the relay's connection.
     """
-    headers = {name: value for name, value in (values.get("headers") or {}).items() if name not in _COUNTED}
+    headers = {name: value for name, value in (values.get("headers") or {}).items() if name not in _COUNT_HEADERS}
     properties = {name: value for name, value in values.items() if name != "headers"}
-    for name, header in _CARRIED:
+    for name, header in _CARRIED_PROPERTIES:
         if (value := properties.pop(name, None)) is not None:
             headers[header] = value
-    _carry_user(properties, headers, user)
-    headers[HEADER_SET_ASIDE] = reason[:_LONGEST_REASON]
+    _carry_user_id(properties, headers, user)
+    headers[HEADER_SET_ASIDE] = reason[:_MAX_REASON]
     return RelayDecision(
         step="aside",
         exchange=hall.undeliverable,
@@ -241,7 +241,7 @@ def set_aside(
     )
 
 
-def _carry_user(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
+def _carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
     if properties.get("user_id") not in (None, user):
         # The broker closes the channel for a user id other than that of the connection.
         headers[HEADER_USER] = properties.pop("user_id")

@@ -67,24 +67,24 @@ class RelaySender:
         self._connection = connection
         self._on_result = on_result
         self._failed = failed
-        self._waiting: deque[RelayedInFlight] = deque()
+        self._send_queue: deque[RelayedInFlight] = deque()
         self._unconfirmed: dict[RelayedInFlight, None] = {}
         self._lost: list[RelayedInFlight] = []
-        self._suspects = 0
+        self._suspects_left = 0
         self._channel: Channel | None = None
-        self._opening: asyncio.Task[None] | None = None
+        self._open_task: asyncio.Task[None] | None = None
 
     def put(self, message: RelayedInFlight) -> None:
         """Send a message as soon as possible."""
-        self._waiting.append(message)
+        self._send_queue.append(message)
         self._send_waiting()
 
     def close(self) -> None:
         """Send no more messages, and report no more results."""
-        self._waiting.clear()
+        self._send_queue.clear()
         self._unconfirmed.clear()
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._open_task is not None:
+            self._open_task.cancel()
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.abandon()
@@ -92,11 +92,11 @@ class RelaySender:
     def _send_waiting(self) -> None:
         channel = self._channel
         if channel is None or not channel.is_open:
-            if self._opening is None and not self._lost:
-                self._opening = asyncio.create_task(self._open())
+            if self._open_task is None and not self._lost:
+                self._open_task = asyncio.create_task(self._open())
             return
-        while self._waiting and not (self._suspects and self._unconfirmed):
-            self._send(channel, self._waiting.popleft())
+        while self._send_queue and not (self._suspects_left and self._unconfirmed):
+            self._send(channel, self._send_queue.popleft())
 
     def _send(self, channel: Channel, message: RelayedInFlight) -> None:
         try:
@@ -123,7 +123,7 @@ class RelaySender:
             self._failed(error)
             return
         finally:
-            self._opening = None
+            self._open_task = None
         self._send_waiting()
 
     def settled(self, message: RelayedInFlight, error: BideError | None) -> None:
@@ -137,9 +137,9 @@ class RelaySender:
                 self._connection.loop.call_soon(self._on_channel_closed, self._channel, error)
             self._lost.append(message)
             return
-        self._suspects = max(self._suspects - 1, 0)
+        self._suspects_left = max(self._suspects_left - 1, 0)
         self._on_result(message, error)
-        if self._waiting:
+        if self._send_queue:
             self._send_waiting()
 
     def _on_channel_closed(self, channel: Channel | None, error: BideError) -> None:
@@ -148,15 +148,15 @@ class RelaySender:
         if channel is None or self._channel is not channel or not self._connection.is_open:
             return
         self._channel = None
-        self._suspects = max(self._suspects - 1, 0)
+        self._suspects_left = max(self._suspects_left - 1, 0)
         closure = ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost))
         rejected = [one for one in lost if closure.applies_to(one.exchange, one.body)]
         if not rejected:
             log.info(
                 "the broker closed a channel with %d messages on it, which are sent one by one: %s", len(lost), error
             )
-            self._suspects = len(lost)
-        self._waiting.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
+            self._suspects_left = len(lost)
+        self._send_queue.extendleft(one for one in reversed(lost) if not closure.applies_to(one.exchange, one.body))
         for one in rejected:
             self._on_result(one, error)
         self._send_waiting()

@@ -36,9 +36,9 @@ log = logger(__name__)
 
 PREFETCH: Final = 1000
 GRACE: Final = timedelta(seconds=10)
-"""The time that a stopping relay has to finish its unacknowledged messages."""
+"""The default time that a stopping relay waits for the confirms of its unacknowledged messages."""
 
-_PAUSE: Final = 1.0
+_RETRY_PAUSE: Final = 1.0
 """Seconds until a relay that the broker refused tries again."""
 
 
@@ -53,7 +53,8 @@ class Relay:
             permissions, also for senders that may not write there. The pick-up exchange is always allowed.
         prefetch: the maximum number of unacknowledged messages of each of the two queues, 1 to 65,535.
         declare: declare the hall if it is missing.
-        grace: the time after :meth:`stop` after which unconfirmed messages go back to their queue.
+        grace: how long to wait for confirms after :meth:`stop`; messages that are not confirmed by then go back to
+            their queue.
 
     Attributes:
         done: the counts so far.
@@ -80,7 +81,7 @@ class Relay:
         self._allowed = AllowedTargets.of(allow)
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
-        self._grace = parse_delay(grace).total_seconds()
+        self._stop_timeout = parse_delay(grace).total_seconds()
         self._reconnecting = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
         self._stopping = asyncio.Event()
 
@@ -113,7 +114,7 @@ class Relay:
                         self.done,
                         allowed=self._allowed,
                         prefetch=self._prefetch,
-                        grace=self._grace,
+                        grace=self._stop_timeout,
                     )
                     await loop.work(self._stopping, on_start)
                 except BrokerError as error:
@@ -123,7 +124,7 @@ class Relay:
                     if not self._stopping.is_set():
                         log.warning("relaying stops until the broker is back: %s", error)
                     if connection.is_open:
-                        await self._rest()
+                        await self._pause()
         finally:
             await self._reconnecting.close()
         return self.done
@@ -178,9 +179,9 @@ class Relay:
                 reply_code=error.reply_code,
             ) from error
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(_PAUSE):
+            async with asyncio.timeout(_RETRY_PAUSE):
                 await self._stopping.wait()
         except TimeoutError:
             return

@@ -18,7 +18,7 @@ class Backoff:
         self._longest = longest
 
     def next(self) -> float:
-        """Seconds to wait before the next attempt: between half of the pause and all of it."""
+        """Seconds to wait before the next attempt: a random share of the pause, from half of it to all of it."""
         pause = self._next
         self._next = min(pause * 2, self._longest)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, TypeVar
 
-MOST: Final = 10_000
+MAX_SIZE: Final = 10_000
 """The default maximum number of entries."""
 
 Key = TypeVar("Key")
@@ -16,14 +16,14 @@ class BoundedCache(OrderedDict[Key, Value]):
     """A dictionary that drops its oldest entry when a new one would exceed the maximum size.
 
     Args:
-        most: the maximum number of entries.
+        max_size: the maximum number of entries.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, max_size: int = MAX_SIZE) -> None:
         super().__init__()
-        self._most = most
+        self._max_size = max_size
 
     def __setitem__(self, key: Key, value: Value) -> None:
         super().__setitem__(key, value)
-        if len(self) > self._most:
+        if len(self) > self._max_size:
             self.popitem(last=False)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-_Given = TypeVar("_Given")
+_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 
@@ -24,7 +24,7 @@ def from_within(what: str, error: asyncio.CancelledError) -> RuntimeError:
 
 
 async def outcome_of(
-    handler: Callable[[_Given], Awaitable[_Result]], given: _Given, *, what: str = "the handler"
+    handler: Callable[[_Argument], Awaitable[_Result]], argument: _Argument, *, what: str = "the handler"
 ) -> tuple[_Result, None] | tuple[None, Exception]:
     """Run a handler and return its result, or its exception with a traceback that starts at the handler.
 
@@ -32,7 +32,7 @@ async def outcome_of(
     context of whatever they raise, and logs would print it too.
     """
     try:
-        return await handler(given), None
+        return await handler(argument), None
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
@@ -44,14 +44,14 @@ async def outcome_of(
 
 
 async def outcome_apart(
-    handler: Callable[[_Given], Awaitable[_Result]], given: _Given
+    handler: Callable[[_Argument], Awaitable[_Result]], argument: _Argument
 ) -> tuple[_Result, None] | tuple[None, Exception]:
     """Run a handler in its own task, and return its result or its exception as :func:`outcome_of` does.
 
     A handler that cancels its own task has failed. Each cancellation of the current task is passed on to the handler's
     task, and raised here once that task has ended.
     """
-    task = asyncio.create_task(outcome_of(handler, given))
+    task = asyncio.create_task(outcome_of(handler, argument))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:

@@ -14,7 +14,10 @@ _Result = TypeVar("_Result")
 
 
 class SharedTasks:
-    """Tasks that outlive the callers that wait for them, so that each caller does not ask a stalled broker again."""
+    """Tasks that outlive their callers: a caller that times out leaves its task for later callers to wait for.
+
+    A broker that stalls therefore gets each request once, not once per caller.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[Hashable, asyncio.Task[Any]] = {}
@@ -29,7 +32,7 @@ class SharedTasks:
         task: asyncio.Task[_Result] | None = self._tasks.get(key)
         if task is None or task.done():
             task = self._tasks[key] = asyncio.create_task(make())
-            task.add_done_callback(partial(self._done, key))
+            task.add_done_callback(partial(self._on_done, key))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError as error:
@@ -45,7 +48,7 @@ class SharedTasks:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _done(self, key: Hashable, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, key: Hashable, task: asyncio.Task[Any]) -> None:
         if self._tasks.get(key) is task:
             del self._tasks[key]
         if not task.cancelled():

@@ -1,4 +1,4 @@
-"""A client, and a bare connection, on a virtual host of the test's own."""
+"""Fixtures: a client and a bare connection, on a virtual host per test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patterns 11 and 12."""
+"""Patterns 11 and 12: alternate exchanges."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bide.amqp.connection import Connection
 from bide.patterns.alternates import if_else, not_routing
 from bide.patterns.catalogue import find_pattern
 from bide.topology import Binding
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 
 
 async def test_if_else_routes_to_the_first_matching_branch(client: bide.Client, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Patterns 1, 2 and 3."""
+"""Patterns 1, 2 and 3: broadcast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bide.amqp.connection import Connection
 from bide.errors import UnroutableError
 from bide.patterns.broadcast import email_routing, fanout_broadcast, layered_exchanges, mail_headers
 from bide.patterns.catalogue import find_pattern
-from tests.broker.patterns.taking import bodies, take_all
+from tests.broker.patterns.queue_contents import bodies, take_all
 
 
 async def test_every_queue_gets_a_copy(client: bide.Client, connection: Connection) -> None:
@@ -84,11 +84,11 @@ async def test_mail_is_routed_by_its_headers(client: bide.Client, connection: Co
     await client.publish("for both", exchange="mailbox", headers=mail_headers(mail))
     mail.replace_header("Subject", "Component status")
     del mail["Cc"]
-    await client.publish("for nobody", exchange="mailbox", headers=mail_headers(mail))
+    await client.publish("for other", exchange="mailbox", headers=mail_headers(mail))
     assert await bodies(connection, "finance", "safety", "other-mail") == {
         "finance": ["for finance", "for both"],
         "safety": ["for both"],
-        "other-mail": ["for nobody"],
+        "other-mail": ["for other"],
     }
 
 

@@ -1,4 +1,4 @@
-"""Every pattern of the catalogue, put on a broker, found there again, and taken away."""
+"""Every pattern of the catalogue: declared, found on the broker, and deleted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support import Vhost
 ELSEWHERE = {
     "delayed-message-exchange": "needs a plugin that is not here",
     "delayed-delivery-cascade": "370 queues take seconds; the cascade of no. 13 and the clock have tests of their own",
-    "exclusive-queue": "it is nobody else's to find",
+    "exclusive-queue": "other connections cannot see it",
 }
 
 

@@ -1,4 +1,4 @@
-"""Patterns 4, 5 and 8."""
+"""Patterns 4, 5 and 8: conventions of exchanges and queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bide.messaging.wire_tap import tap
 from bide.patterns.catalogue import find_pattern
 from bide.patterns.conventions import hierarchical_routing, message_line, point_to_point, private_consumer_exchanges
 from bide.topology import Exchange, Topology
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 from tests.support import Vhost
 
 
@@ -74,7 +74,7 @@ async def test_a_message_to_a_misspelt_queue_is_unroutable(client: bide.Client) 
     await client.declare(point_to_point(queues=["charge-card"]))
     with pytest.raises(UnroutableError):
         await client.publish("command", to="charge-cart")
-    # Nobody hears of it who did not ask.
+    # Queues without a subscription do not receive it.
     await client.publish("command", to="charge-cart", mandatory=False)
 
 

@@ -1,4 +1,4 @@
-"""Pattern 15, on brokers that do not have the plugin."""
+"""Pattern 15: the x-delay header, on brokers without the plugin."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from bide.errors import InvalidDelayError, InvalidInputError, TargetNotFoundErro
 from bide.messaging.delayed_message import DelayedMessagePublisher
 from bide.patterns.catalogue import find_pattern
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 from tests.broker.receiving import receive
-from tests.patience import ON_TIME
+from tests.timeouts import MAX_LATENESS
 
 
 async def test_without_the_plugin_the_error_names_its_replacement(client: bide.Client) -> None:
@@ -39,7 +39,7 @@ async def test_x_delay_can_be_a_number_or_numeric_text(client: bide.Client, valu
     assert message.headers == {"x-delay": -250, "a": 1}
     assert message.routing_key == "k"
     assert message.lateness is not None
-    assert message.lateness < ON_TIME
+    assert message.lateness < MAX_LATENESS
 
 
 @pytest.mark.parametrize(

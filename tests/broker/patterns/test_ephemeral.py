@@ -1,4 +1,4 @@
-"""Pattern 14."""
+"""Pattern 14: temporary delay queues."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bide.messaging.ephemeral import EphemeralDelays, retries_of
 from bide.patterns.conventions import private_consumer_exchanges
 from bide.patterns.delays import ephemeral_delay
 from bide.topology import Queue, Topology
-from tests.broker.patterns.taking import bodies
+from tests.broker.patterns.queue_contents import bodies
 from tests.broker.receiving import eventually, receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 def names(vhost: Vhost) -> set[str]:
@@ -95,7 +95,7 @@ async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
 ) -> None:
     await fill(client)
     await EphemeralDelays(client).send("patient", delay="100ms", to="full")
-    # The same with an expiry, as the pattern is usually told. One holds what the target refuses, one what still waits.
+    # The same with an expiry, as the pattern is usually described. One holds refused messages, one waiting ones.
     expiring = Topology()
     for name, delay in (("refused", "100ms"), ("waiting", "10m")):
         made = ephemeral_delay(name, delay=delay, to="full")
@@ -107,14 +107,14 @@ async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
         await client.publish(name, exchange=name)
     started = time.monotonic()
     while {"refused", "waiting"} & names(vhost):
-        assert time.monotonic() - started < PATIENCE, "they did not expire"
+        assert time.monotonic() - started < TIMEOUT, "they did not expire"
         await asyncio.sleep(0.3)
         if time.monotonic() - started < 2:
             # A new declaration is use for a classic queue, and none for a quorum queue.
             await client.declare(expiring, external={"full"})
     assert any(name.startswith("bide.ephemeral.") for name in names(vhost))
     arrived = []
-    async with client.consume("full") as messages, asyncio.timeout(PATIENCE):
+    async with client.consume("full") as messages, asyncio.timeout(TIMEOUT):
         async for message in messages:
             await message.ack()
             arrived.append(message.body)
@@ -136,7 +136,7 @@ async def test_a_queue_that_cannot_be_removed_is_named(vhost: Vhost, caplog: pyt
     def fill_and_fail(message: PreparedMessage) -> AbstractContextManager[Mapping[str, Any]]:
         assert isinstance(message.target, ExchangeTarget)
         with bide.connect_sync(vhost.url) as other:
-            other.publish("of somebody else", exchange=message.target.exchange)
+            other.publish("of another client", exchange=message.target.exchange)
         raise InvalidInputError("no stamp")
 
     async with bide.connect(vhost.url, stamp=fill_and_fail) as client:

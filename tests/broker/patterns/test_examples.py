@@ -1,4 +1,4 @@
-"""The programs in examples/: run as they stand there, they print what they say they print, and leave nothing behind."""
+"""The programs in examples/: they print what they announce, and clean up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bide.patterns.catalogue import PATTERNS
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 FOLDER = Path(__file__).parents[3] / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -34,7 +34,7 @@ async def test_each_example_prints_its_documented_output(name: str, vhost: Vhost
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    printed, said = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert (printed.decode(), process.returncode) == (promised[1].replace("    ", ""), 0), said.decode()
+    printed, stderr = await asyncio.wait_for(process.communicate(), TIMEOUT)
+    assert (printed.decode(), process.returncode) == (promised[1].replace("    ", ""), 0), stderr.decode()
     kept = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
     assert not {one for one in kept if one.startswith("example")}

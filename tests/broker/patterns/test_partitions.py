@@ -1,4 +1,4 @@
-"""Patterns 6 and 7."""
+"""Patterns 6 and 7: partitions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bide.local_broker.configuration import MANAGEMENT_PLUGIN
 from bide.messaging.partitions import consume_partitions
 from bide.patterns.partitions import data_locality, ordered_partitions, partition_queues
 from tests.broker.receiving import eventually
-from tests.patience import PATIENCE
 from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
 
 PARTITIONS = 4
 USERS = 60
 
 
 async def shares(client: bide.Client, partitions: int, number: int) -> dict[str, list[str]]:
-    """Which of so many messages is in which partition. Where one consumer is active there is no get: they consume."""
+    """The messages of each partition. They are consumed, since a single active consumer excludes basic.get."""
     held: dict[str, list[str]] = {queue: [] for queue in partition_queues("q", partitions)}
 
     def keep(queue: str) -> Callable[[bide.Message], Awaitable[None]]:
@@ -98,7 +98,7 @@ async def test_a_partition_has_one_consumer_and_another_takes_over(client: bide.
     standby = asyncio.create_task(consume_partitions(client, queues, second))
     for number in range(3, 6):
         await client.publish(str(number), exchange="x", routing_key="the same")
-    await asyncio.wait_for(first_failed.wait(), PATIENCE)
+    await asyncio.wait_for(first_failed.wait(), TIMEOUT)
 
     async def seven() -> bool:
         return len(handled) == 7
@@ -127,7 +127,7 @@ async def test_a_new_partition_moves_only_the_keys_that_it_takes(client: bide.Cl
     after = await homes(PARTITIONS + 1)
     moved = {user for user in before if before[user] != after[user]}
     assert 0 < len(moved) < USERS / 2
-    # Nobody moves between two partitions that were there before: the new one has taken what it has.
+    # No user moves between two old partitions: all moved users are in the new one.
     assert {after[user] for user in moved} == {f"q.{PARTITIONS + 1}"}
 
 

@@ -1,4 +1,4 @@
-"""What the patterns are made of."""
+"""The features of RabbitMQ that the patterns use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import AccessRefusedError, TargetNotFoundError, UnroutableError
 from bide.patterns import primitives
 from bide.topology import Exchange, Queue, Topology
-from tests.broker.patterns.taking import bodies, take_all
+from tests.broker.patterns.queue_contents import bodies, take_all
 from tests.broker.receiving import eventually, receive
 from tests.support import Vhost
 
@@ -70,7 +70,7 @@ async def test_an_auto_delete_queue_is_deleted_with_its_last_consumer(
 ) -> None:
     await client.declare(primitives.auto_delete_queue("screen"))
     await client.publish("one", to="screen")
-    assert await is_there(connection, Queue("screen"))  # nobody has consumed from it yet
+    assert await is_there(connection, Queue("screen"))  # without a consumer so far
     async with client.consume("screen") as messages:
         await (await anext(messages)).ack()
 
@@ -132,8 +132,8 @@ async def test_dead_letters_of_several_queues_are_collected_in_one(client: bide.
     async with client.consume("orders") as messages:
         await (await anext(messages)).reject()
     dead = {one.body.decode(): one for one in await receive(client, "morgue", 2)}
-    told = {body: (one.routing_key, one.raw.values["headers"]["x-death"][0]["reason"]) for body, one in dead.items()}
-    assert told == {"rejected": ("orders", "rejected"), "expired": ("bills", "expired")}
+    deaths = {body: (one.routing_key, one.raw.values["headers"]["x-death"][0]["reason"]) for body, one in dead.items()}
+    assert deaths == {"rejected": ("orders", "rejected"), "expired": ("bills", "expired")}
 
 
 @BOTH_TYPES

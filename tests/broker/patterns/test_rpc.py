@@ -1,4 +1,4 @@
-"""Pattern 18."""
+"""Pattern 18: RPC."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from bide.patterns.rpc import rpc
 from bide.topology import Binding, Exchange, Topology
 from tests.broker.receiving import eventually, ready, receive, stack_of
 from tests.faults.cutting import Proxy
-from tests.patience import ON_TIME, PATIENCE
 from tests.support import Vhost
+from tests.timeouts import MAX_LATENESS, TIMEOUT
 from tests.unit.test_endpoint_failures import UnprintableError
 
 WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
@@ -152,9 +152,9 @@ async def test_a_reply_after_the_timeout_is_dropped(client: bide.Client, replies
         started = time.monotonic()
         with pytest.raises(ReplyTimeoutError, match=r"no reply from q:prices within 0:00:00\.3"):
             await caller.call("slow", to="prices", timeout="300ms")
-        assert 0.3 <= time.monotonic() - started < ON_TIME.total_seconds()
+        assert 0.3 <= time.monotonic() - started < MAX_LATENESS.total_seconds()
         go_on.set()
-        # The late reply may come first, and is not taken for this one's. The server lives on, whoever has gone.
+        # The late reply may come first, and is not mistaken for this one. The server outlives its callers.
         assert (await caller.call("quick", to="prices")).body == b"quick"
         if replies == "ephemeral":
 
@@ -237,7 +237,7 @@ async def test_another_server_replies_after_the_first_is_killed(
             *(sys.executable, "-c", KILLED), env={**os.environ, "BIDE_URL": vhost.url}, stdout=asyncio.subprocess.PIPE
         )
         assert victim.stdout is not None
-        assert await asyncio.wait_for(victim.stdout.readline(), PATIENCE) == b"taken\n"
+        assert await asyncio.wait_for(victim.stdout.readline(), TIMEOUT) == b"taken\n"
         victim.kill()
         await victim.wait()
         async with serving(client, shout):
@@ -261,7 +261,7 @@ async def test_a_broken_connection_fails_the_call_and_the_next_succeeds(vhost: V
         Caller(through, replies=replies) as caller,
     ):
         call = asyncio.create_task(caller.call("tea", to="prices"))
-        await asyncio.wait_for(taken.wait(), PATIENCE)
+        await asyncio.wait_for(taken.wait(), TIMEOUT)
         proxy.cut()
         cut.set()
         with pytest.raises(ReplyLostError, match=r"may have done the work|may do the work"):
@@ -279,7 +279,7 @@ async def test_a_deleted_reply_queue_fails_the_call(client: bide.Client, vhost: 
 
     async with serving(client, take), Caller(client, replies="instance") as caller:
         call = asyncio.create_task(caller.call("tea", to="prices"))
-        await asyncio.wait_for(taken.wait(), PATIENCE)
+        await asyncio.wait_for(taken.wait(), TIMEOUT)
         found = {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)}
         (reply_queue,) = found - {"prices"}
         expression = (
@@ -330,13 +330,13 @@ async def test_a_caller_that_has_gone_does_not_stop_the_server(
     async with serving(client, handler):
         async with Caller(client, replies=replies) as leaving:
             call = asyncio.create_task(leaving.call("leaves", to="prices"))
-            await asyncio.wait_for(taken.wait(), PATIENCE)
+            await asyncio.wait_for(taken.wait(), TIMEOUT)
         with pytest.raises(ReplyLostError):
             await call
         go_on.set()
         async with Caller(client, replies=replies) as staying:
             assert (await staying.call("stays", to="prices")).body == b"stays"
-    # The request of the one that left is done with, though nobody got the reply. RabbitMQ 4.3 may refuse a reply to a
+    # The request of the closed caller is settled, although its reply was lost. RabbitMQ 4.3 may refuse a reply to a
     # queue that it is just deleting: then the request went back, and is answered when it comes again.
     async with serving(client, handler):
         await eventually(answered)
@@ -372,7 +372,7 @@ async def test_a_missing_or_deleted_request_queue_ends_the_server(client: bide.C
         async with await connection.channel() as channel:
             await channel.delete_queue("prices")
         with pytest.raises(ConsumerCancelledError):
-            await asyncio.wait_for(asyncio.shield(server), PATIENCE)
+            await asyncio.wait_for(asyncio.shield(server), TIMEOUT)
 
 
 async def test_invalid_arguments_and_closed_callers_are_refused(client: bide.Client) -> None:

@@ -1,4 +1,4 @@
-"""Requests to which no reply can be sent, or not at once: what they do to the server of pattern 18."""
+"""The RPC server of pattern 18 when a reply cannot be sent."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bide.messaging.rpc import Caller
 from bide.messaging.rpc_server import serve
 from tests.broker.receiving import eventually, ready
 from tests.faults.cutting import Proxy
-from tests.quiet import quiet_loop
+from tests.leaks import no_leaks
 from tests.support import Vhost
 
 
 @pytest.fixture(autouse=True)
 async def quiet() -> AsyncIterator[None]:
     """No error of a request may be left for the event loop to log."""
-    async with quiet_loop():
+    async with no_leaks():
         yield
 
 
@@ -43,7 +43,7 @@ async def serving(
 
 
 class Handled(list[bytes]):
-    """A handler that keeps what it was given, and fails for the body ``fails``."""
+    """A handler that records request bodies, and raises for the body ``fails``."""
 
     async def __call__(self, request: bide.Message) -> str:
         self.append(request.body)
@@ -113,9 +113,9 @@ async def test_a_server_without_write_permission_logs_and_continues(
         assert await ready(vhost_connection, "requests") == 0
     finally:
         vhost.broker.delete_user("mute")
-    said = [one.message for one in caplog.records if "can have no reply" in one.message]
-    assert len(said) == 2
-    assert "give this user the permission" in said[0]
+    warnings = [one.message for one in caplog.records if "can have no reply" in one.message]
+    assert len(warnings) == 2
+    assert "give this user the permission" in warnings[0]
 
 
 async def test_a_refused_reply_is_retried_until_it_is_taken(vhost: Vhost, vhost_connection: Connection) -> None:
@@ -153,8 +153,8 @@ async def test_a_connection_lost_before_a_requeue_redelivers_the_request(
             await eventually(partial(handled.has, b"works"))
             proxy.cut()
 
-            async def told() -> bool:
+            async def is_logged() -> bool:
                 return any("will be redelivered" in one.message for one in caplog.records)
 
-            await eventually(told)
+            await eventually(is_logged)
     assert len(handled) > 1

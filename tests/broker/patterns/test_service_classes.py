@@ -1,4 +1,4 @@
-"""Patterns 9 and 10."""
+"""Patterns 9 and 10: priorities and classes of service."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bide.errors import PublishRefusedError
 from bide.patterns.catalogue import find_pattern
 from bide.patterns.service_classes import classes_of_service, priority_queue
 from bide.topology import Queue, Topology
-from tests.broker.patterns.taking import bodies, take_all
+from tests.broker.patterns.queue_contents import bodies, take_all
 from tests.broker.receiving import eventually, ready
 
 BOTH_TYPES = pytest.mark.parametrize("queue_type", ["classic", "quorum"])

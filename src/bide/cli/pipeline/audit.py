@@ -16,15 +16,21 @@ from bide.cli.output import json_line, print_json
 from bide.cli.pipeline.group import spark_options
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
-from bide.errors import BrokerUnreachableError, ConnectionLostError, InvalidOptionError, OffsetsLostError
+from bide.errors import (
+    BideError,
+    BrokerUnreachableError,
+    ConnectionLostError,
+    InvalidOptionError,
+    OffsetsLostError,
+)
 from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.run import Round
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
-_CONTINUE: Final = "with --allow-gaps, or audit into another folder (--into)"
-_AS_BEFORE: Final = "with the same --layout, --prefix and --events as before"
+_GAP_ADVICE: Final = "with --allow-gaps, or audit into another folder (--into)"
+_OPTIONS_ADVICE: Final = "with the same --layout, --prefix and --events as before"
 
 
 @click.command()
@@ -101,7 +107,7 @@ def audit(
     with (
         folder.lock(),
         open_session("bide pipeline audit", quiet=not settings.verbosity) as spark,
-        _signals() as received,
+        _collect_signals() as received,
     ):
         while not received:
             began = time.monotonic()
@@ -113,10 +119,15 @@ def audit(
                 if once:
                     raise
                 click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
-            except (OffsetsLostError, InvalidOptionError) as error:
-                raise with_command_options(error) from error
+            except BideError as error:
+                # The other queries of the round that failed.
+                for note in getattr(error, "__notes__", ()):
+                    click.echo(f"bide: {visible(with_command_options(note))}", err=True)
+                if isinstance(error, OffsetsLostError | InvalidOptionError):
+                    raise type(error)(with_command_options(str(error))) from error
+                raise
             else:
-                _print(done, folder.place, once=once, as_json=as_json)
+                _print_round(done, folder.place, once=once, as_json=as_json)
             if once:
                 return
             # Short sleeps, because a signal does not end a sleep.
@@ -125,26 +136,26 @@ def audit(
     raise SystemExit(128 + received[0])
 
 
-def with_command_options(error: OffsetsLostError | InvalidOptionError) -> OffsetsLostError | InvalidOptionError:
+def with_command_options(text: str) -> str:
     """Replace the options of the data source in the advice of an error by those of this command."""
     from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
     from bide.streams.log import WAY_OUT_OF_GAP
 
-    text, take_back = str(error), f"{TAKE_BACK} (below _checkpoint)"
+    take_back = f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (
-        (WAY_OUT_OF_UNREAD, f"name them {_AS_BEFORE}, continue without them {_CONTINUE}"),
+        (WAY_OUT_OF_UNREAD, f"name them {_OPTIONS_ADVICE}, continue without them {_GAP_ADVICE}"),
         (
             WAY_OUT_OF_LEFT_OUT,
-            f"name them {_AS_BEFORE} and {take_back}; continue without them {_CONTINUE}",
+            f"name them {_OPTIONS_ADVICE} and {take_back}; continue without them {_GAP_ADVICE}",
         ),
-        (WAY_OUT_OF_NEW, f"Continue {_CONTINUE}"),
-        (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_CONTINUE}"),
+        (WAY_OUT_OF_NEW, f"Continue {_GAP_ADVICE}"),
+        (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_GAP_ADVICE}"),
     ):
         text = text.replace(theirs, own)
-    return type(error)(text)
+    return text
 
 
-def _print(done: Round, place: str, *, once: bool, as_json: bool) -> None:
+def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
         result = {**asdict(done), **seconds, "into": place}
@@ -166,7 +177,7 @@ def _print(done: Round, place: str, *, once: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def _collect_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP, so that the current round can finish.
 
     A second signal ends the program immediately, which loses nothing either.

@@ -48,8 +48,8 @@ def pipeline() -> None:
 def spark_options(command: _Decorated) -> _Decorated:
     """Add the options of Spark to a command, which gets three arguments for them.
 
-    ``open_session`` is a function that returns a context manager of a session. ``is_here`` says whether the session
-    runs on this machine alone, and ``reads_here`` whether it looks up paths on this machine.
+    ``open_session`` is a function that returns a context manager of a Spark session. ``is_here`` says whether the
+    session runs on this machine alone, and ``reads_here`` whether it resolves paths on this machine.
     """
 
     @wraps(command)
@@ -150,7 +150,7 @@ def schedule(
     from bide.pipelines.schedule.run import survey
     from bide.pipelines.session import read, spark_errors
 
-    plan = _plan(settings, **rest)
+    plan = _schedule_plan(settings, **rest)
     plan.check_messages()
     options = pairs_of("--read-option", read_options)
     refuse_missing(source, format, reads_here=reads_here)
@@ -159,7 +159,7 @@ def schedule(
     to_write: Ledger | None = None
     if not dry_run:
         # Before Spark starts and reads a large table, which takes long.
-        to_write = _ledger(ledger or _own_ledger(source, format, plan), plan, is_here=is_here)
+        to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_here=is_here)
         plan.check()
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
         rows = read(spark, source, format=format, options=options)
@@ -168,12 +168,12 @@ def schedule(
         with progress("checking the rows"):
             found = survey(rows, plan, now=now, begun=begun)
         if to_write is None:
-            _show(rows, plan, found, as_json=as_json)
+            _print_survey(rows, plan, found, as_json=as_json)
         else:
             _send(rows, plan, found, to_write, begun, part_rows=part_rows, as_json=as_json)
 
 
-def _plan(
+def _schedule_plan(
     settings: Settings,
     *,
     to: str | None,
@@ -213,10 +213,10 @@ def _plan(
     return SchedulePlan(
         at_column=at_column,
         delay_column=delay_column,
-        body_columns=_names("--body-columns", body_columns),
+        body_columns=_column_names("--body-columns", body_columns),
         body_column=body_column,
         id_column=id_column,
-        header_columns=_names("--header-columns", header_columns),
+        header_columns=_column_names("--header-columns", header_columns),
         name=name,
         settings=SinkSettings.make(
             settings.url,
@@ -230,7 +230,7 @@ def _plan(
     )
 
 
-def _show(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) -> None:
+def _print_survey(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) -> None:
     """Print what a run would do."""
     from bide.pipelines.schedule.rows import messages
     from bide.pipelines.schedule.run import due_times, refuse_overdue
@@ -269,7 +269,7 @@ def _send(
         raise _invalid_rows(found, plan)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
-    with _sending(ledger, found.rows), spark_errors(sending=True):
+    with _ledger_progress(ledger, found.rows), spark_errors(sending=True):
         sent = send(rows, plan, ledger, head, begun=begun).collect()
     seconds = time.monotonic() - started
     # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
@@ -298,7 +298,7 @@ def _send(
 
 
 @contextmanager
-def _sending(ledger: Ledger, rows: int) -> Iterator[None]:
+def _ledger_progress(ledger: Ledger, rows: int) -> Iterator[None]:
     """Show on a terminal how many rows are in the ledger."""
     with progress("scheduling", total=rows, done=lambda: sum(one.rows for one in ledger.parts())):
         yield
@@ -319,7 +319,7 @@ def _invalid_rows(found: Survey, plan: SchedulePlan) -> InvalidRowError:
     )
 
 
-def _ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
+def _open_ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
     """Open the ledger, and check that it belongs to this plan."""
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.run import begun
@@ -332,7 +332,7 @@ def _ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
     return ledger
 
 
-def _own_ledger(source: str, format: str | None, plan: SchedulePlan) -> str:
+def _default_ledger(source: str, format: str | None, plan: SchedulePlan) -> str:
     from bide.pipelines.ledger import digest_of
 
     # A table of the catalog is the same in each working directory.
@@ -343,7 +343,7 @@ def _own_ledger(source: str, format: str | None, plan: SchedulePlan) -> str:
     return str(Path(state) / "bide" / "schedule" / f"{Path(place).name}-{key}")
 
 
-def _names(option: str, text: str | None) -> tuple[str, ...]:
+def _column_names(option: str, text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     names = tuple(one.strip() for one in text.split(",") if one.strip())

@@ -106,8 +106,8 @@ def plan(
     # Errors in the options are reported before Spark starts.
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
-    plan_levels = {layout: _levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
-    workload_of = _prepare(tuple(plan_levels.values()), tick=spans["tick"], reads_here=reads_here, **rest)
+    plan_levels = {layout: _plan_levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
+    workload_of = _workload_of(tuple(plan_levels.values()), tick=spans["tick"], reads_here=reads_here, **rest)
     known = {
         layout: Capacity.measured(
             layout,
@@ -165,12 +165,12 @@ def _flows(
         raise click.UsageError("--rate and --delay go together: give both or neither")
     if source is not None:
         return None
-    given = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _weighted(delays)}]
+    given = _read_flows(flows) if flows is not None else [{"rate": rate, "delay": _delay_weights(delays)}]
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return flows_of(given, start=midnight, length=duration_of("--for", length), size=size)
 
 
-def _prepare(
+def _workload_of(
     layouts: tuple[PlanLevels, ...],
     *,
     tick: timedelta,
@@ -229,7 +229,7 @@ def _read_flows(path: Path) -> Any:
     return flows
 
 
-def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
+def _delay_weights(delays: tuple[str, ...]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for one in delays:
         text, equals, weight = one.partition("=")
@@ -242,7 +242,7 @@ def _weighted(delays: tuple[str, ...]) -> Mapping[str, float]:
     return found
 
 
-def _levels(layout: str, lanes: int) -> PlanLevels:
+def _plan_levels(layout: str, lanes: int) -> PlanLevels:
     from bide.delay.by_name import make_infrastructure
     from bide.pipelines.plan.levels import PlanLevels
 

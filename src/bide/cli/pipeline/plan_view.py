@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bide.pipelines.plan.report import PlanReport
     from bide.pipelines.plan.workload import Workload
 
-_SPANS: Final = 24
+_MAX_SPANS: Final = 24
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -23,9 +23,9 @@ def plan_text(workload: Workload, reports: Sequence[PlanReport], every: timedelt
     if workload.undelayed:
         lines.append(f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets")
     for report in reports:
-        lines += ["", *_layout(report)]
+        lines += ["", *_layout_lines(report)]
     if any(report.spans for report in reports):
-        lines += ["", *_spans(reports, every)]
+        lines += ["", *_span_lines(reports, every)]
     return "\n".join(lines)
 
 
@@ -38,7 +38,7 @@ def in_bytes(count: float) -> str:
     return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count:.0f} B"
 
 
-def _layout(report: PlanReport) -> Iterator[str]:
+def _layout_lines(report: PlanReport) -> Iterator[str]:
     if not report.levels:
         yield f"{report.layout}: no message waits"
         return
@@ -52,10 +52,10 @@ def _layout(report: PlanReport) -> Iterator[str]:
             f"{one.hops_peak:>12,.0f} {released:>16}{where}"
         ).rstrip()
     for judgement in report.judgements:
-        yield f"  {_judgement(judgement)}"
+        yield f"  {_judgement_text(judgement)}"
 
 
-def _judgement(one: Judgement) -> str:
+def _judgement_text(one: Judgement) -> str:
     is_size = one.what in {"disk", "memory"}
     wanted, *rest = (in_bytes(value) if is_size else f"{value:,.0f}" for value in (one.wanted, one.capacity or 0.0))
     if one.load is None:
@@ -66,17 +66,17 @@ def _judgement(one: Judgement) -> str:
     return text
 
 
-def _spans(reports: Sequence[PlanReport], every: timedelta) -> Iterator[str]:
+def _span_lines(reports: Sequence[PlanReport], every: timedelta) -> Iterator[str]:
     """A table of the spans: all levels of each layout together, with the layouts side by side."""
     heads = "".join(f"  {report.layout + ': held':>18} {'hops/s':>9}" for report in reports)
     yield f"{'from (UTC)':<16}{heads}"
     times = sorted({span.at for report in reports for span in report.spans})
     by_time = [{span.at: span for span in report.spans} for report in reports]
-    for at in times[:_SPANS]:
+    for at in times[:_MAX_SPANS]:
         cells = ""
         for spans in by_time:
             span = spans.get(at)
             cells += f"  {span.held:>18,.0f} {span.hops_per_second:>9,.0f}" if span else " " * 30
         yield f"{at:%Y-%m-%d %H:%M}{cells}".rstrip()
-    if len(times) > _SPANS:
-        yield f"... and {len(times) - _SPANS:,} more spans of {format_delay(every)}: see --json, or --out"
+    if len(times) > _MAX_SPANS:
+        yield f"... and {len(times) - _MAX_SPANS:,} more spans of {format_delay(every)}: see --json, or --out"

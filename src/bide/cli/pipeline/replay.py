@@ -86,14 +86,14 @@ def replay(
 
     if (queue is None) == (audited is None):
         raise click.UsageError("give the source of the messages: either --queue NAME or --audit DIR")
-    _refuse_others(rest, queue is not None)
+    _refuse_options_of_other(rest, queue is not None)
     period = timedelta(0) if over is None else duration_of("--over", over)
     if to is not None:
         check_name("queue", to)
     if queue is None and rest["ledger"] is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     common = {"url": settings.url or DEFAULT_URL, "to": to}
-    prepare = _of_queue if queue is not None else _of_audit
+    prepare = _from_queue if queue is not None else _from_audit
     # Errors in the options, of the broker or the ledger are reported before Spark starts.
     job = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
     try:
@@ -112,7 +112,7 @@ def replay(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _CheckedReplay:
     """A replay whose options are checked.
 
     Attributes:
@@ -126,7 +126,7 @@ class _Job:
     stopped: Callable[[], Stopped | None]
 
 
-def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
+def _refuse_options_of_other(given: Mapping[str, Any], is_queue: bool) -> None:
     wrong = ("parked", "skip_missing", "ledger") if is_queue else ("no_audit",)
     for name in wrong:
         if given[name]:
@@ -134,9 +134,9 @@ def _refuse_others(given: Mapping[str, Any], is_queue: bool) -> None:
             raise click.UsageError(f"{option} is for {other} only: leave it out")
 
 
-def _of_audit(
+def _from_audit(
     settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
-) -> _Job:
+) -> _CheckedReplay:
     from bide.cli.pipeline.replay_audit import AuditReplay
     from bide.cli.pipeline.replay_audit import replay as replay_audit
     from bide.pipelines.audit.folder import Folder
@@ -146,16 +146,16 @@ def _of_audit(
     wanted = {name: value for name, value in given.items() if name != "no_audit"}
     work = AuditReplay(folder=folder, over=over, **wanted)
     work.check()
-    return _Job(
+    return _CheckedReplay(
         lock=work.lock_ledger(dry_run=dry_run),
         work=lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json),
         stopped=work.stopped,
     )
 
 
-def _of_queue(
+def _from_queue(
     settings: Settings, queue: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
-) -> _Job:
+) -> _CheckedReplay:
     from bide.pipelines.replay.run import FailedIn
 
     source = FailedIn(
@@ -168,7 +168,7 @@ def _of_queue(
     # A dry run prints which queues are missing, instead of an error.
     source.check(sends=not dry_run)
     stopped: list[Stopped] = []
-    return _Job(
+    return _CheckedReplay(
         lock=nullcontext(),
         work=lambda spark: _replay_queue(
             spark,

@@ -94,7 +94,7 @@ class AuditReplay:
         head = None if ledger is None else ledger.head()
         if ledger is None or head is None:
             return None
-        done = _done(ledger)
+        done = _done_count(ledger)
         return Stopped(source=f"the audit {self.folder.place}", sent=done, left=head.rows - done, is_ledger=True)
 
     @contextmanager
@@ -199,9 +199,9 @@ def _send(
     if ledger is not None:
         head = ledger.head()
         assert head is not None
-        before = _done(ledger)
+        before = _done_count(ledger)
         replay_run = ReplayRun(url=given.url, run=run_of(ledger))
-        with progress("replaying", total=head.rows, done=lambda: _done(ledger)), spark_errors(sending=True):
+        with progress("replaying", total=head.rows, done=lambda: _done_count(ledger)), spark_errors(sending=True):
             rows = send(spark, ledger, replay_run, to=given.to, skip_missing=given.skip_missing).collect()
         sent, rejected = sum(row["sent"] for row in rows), sum(row["rejected"] for row in rows)
     seconds = time.monotonic() - started
@@ -219,5 +219,5 @@ def _send(
         click.echo(f"ledger: {place}")
 
 
-def _done(ledger: Ledger) -> int:
+def _done_count(ledger: Ledger) -> int:
     return sum(one.sent + one.rejected for one in ledger.parts())

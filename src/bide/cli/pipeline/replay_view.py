@@ -28,7 +28,7 @@ class Preview:
         source: the source of the messages, in words.
         queues: target queue -> number of messages.
         missing: target queues that do not exist.
-        unknown: messages for which the queue on which they failed is unknown.
+        unknown: messages that do not say on which queue they failed.
         times: the start of each span of time, with the number of messages that are due in it.
         every: the length of a span.
         first: the first due time; None without messages.
@@ -61,8 +61,8 @@ class Stopped:
         sent: messages that were sent.
         left: messages that are still to be sent.
         kept: messages that could not be sent.
-        is_ledger: whether a ledger has the remaining messages with their due times. If not, the next run makes a new
-            choice.
+        is_ledger: whether a ledger has the remaining messages with their due times. If not, the next run chooses
+            messages again.
     """
 
     source: str

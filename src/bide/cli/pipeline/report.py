@@ -56,7 +56,7 @@ def report(
     from bide.pipelines.session import spark_errors
 
     grace = duration_of("--lost-after", lost_after)
-    _check(folder, out, svg)
+    _check_paths(folder, out, svg)
     started = time.monotonic()
     with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark, spark_errors():
         from bide.pipelines.report.collecting import collect
@@ -69,10 +69,10 @@ def report(
     if as_json:
         print_json(headline(figures) | {"report": str(out), "svg": svg and str(svg), "seconds": round(seconds, 3)})
     else:
-        _print(figures, out=out, svg=svg)
+        _print_figures(figures, out=out, svg=svg)
 
 
-def _check(folder: str, out: Path, svg: Path | None) -> None:
+def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
     """Check the folder and the files before Spark starts.
 
     Raises:
@@ -92,7 +92,7 @@ def _check(folder: str, out: Path, svg: Path | None) -> None:
     check(folder)
 
 
-def _print(figures: Figures, *, out: Path, svg: Path | None) -> None:
+def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:
     from bide.pipelines.report.content import failed, summary, undecodable
 
     click.echo(visible(summary(figures)))

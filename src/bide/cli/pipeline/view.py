@@ -23,23 +23,23 @@ _SPANS: Final = (
     *(timedelta(hours=number) for number in (1, 3, 6, 12)),
     *(timedelta(days=number) for number in (1, 7, 30, 90, 365)),
 )
-_LINES: Final = 32
-_BAR: Final = 40
-_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+_MAX_LINES: Final = 32
+_BAR_WIDTH: Final = 40
+_BAR_CHARACTERS: Final = " ▏▎▍▌▋▊▉"
 
 
 def span_for(first: datetime | None, last: datetime | None) -> timedelta:
-    """The shortest round span of time that gives a histogram of at most :data:`_LINES` lines."""
+    """The shortest round span of time that gives a histogram of at most :data:`_MAX_LINES` lines."""
     if first is None or last is None:
         return _SPANS[0]
-    return next((span for span in _SPANS if (last - first) / span < _LINES - 1), _SPANS[-1])
+    return next((span for span in _SPANS if (last - first) / span < _MAX_LINES - 1), _SPANS[-1])
 
 
 def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
     """The counts of a survey, for ``--json``."""
     return {
         "rows": found.rows,
-        "target": _target(plan),
+        "target": _target_text(plan),
         "broker": plan.broker,
         "first_due": None if found.first is None else found.first.isoformat(),
         "last_due": None if found.last is None else found.last.isoformat(),
@@ -62,7 +62,7 @@ def survey_text(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, i
 
 def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
     """The number of messages and their due times, in lines."""
-    lines = [f"{found.rows:,} messages to {_target(plan)} on {plan.broker}"]
+    lines = [f"{found.rows:,} messages to {_target_text(plan)} on {plan.broker}"]
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
     if found.past:
@@ -99,11 +99,11 @@ def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
 
 
 def _bar(share: float) -> str:
-    eighths = max(round(share * _BAR * 8), 1)
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    eighths = max(round(share * _BAR_WIDTH * 8), 1)
+    return "█" * (eighths // 8) + _BAR_CHARACTERS[eighths % 8].strip()
 
 
-def _target(plan: SchedulePlan) -> str:
+def _target_text(plan: SchedulePlan) -> str:
     constants = plan.settings.constants
     if "to" in constants:
         return f"the queue {constants['to']}"
@@ -117,7 +117,7 @@ def progress(what: str, *, total: int | None = None, done: Callable[[], int] | N
     Args:
         what: a description of the work.
         total: the amount of work; None if unknown.
-        done: returns the amount that is done. It is called each second, also after it has raised an error.
+        done: returns the amount of work that is done. Called once per second, even after it has raised an error.
     """
     if not sys.stderr.isatty():
         yield

@@ -25,14 +25,15 @@ class InFlightMessage(Unconfirmed):
         error: why it is not on the broker, once that is known.
         prepared_in: the broker state that has everything that the message needs.
         preparation: the preparation for its next sending; see :meth:`bide.client.broker_state.BrokerState.prepare`.
-        elsewhere: whether another host confirmed it.
-        hops: queues that it waits in.
-        unroutable: whether it came back; see :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
+        confirmed_elsewhere: whether another host confirmed it.
+        hops: the number of queues that it waits in.
+        unroutable: whether the broker returned it; see
+            :meth:`bide.client.broker_state.BrokerState.is_worth_repeating`.
         on_settled: called with the message and its error (None for a confirm) when the result is known.
     """
 
     __slots__ = (
-        *("attempts", "elsewhere", "error", "hops", "message", "on_settled", "outgoing", "position"),
+        *("attempts", "confirmed_elsewhere", "error", "hops", "message", "on_settled", "outgoing", "position"),
         *("preparation", "prepared_in", "refusals", "unroutable", "was_lost"),
     )
 
@@ -53,12 +54,12 @@ class InFlightMessage(Unconfirmed):
         self.error: BideError | None = None
         self.prepared_in: BrokerState | None = None
         self.preparation: Preparation | None = None
-        self.elsewhere = False
+        self.confirmed_elsewhere = False
         self.hops = 0
         self.unroutable = False
 
     def begin(self, message: PreparedMessage, encoded: Encoded) -> bytes:
-        """Note that it is being sent, and return its frames."""
+        """Record that the message is being sent, and return its frames."""
         self.message = message
         self.preparation = None
         self.hops = encoded.hops
@@ -74,7 +75,7 @@ class InFlightMessage(Unconfirmed):
 
     def settle(self, error: BideError | None) -> None:
         """Report the result."""
-        self.on_settled(self, None if self.elsewhere else error)
+        self.on_settled(self, None if self.confirmed_elsewhere else error)
 
     def outcome(self) -> PublishResult:
         """The result for the caller."""

@@ -16,7 +16,7 @@ NOTHING: Final = object()
 
 _READ_AHEAD: Final = 1_000
 
-_BYTES_AHEAD: Final = 8 << 20
+_READ_AHEAD_BYTES: Final = 8 << 20
 """The maximum size of bodies read ahead, in bytes, without the last message."""
 
 
@@ -43,7 +43,7 @@ class BulkInput(Protocol):
         """Stop reading."""
 
 
-class _Iterated:
+class _SyncInput:
     """A synchronous iterable."""
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -71,18 +71,18 @@ class _Iterated:
         self._has_ended = True
 
 
-class _ReadAhead:
+class _AsyncInput:
     """An asynchronous iterable, read by a separate task, so that waiting for it does not hold up sending.
 
     Args:
-        on_news: called when an item is available again, or the input has ended.
+        on_change: called when an item is available again, or the input has ended.
     """
 
-    def __init__(self, items: AsyncIterable[Any], on_news: Callable[[], None]) -> None:
+    def __init__(self, items: AsyncIterable[Any], on_change: Callable[[], None]) -> None:
         self._items = items
-        self._on_news = on_news
+        self._on_change = on_change
         self._available: deque[Any] = deque()
-        self._bytes = 0
+        self._available_bytes = 0
         self._has_room = asyncio.Event()
         self._is_stopped = False
         self._has_ended = False
@@ -97,8 +97,8 @@ class _ReadAhead:
         if not self._available:
             return NOTHING
         item = self._available.popleft()
-        self._bytes -= body_bytes(item)
-        if len(self._available) <= _READ_AHEAD // 2 and self._bytes <= _BYTES_AHEAD // 2:
+        self._available_bytes -= body_bytes(item)
+        if len(self._available) <= _READ_AHEAD // 2 and self._available_bytes <= _READ_AHEAD_BYTES // 2:
             self._has_room.set()
         return item
 
@@ -123,13 +123,13 @@ class _ReadAhead:
         except BaseException as error:
             if self._is_stopped:
                 raise
-            # The input itself may cancel this task, for example by its own timeout. That is an error, not its end.
+            # The input may cancel this task, for example by a timeout of its own: an error, not the end of the input.
             self.error = from_within("the input", error) if isinstance(error, asyncio.CancelledError) else error
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
         finally:
             self._has_ended = True
-            self._on_news()
+            self._on_change()
 
     async def _read_on(self) -> None:
         items = aiter(self._items)
@@ -140,9 +140,9 @@ class _ReadAhead:
                 item = await step()
                 step = items.__anext__
                 self._available.append(item)
-                self._bytes += body_bytes(item)
-                self._on_news()
-                if len(self._available) >= _READ_AHEAD or self._bytes >= _BYTES_AHEAD:
+                self._available_bytes += body_bytes(item)
+                self._on_change()
+                if len(self._available) >= _READ_AHEAD or self._available_bytes >= _READ_AHEAD_BYTES:
                     self._has_room.clear()
                     try:
                         await self._has_room.wait()
@@ -167,14 +167,14 @@ def body_bytes(outgoing: Any) -> int:
     return len(body) if isinstance(body, bytes | bytearray | memoryview | str) else 0
 
 
-def source_of(items: Iterable[Any] | AsyncIterable[Any], on_news: Callable[[], None]) -> BulkInput:
+def source_of(items: Iterable[Any] | AsyncIterable[Any], on_change: Callable[[], None]) -> BulkInput:
     """The source for an iterable of either kind.
 
     Raises:
         InvalidInputError: the object is not an iterable.
     """
     if isinstance(items, AsyncIterable):
-        return _ReadAhead(items, on_news)
+        return _AsyncInput(items, on_change)
     if isinstance(items, Iterable):
-        return _Iterated(items)
+        return _SyncInput(items)
     raise InvalidInputError(f"the messages are of type {type(items).__name__}: give an iterable of them")

@@ -10,7 +10,7 @@ from bide.client.broker_state import BrokerState
 from bide.client.bulk.in_flight import InFlightMessage
 from bide.errors import BrokerError, ConnectionLostError, InvalidInputError
 
-_MOMENT: Final = 0.05
+_FIRST_WAIT: Final = 0.05
 """Seconds to wait for declarations before other messages are sent; most declarations take less."""
 
 
@@ -27,14 +27,14 @@ class Preparing:
     def __init__(self, on_end: Callable[[], None]) -> None:
         self.size = 0
         self._on_end = on_end
-        self._messages: dict[asyncio.Task[None], InFlightMessage] = {}
+        self._by_task: dict[asyncio.Task[None], InFlightMessage] = {}
         self._ended: list[asyncio.Task[None]] = []
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._by_task)
 
     def __iter__(self) -> Iterator[InFlightMessage]:
-        return iter(self._messages.values())
+        return iter(self._by_task.values())
 
     @property
     def has_ended(self) -> bool:
@@ -43,57 +43,57 @@ class Preparing:
 
     async def start(self, state: BrokerState, messages: Iterable[InFlightMessage]) -> None:
         """Prepare messages for a connection, and wait briefly for them, unless earlier messages already take longer."""
-        is_first = not self._messages
+        is_first = not self._by_task
         tasks = []
         for in_flight in messages:
             task = asyncio.create_task(_prepare(state, in_flight))
             tasks.append(task)
-            self._messages[task] = in_flight
-            self.size += _size(in_flight)
-            task.add_done_callback(self._end)
+            self._by_task[task] = in_flight
+            self.size += _body_size(in_flight)
+            task.add_done_callback(self._on_done)
         if is_first:
-            await asyncio.wait(tasks, timeout=_MOMENT)
+            await asyncio.wait(tasks, timeout=_FIRST_WAIT)
 
     def ended(self) -> list[tuple[InFlightMessage, BaseException | None]]:
         """The messages whose preparation has ended since the last call, in order, with the errors that ended it."""
         tasks, self._ended = self._ended, []
         ended = []
         for task in tasks:
-            in_flight = self._messages.pop(task)
-            self.size -= _size(in_flight)
+            in_flight = self._by_task.pop(task)
+            self.size -= _body_size(in_flight)
             ended.append((in_flight, task.exception()))
         return ended
 
     def give_up(self) -> list[InFlightMessage]:
         """Stop preparing, and return the messages."""
         messages = list(self)
-        for task in self._messages:
+        for task in self._by_task:
             task.cancel()
-        self._messages, self._ended, self.size = {}, [], 0
+        self._by_task, self._ended, self.size = {}, [], 0
         return messages
 
     async def close(self) -> None:
         """Stop preparing."""
-        tasks = list(self._messages)
+        tasks = list(self._by_task)
         self.give_up()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             # Retrieve the exception, so that asyncio does not log it for a message that was given up.
             task.exception()
-        if task in self._messages:
+        if task in self._by_task:
             self._ended.append(task)
             self._on_end()
 
 
-def _size(in_flight: InFlightMessage) -> int:
+def _body_size(in_flight: InFlightMessage) -> int:
     assert in_flight.message is not None
     return len(in_flight.message.body)
 
 
-def is_verdict(error: BaseException | None, state: BrokerState) -> bool:
-    """Whether the error of a preparation is final for its message, and not that of a lost connection."""
+def is_final_error(error: BaseException | None, state: BrokerState) -> bool:
+    """Whether the error of a preparation is final for its message, unlike the error of a lost connection."""
     if isinstance(error, BrokerError):
         return state.connection.is_open and not isinstance(error, ConnectionLostError)
     return isinstance(error, InvalidInputError)

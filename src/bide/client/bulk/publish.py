@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from bide.client.bulk.in_flight import InFlightMessage
 from bide.client.bulk.sender import BulkSender
-from bide.client.publish_result import PublishResult, PublishSummary, Tally, not_taken
+from bide.client.publish_result import PublishResult, PublishSummary, Tally, failures_error
 from bide.errors import BulkInDoubtError, ClosedError
 
 KEPT_FAILURES: Final = 1_000
@@ -26,16 +26,16 @@ class BulkPublish:
     """
 
     def __init__(self, run: BulkSender) -> None:
-        self._run = run
+        self._sender = run
         self._is_used = False
 
     def count_from(self, position: int) -> Self:
         """Give the first message this position instead of 0, for an input in several parts."""
-        self._run.count_from(position)
+        self._sender.count_from(position)
         return self
 
     def __aiter__(self) -> AsyncGenerator[PublishResult, None]:
-        return self._outcomes(self._use())
+        return self._results(self._use())
 
     def batches(self) -> AsyncGenerator[PublishSummary, None]:
         """Summaries of new results, each with all its failures.
@@ -43,26 +43,26 @@ class BulkPublish:
         Raises:
             BulkInDoubtError: see :meth:`bide.Client.publish_many`.
         """
-        return self._reports(self._use())
+        return self._summaries(self._use())
 
     def __await__(self) -> Generator[None, None, PublishSummary]:
-        return self._whole(self._use()).__await__()
+        return self._whole_summary(self._use()).__await__()
 
     def _use(self) -> BulkSender:
         if self._is_used:
             raise ClosedError("these messages were published already: call publish_many again with others")
         self._is_used = True
-        return self._run
+        return self._sender
 
     @staticmethod
-    async def _outcomes(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
+    async def _results(run: BulkSender) -> AsyncGenerator[PublishResult, None]:
         async with aclosing(run.rounds()) as rounds:
             async for settled in rounds:
                 for one in settled:
                     yield one.outcome()
 
     @staticmethod
-    async def _reports(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
+    async def _summaries(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
         async with aclosing(run.rounds()) as rounds:
             async for settled in rounds:
                 tally = Tally(keep=len(settled))
@@ -70,7 +70,7 @@ class BulkPublish:
                 yield tally.report()
 
     @staticmethod
-    async def _whole(run: BulkSender) -> PublishSummary:
+    async def _whole_summary(run: BulkSender) -> PublishSummary:
         tally = Tally(keep=KEPT_FAILURES)
         try:
             async with aclosing(run.rounds()) as rounds:
@@ -84,7 +84,7 @@ class BulkPublish:
             raise
         report = tally.report()
         if report.failures:
-            raise not_taken(report)
+            raise failures_error(report)
         return report
 
 

@@ -12,10 +12,10 @@ from bide.amqp.channel import Channel
 from bide.client.broker_state import BrokerState
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
 from bide.client.bulk.input import NOTHING, BulkInput, source_of
-from bide.client.bulk.preparing import Preparing, is_verdict
+from bide.client.bulk.preparing import Preparing, is_final_error
 from bide.client.bulk.unreachable import Unreachable
 from bide.client.channel_closure import ChannelClosure, final_error
-from bide.client.publish_result import in_doubt, not_sent, with_unsent
+from bide.client.publish_result import in_doubt, unsent_error, with_unsent
 from bide.client.publisher import OnLost, Publisher
 from bide.errors import (
     BideError,
@@ -36,16 +36,16 @@ log = logger(__name__)
 MAX_BYTES: Final = 64 << 20
 """The maximum size of unconfirmed bodies in bytes. They are kept in memory to be sent again."""
 
-_TURN: Final = 256
+_MAX_PER_TURN: Final = 256
 """The number of messages sent in one iteration of the event loop."""
 
-_TURN_SECONDS: Final = 0.01
-"""The time limit of an iteration, so that a slow input holds up neither earlier messages nor other tasks."""
+_MAX_TURN_SECONDS: Final = 0.01
+"""Seconds after which an iteration ends, so that a slow input holds up neither earlier messages nor other tasks."""
 
 _UNPREPARED: Final = "the queues and bindings that they need were not declared yet"
 
 
-class _OutOfReachError(Exception):
+class _CannotConnectError(Exception):
     """No connection can be opened, for a reason that does not change with another attempt."""
 
     def __init__(self, reason: BideError) -> None:
@@ -73,29 +73,29 @@ class BulkSender:
         self._publisher = publisher
         self._messages = messages
         # The limit is lower while it is not known for which message the broker closes the channel.
-        self._window = self._limit = window
+        self._window = self._current_window = window
         self._on_lost = on_lost
         self._timeout = timeout
         self._state: BrokerState | None = None
         self._channel: Channel | None = None
-        self._taken = 0
+        self._next_position = 0
         self._in_flight = 0
-        self._bytes = 0
-        self._known: list[InFlightMessage] = []
+        self._in_flight_bytes = 0
+        self._results: list[InFlightMessage] = []
         self._lost: list[InFlightMessage] = []
-        self._again: deque[InFlightMessage] = deque()
+        self._to_resend: deque[InFlightMessage] = deque()
         self._unreachable = Unreachable()
-        self._news = asyncio.Event()
-        self._preparing = Preparing(self._news.set)
-        self._end: BideError | None = None
-        self._has_moved = True
-        self._since = self._deadline = 0.0
-        self._reason = ""
+        self._changed = asyncio.Event()
+        self._preparing = Preparing(self._changed.set)
+        self._fatal_error: BideError | None = None
+        self._has_progressed = True
+        self._waiting_since = self._deadline = 0.0
+        self._timeout_reason = ""
         self._trouble = ""
 
     def count_from(self, position: int) -> None:
         """Give the first message this position instead of 0."""
-        self._taken = position
+        self._next_position = position
 
     async def rounds(self) -> AsyncGenerator[list[InFlightMessage], None]:
         """Send messages, and yield new results.
@@ -103,16 +103,16 @@ class BulkSender:
         An error that ends the publish early is raised after all known results. An exception of the input is raised
         after the results of all earlier messages.
         """
-        source = source_of(self._messages, self._news.set)
+        source = source_of(self._messages, self._changed.set)
         self._publisher.trials.sources.add(self._unconfirmed)
         failure: Exception | None = None
         try:
             while True:
-                if self._known:
-                    known, self._known = self._known, []
+                if self._results:
+                    known, self._results = self._results, []
                     yield known
                     # The time that the caller took does not count as silence of the broker.
-                    self._has_moved = True
+                    self._has_progressed = True
                     continue
                 if failure is not None or self._is_done(source):
                     break
@@ -120,10 +120,10 @@ class BulkSender:
                     await self._round(source)
                 except Exception as error:  # noqa: BLE001 (raised below)
                     failure = error
-            for cause in (failure, self._end, source.error):
+            for cause in (failure, self._fatal_error, source.error):
                 if cause is not None:
                     left = [] if cause is source.error else source.left()
-                    raise with_unsent(cause, left, first=self._taken) if isinstance(cause, BideError) else cause
+                    raise with_unsent(cause, left, first=self._next_position) if isinstance(cause, BideError) else cause
         finally:
             self._publisher.trials.sources.discard(self._unconfirmed)
             if self._channel is not None:
@@ -134,28 +134,28 @@ class BulkSender:
     def _unconfirmed(self) -> Iterable[InFlightMessage]:
         """The messages that wait for their confirm or first sending, if they may be sent again."""
         sent = self._channel.confirms.waiting if self._channel is not None else ()
-        waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._again, *self._preparing)
+        waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._to_resend, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
 
     def _is_done(self, source: BulkInput) -> bool:
-        return (source.ended or self._end is not None) and not self._is_waiting()
+        return (source.ended or self._fatal_error is not None) and not self._has_pending()
 
     def settled(self, in_flight: InFlightMessage, error: BideError | None) -> None:
         """Handle the confirm of one message, or the close of its channel."""
         self._in_flight -= 1
-        self._bytes -= len(in_flight.body)
-        self._news.set()
+        self._in_flight_bytes -= len(in_flight.body)
+        self._changed.set()
         if error is None or isinstance(error, PublishError):
-            self._has_moved = True
+            self._has_progressed = True
             if error is None:
-                self._known.append(in_flight)
+                self._results.append(in_flight)
                 return
             in_flight.refusals += 1
             if self._state is not None and self._state.is_worth_repeating(in_flight, error):
                 in_flight.prepared_in = None
-                self._again.append(in_flight)
+                self._to_resend.append(in_flight)
             else:
-                self._denied(in_flight, error)
+                self._report_final_error(in_flight, error)
         else:
             self._lost.append(in_flight)
 
@@ -167,17 +167,17 @@ class BulkSender:
             connection = self._state.connection if self._state is not None else None
             if connection is not None and connection.is_open and connection.blocked_by is not None:
                 # The broker is running, and reports when it accepts messages again.
-                self._has_moved = True
-            elif self._is_waiting():
-                raise self._in_doubt(self._out_of_time()) from error
+                self._has_progressed = True
+            elif self._has_pending():
+                raise self._in_doubt(self._timeout_text()) from error
             else:
                 raise PublishError(
                     f"the broker was not reached within {self._timeout:g} s: check that it is running"
                 ) from error
         except BulkInDoubtError:
             raise
-        except _OutOfReachError as error:
-            if self._is_waiting():
+        except _CannotConnectError as error:
+            if self._has_pending():
                 raise self._in_doubt(str(error)) from error.reason
             raise error.reason from error.reason.__cause__
         except BideError as error:
@@ -185,22 +185,22 @@ class BulkSender:
             if self._state is not None and not self._state.connection.is_open and not is_final:
                 self._trouble = self._state.connection.trouble
                 log.debug("publishing goes on over another connection after: %s", error)
-            elif self._is_waiting():
+            elif self._has_pending():
                 raise self._in_doubt(str(error)) from error
             else:
                 raise
         except Exception as error:
             # For any error, the messages in flight have to be listed.
-            if not self._is_waiting():
+            if not self._has_pending():
                 raise
             raise self._in_doubt(f"{type(error).__name__}: {error}") from error
 
     async def _send_available(self, source: BulkInput) -> None:
-        self._take_back()
+        self._collect_prepared()
         if self._lost:
-            self._sort()
-        if not self._again and not self._in_flight:
-            self._limit = self._window
+            self._handle_lost()
+        if not self._to_resend and not self._in_flight:
+            self._current_window = self._window
         state, channel = self._state, self._channel
         if state is None or channel is None or not state.connection.is_open or not channel.is_open:
             self._trouble = state.connection.trouble if state is not None else self._trouble
@@ -216,7 +216,7 @@ class BulkSender:
         is_interrupted = self._send(source, state, channel, unprepared)
         # Confirms are not processed while the input is read.
         took = loop.time() - started
-        self._since += took
+        self._waiting_since += took
         self._deadline += took
         if unprepared:
             async with self._confirm_timeout(_UNPREPARED):
@@ -224,71 +224,73 @@ class BulkSender:
         elif is_interrupted:
             # Let confirms and other tasks run.
             await asyncio.sleep(0)
-        elif not (self._known or self._lost or self._preparing.has_ended or self._is_done(source)):
-            self._news.clear()
+        elif not (self._results or self._lost or self._preparing.has_ended or self._is_done(source)):
+            self._changed.clear()
             if not state.connection.is_writable:
-                state.connection.when_writable(self._has_room)
-            if self._is_waiting():
+                state.connection.when_writable(self._on_writable)
+            if self._has_pending():
                 async with self._confirm_timeout(_UNPREPARED if self._preparing else ""):
-                    await self._news.wait()
+                    await self._changed.wait()
             else:
                 # The publish now waits for the input, which has no time limit.
-                await self._news.wait()
-                self._has_moved = True
+                await self._changed.wait()
+                self._has_progressed = True
 
     async def _connected(self) -> BrokerState:
         """The state of an open connection. A lost connection is opened again unless the failure is permanent."""
         try:
             return await self._publisher.state()
         except BideError as error:
-            raise _OutOfReachError(error) from error
+            raise _CannotConnectError(error) from error
 
-    def _is_waiting(self) -> bool:
+    def _has_pending(self) -> bool:
         """Whether there are messages without a result."""
-        return bool(self._in_flight or self._lost or self._again or self._preparing)
+        return bool(self._in_flight or self._lost or self._to_resend or self._preparing)
 
     @asynccontextmanager
     async def _confirm_timeout(self, reason: str = "") -> AsyncIterator[None]:
-        """A timeout until the broker has to confirm a message, or to answer at all.
+        """A timeout while the broker confirms nothing, or does not answer.
 
         Args:
             reason: an additional text for the error.
         """
-        if self._has_moved:
-            self._has_moved = False
-            self._since = asyncio.get_running_loop().time()
-            self._deadline = self._since + self._timeout
-        self._reason = reason
+        if self._has_progressed:
+            self._has_progressed = False
+            self._waiting_since = asyncio.get_running_loop().time()
+            self._deadline = self._waiting_since + self._timeout
+        self._timeout_reason = reason
         async with asyncio.timeout_at(self._deadline):
             yield
 
-    def _out_of_time(self) -> str:
-        was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._again, *self._preparing))
+    def _timeout_text(self) -> str:
+        was_sent = self._in_flight or any(one.attempts for one in (*self._lost, *self._to_resend, *self._preparing))
         what = "no confirm" if was_sent else "nothing was sent"
-        reason = (self._state.connection.trouble if self._state else "") or self._trouble or self._reason
-        return f"{what} within {self._deadline - self._since:g} s{reason and ': '}{reason}"
+        reason = (self._state.connection.trouble if self._state else "") or self._trouble or self._timeout_reason
+        return f"{what} within {self._deadline - self._waiting_since:g} s{reason and ': '}{reason}"
 
-    def _has_room(self) -> None:
-        self._has_moved = True
-        self._news.set()
+    def _on_writable(self) -> None:
+        self._has_progressed = True
+        self._changed.set()
 
     def _send(self, source: BulkInput, state: BrokerState, channel: Channel, unprepared: list[InFlightMessage]) -> bool:
         """Send messages that may be sent now, collect unprepared ones, and return whether there may be more to send."""
         connection, number, clock = state.connection, channel.number, asyncio.get_running_loop().time
-        end, held = clock() + _TURN_SECONDS, 0
-        for _ in range(_TURN):
+        end, held = clock() + _MAX_TURN_SECONDS, 0
+        for _ in range(_MAX_PER_TURN):
             if clock() >= end:
                 return True
             number_held = self._in_flight + len(unprepared) + len(self._preparing)
-            is_full = number_held >= self._limit or self._bytes + held + self._preparing.size >= MAX_BYTES
+            is_full = (
+                number_held >= self._current_window or self._in_flight_bytes + held + self._preparing.size >= MAX_BYTES
+            )
             if is_full or not connection.is_writable:
                 return False
-            in_flight = self._again.popleft() if self._again else self._take(source)
+            in_flight = self._to_resend.popleft() if self._to_resend else self._next_message(source)
             if in_flight is None:
                 return False
             message, made = in_flight.message, None
-            if in_flight.elsewhere:
-                self._known.append(in_flight)
+            if in_flight.confirmed_elsewhere:
+                self._results.append(in_flight)
                 continue
             if message is None:
                 continue
@@ -298,10 +300,10 @@ class BulkSender:
                         message, channel=number, mandatory=in_flight.outgoing.mandatory, prepared=in_flight.preparation
                     )
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
-                    self._denied(in_flight, unsendable(in_flight.position, error))
+                    self._report_final_error(in_flight, unsendable(in_flight.position, error))
                     continue
             elif (unreachable := self._unreachable.error(message.template)) is not None:
-                self._denied(in_flight, unreachable)
+                self._report_final_error(in_flight, unreachable)
                 continue
             if made is None:
                 in_flight.prepared_in = None
@@ -310,60 +312,60 @@ class BulkSender:
                 continue
             channel.post(in_flight.begin(*made), in_flight)
             self._in_flight += 1
-            self._bytes += len(message.body)
+            self._in_flight_bytes += len(message.body)
         return True
 
-    def _take(self, source: BulkInput) -> InFlightMessage | None:
+    def _next_message(self, source: BulkInput) -> InFlightMessage | None:
         """The next message of the input, checked; None if none is available or no new ones may be sent now."""
-        if self._limit < self._window or self._end is not None:
+        if self._current_window < self._window or self._fatal_error is not None:
             return None
         outgoing = source.take()
         if outgoing is NOTHING:
             return None
-        position = self._taken
-        self._taken += 1
+        position = self._next_position
+        self._next_position += 1
         try:
             if not isinstance(outgoing, OutgoingMessage):
                 raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
             return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
         except Exception as error:  # noqa: BLE001 (an error of one message must not affect the others)
             in_flight = InFlightMessage(outgoing, position, None, self.settled)
-            self._failed(in_flight, unsendable(position, error))
+            self._report_failure(in_flight, unsendable(position, error))
             return in_flight
 
-    def _failed(self, in_flight: InFlightMessage, error: BideError) -> None:
+    def _report_failure(self, in_flight: InFlightMessage, error: BideError) -> None:
         in_flight.error = error
-        self._known.append(in_flight)
+        self._results.append(in_flight)
 
-    def _denied(self, in_flight: InFlightMessage, error: BideError) -> None:
+    def _report_final_error(self, in_flight: InFlightMessage, error: BideError) -> None:
         """Report an error of a message that the broker may have accepted at an earlier attempt without a confirm."""
-        self._failed(in_flight, final_error(in_flight, error))
+        self._report_failure(in_flight, final_error(in_flight, error))
 
-    def _take_back(self) -> None:
+    def _collect_prepared(self) -> None:
         """Queue messages whose preparation has ended before others, or report their errors."""
         ended = self._preparing.ended()
         if not ended:
             return
         assert self._state is not None
-        again = [in_flight for in_flight, error in ended if not is_verdict(error, self._state)]
-        self._again = deque(sorted((*again, *self._again), key=lambda one: one.position))
+        again = [in_flight for in_flight, error in ended if not is_final_error(error, self._state)]
+        self._to_resend = deque(sorted((*again, *self._to_resend), key=lambda one: one.position))
         for in_flight, error in ended:
-            if isinstance(error, BideError) and is_verdict(error, self._state):
-                self._denied(in_flight, error)
+            if isinstance(error, BideError) and is_final_error(error, self._state):
+                self._report_final_error(in_flight, error)
                 if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                     # The next message would fail in the same way.
-                    self._end = error
+                    self._fatal_error = error
                 if isinstance(error, BrokerError) and in_flight.message is not None:
                     self._unreachable.add(in_flight.message.template, error)
         for _, error in ended:
             # If only a separate connection for checks was lost, the message is tried again.
             is_lost = isinstance(error, ConnectionLostError) and self._state.connection.is_open
-            if error is not None and not is_lost and not is_verdict(error, self._state):
+            if error is not None and not is_lost and not is_final_error(error, self._state):
                 raise error
         # The broker has answered.
-        self._has_moved = True
+        self._has_progressed = True
 
-    def _sort(self) -> None:
+    def _handle_lost(self) -> None:
         """Settle or queue again the messages that were unconfirmed when their channel closed."""
         lost, self._lost = self._lost, []
         state, channel = self._state, self._channel
@@ -373,17 +375,17 @@ class BulkSender:
         error = channel.closed_with
         if channel.connection.is_open and not isinstance(error, ClosedError):
             # The broker closed only the channel, for one of the messages on it.
-            lost = self._without_rejected(
+            lost = self._settle_rejected(
                 ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), state, lost
             )
         else:
             for one in lost:
                 one.was_lost = True
-        self._again = deque(sorted((*lost, *self._again), key=lambda one: one.position))
+        self._to_resend = deque(sorted((*lost, *self._to_resend), key=lambda one: one.position))
         if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
             raise self._in_doubt(str(error)) from error
 
-    def _without_rejected(
+    def _settle_rejected(
         self, closure: ChannelClosure, state: BrokerState, lost: list[InFlightMessage]
     ) -> list[InFlightMessage]:
         """Settle the messages for which the broker closed the channel, if these are known; return the others.
@@ -394,13 +396,13 @@ class BulkSender:
         if rejected:
             closure.record(state)
         for one in rejected:
-            error = closure.verdict(one, may_return=True)
+            error = closure.verdict(one, may_resend=True)
             if error is not None:
-                self._failed(one, error)
+                self._report_failure(one, error)
             else:
                 one.prepared_in = None
-        self._has_moved = self._has_moved or bool(rejected)
-        self._limit = self._window if rejected else max(1, len(lost) // 4)
+        self._has_progressed = self._has_progressed or bool(rejected)
+        self._current_window = self._window if rejected else max(1, len(lost) // 4)
         return [one for one in lost if one.error is None]
 
     def _in_doubt(self, reason: str) -> BulkInDoubtError:
@@ -408,11 +410,11 @@ class BulkSender:
         if self._channel is not None and self._channel.is_open:
             # Closing the channel settles the messages in flight.
             self._channel.abandon()
-        waiting = sorted((*self._lost, *self._again, *self._preparing.give_up()), key=lambda one: one.position)
-        self._lost, self._again = [], deque()
+        waiting = sorted((*self._lost, *self._to_resend, *self._preparing.give_up()), key=lambda one: one.position)
+        self._lost, self._to_resend = [], deque()
         for one in waiting:
             assert one.message is not None
-            one.error = (in_doubt if one.attempts else not_sent)(one.message.message_id, reason)
+            one.error = (in_doubt if one.attempts else unsent_error)(one.message.message_id, reason)
         return BulkInDoubtError(
             reason,
             in_doubt=tuple(one.outcome() for one in waiting if one.attempts),

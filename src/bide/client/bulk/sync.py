@@ -15,7 +15,7 @@ from bide.client.bulk.input import body_bytes
 from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.thread_feed import ThreadFeed
 from bide.client.client import connect
-from bide.client.publish_result import PublishSummary, Tally, not_taken, with_unsent
+from bide.client.publish_result import PublishSummary, Tally, failures_error, with_unsent
 from bide.client.publisher import OnLost
 from bide.client.sync import SyncClient
 from bide.delay.protocol import DelayInfrastructure
@@ -66,7 +66,7 @@ class BulkPublisher:
         window: int = 10_000,
         keep: int = KEPT_FAILURES,
     ) -> None:
-        self._keep = whole_number("keep", keep, 1, 10_000_000)
+        self._max_failures = whole_number("keep", keep, 1, 10_000_000)
         connecting = connect(
             url,
             infrastructure=infrastructure,
@@ -78,11 +78,11 @@ class BulkPublisher:
         self._client = SyncClient(connecting)
         self._pid = os.getpid()
         self._batch: list[OutgoingMessage] = []
-        self._bytes = 0
+        self._batch_bytes = 0
         self._feed: ThreadFeed | None = None
         self._sending: concurrent.futures.Future[None] | None = None
-        self._taken = 0
-        self._tally = Tally(keep=self._keep)
+        self._next_position = 0
+        self._tally = Tally(keep=self._max_failures)
 
     def __enter__(self) -> Self:
         return self
@@ -104,8 +104,8 @@ class BulkPublisher:
                 including this one, and has the summary of all others since the last flush.
         """
         self._batch.append(message)
-        self._bytes += body_bytes(message)
-        if len(self._batch) >= _BATCH or self._bytes >= _BATCH_BYTES:
+        self._batch_bytes += body_bytes(message)
+        if len(self._batch) >= _BATCH or self._batch_bytes >= _BATCH_BYTES:
             self._send()
 
     def publish_many(self, messages: Iterable[OutgoingMessage]) -> PublishSummary:
@@ -128,10 +128,10 @@ class BulkPublisher:
             self._send()
         if self._feed is not None:
             self._feed.end()
-            self._wait()
-        report, self._tally = self._tally.report(), Tally(keep=self._keep)
+            self._end_publish()
+        report, self._tally = self._tally.report(), Tally(keep=self._max_failures)
         if report.failures:
-            raise not_taken(report)
+            raise failures_error(report)
         return report
 
     def close(self) -> None:
@@ -151,21 +151,21 @@ class BulkPublisher:
         self._check_process()
         if self._feed is not None and self._feed.has_ended:
             # An exception from a signal handler ended the flush.
-            self._wait()
+            self._end_publish()
         if self._feed is None or self._sending is None:
             feed = ThreadFeed(self._client.call)
-            self._sending = self._client.submit(self._publish(feed, self._taken))
+            self._sending = self._client.submit(self._publish(feed, self._next_position))
             self._feed = feed
         # If an exception from a signal handler ends the wait, the batch is passed with the next message.
         self._feed.wait_for_room()
         if self._feed.is_abandoned:
             # The publish ends, or has ended, with an error.
-            self._wait()
-        batch, self._batch, self._bytes = self._batch, [], 0
-        self._taken += len(batch)
+            self._end_publish()
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        self._next_position += len(batch)
         self._feed.add(batch)
 
-    def _wait(self) -> None:
+    def _end_publish(self) -> None:
         """End the input of the thread, and wait until all its messages are confirmed."""
         sending, feed = self._sending, self._feed
         assert sending is not None
@@ -178,13 +178,13 @@ class BulkPublisher:
             raise ClosedError("the publisher was closed") from None
         except BideError as error:
             left = feed.left()
-            named = with_unsent(error, [*left, *self._batch], first=self._taken - len(left))
-            self._taken += len(self._batch)
-            self._batch, self._bytes, self._sending, self._feed = [], 0, None, None
+            named = with_unsent(error, [*left, *self._batch], first=self._next_position - len(left))
+            self._next_position += len(self._batch)
+            self._batch, self._batch_bytes, self._sending, self._feed = [], 0, None, None
             if not isinstance(named, BulkInDoubtError):
                 named = BulkInDoubtError(str(error))
                 named.__cause__ = error
-            named.report, self._tally = self._tally.report(), Tally(keep=self._keep)
+            named.report, self._tally = self._tally.report(), Tally(keep=self._max_failures)
             raise named from named.__cause__
         self._sending = self._feed = None
 

@@ -26,18 +26,18 @@ class ThreadFeed:
     """
 
     def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
-        self._call = call
+        self._call_soon = call
         self._batches: deque[Sequence[OutgoingMessage]] = deque()
         self._current: Iterator[OutgoingMessage] = iter(())
         self._room = threading.Semaphore(_BATCHES_AHEAD)
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.has_ended = False
         self.is_abandoned = False
 
     async def __aiter__(self) -> AsyncIterator[OutgoingMessage]:
         has_ended = False
         while not has_ended:
-            self._news.clear()
+            self._changed.clear()
             # Read has_ended before the batches: a batch that is added in between was added before the end.
             has_ended = self.has_ended
             while self._batches:
@@ -46,7 +46,7 @@ class ThreadFeed:
                 for one in self._current:
                     yield one
             if not has_ended:
-                await self._news.wait()
+                await self._changed.wait()
 
     # In the other thread:
 
@@ -60,12 +60,12 @@ class ThreadFeed:
     def add(self, batch: Sequence[OutgoingMessage]) -> None:
         """Add messages; there is room for them."""
         self._batches.append(batch)
-        self._call(self._news.set)
+        self._call_soon(self._changed.set)
 
     def end(self) -> None:
         """Mark the end of the input."""
         self.has_ended = True
-        self._call(self._news.set)
+        self._call_soon(self._changed.set)
 
     # In the event loop, when no more messages are taken:
 

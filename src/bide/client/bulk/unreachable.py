@@ -9,7 +9,7 @@ from bide.errors import BideError
 from bide.messages.prepared import MessageTemplate
 from bide.runtime.bounded_cache import BoundedCache
 
-_SECONDS: Final = 1.0
+_KEPT_SECONDS: Final = 1.0
 """Seconds for which an unreachable target is not checked again."""
 
 
@@ -22,7 +22,7 @@ class Unreachable:
     def add(self, template: MessageTemplate | None, error: BideError) -> None:
         """Remember an error for messages of this template."""
         if template is not None:
-            self._errors[template] = error, asyncio.get_running_loop().time() + _SECONDS
+            self._errors[template] = error, asyncio.get_running_loop().time() + _KEPT_SECONDS
 
     def error(self, template: MessageTemplate | None) -> BideError | None:
         """The recent error of a message of this template, or None."""

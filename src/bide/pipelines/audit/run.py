@@ -21,7 +21,7 @@ import bide.spark
 from bide.pipelines.audit import facts, tables
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.refresh import FACTS, UNDECODABLE, compact, refresh
-from bide.pipelines.session import NO_WORKER, parallelism
+from bide.pipelines.session import NO_WORKER, error_of_query, parallelism
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -260,8 +260,7 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     if failures:
         first, *others = failures
         for one in others:
-            first.add_note(f"another query failed too: {one}")
-            log.warning("another query failed too: %s", one)
+            first.add_note(f"another query failed too: {error_of_query(one)}")
         raise first
     if again:
         log.info("starting %d queries again, whose Python process did not connect within ten seconds", len(again))

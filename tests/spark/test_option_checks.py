@@ -1,4 +1,4 @@
-"""What is wrong with options is told before Spark starts, and before it looks through a large table."""
+"""Invalid options, reported before Spark starts or reads a large table."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.broker.receiving import fresh
 
 __all__ = ["clock_url"]
 
-# Told as soon as Spark is there.
+# Reported as soon as Spark has started.
 NO_ZONE = ("--time-zone", "Mars/Olympus")
-NOBODY = ("--url", "amqp://127.0.0.1:1")
+NO_BROKER = ("--url", "amqp://127.0.0.1:1")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("--to", "orders", "--dry-run"), "Spark does not know the time zone"),
         (("--to", "orders", "--dry-run", "--header-columns", "order_id,order_id"), "names a column twice"),
@@ -50,7 +50,7 @@ def table(tmp_path: Path) -> Path:
 def test_errors_of_a_schedule_are_found_before_spark_starts(
     table: Path,
     arguments: tuple[str, ...],
-    said: str,
+    expected: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -58,10 +58,10 @@ def test_errors_of_a_schedule_are_found_before_spark_starts(
     Ledger("begun").begin(Head(plan="another", broker="another", rows=1, checksum=0, parts=1))
     Path("odd").mkdir()
     Path("odd", "ledger.json").write_text("{")
-    assert run(["pipeline", "schedule", str(table), "--at-column", "due", *NOBODY, *NO_ZONE, *arguments]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    assert run(["pipeline", "schedule", str(table), "--at-column", "due", *NO_BROKER, *NO_ZONE, *arguments]) == 2
+    stderr = capsys.readouterr().err
+    assert expected in stderr
+    assert stderr.count("\n") == 1
     assert not Path("new").exists()
 
 
@@ -70,7 +70,7 @@ def test_errors_of_a_replay_are_found_before_spark_starts(clock_url: str, capsys
     error = fresh("error")
     with bide.connect_sync(clock_url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(error)]))
-    for arguments, code, said in (
+    for arguments, code, expected in (
         (("--to", "nowhere"), 1, "bide: there is no queue 'nowhere' to send messages to: name another with --to\n"),
         (("--queue", "nowhere"), 1, "bide: there is no queue 'nowhere': name another with --queue\n"),
         (("--management-url", "localhost:15672"), 2, "bide: the management URL does not start with http:// or"),
@@ -79,9 +79,9 @@ def test_errors_of_a_replay_are_found_before_spark_starts(clock_url: str, capsys
     ):
         given = ("--url", clock_url, "--queue", error, *NO_ZONE, *arguments)
         assert run(["pipeline", "replay", *given]) == code
-        told = capsys.readouterr().err
-        assert told.startswith(said)
-        assert told.count("\n") == 1
+        stderr = capsys.readouterr().err
+        assert stderr.startswith(expected)
+        assert stderr.count("\n") == 1
 
 
 async def test_a_schedule_can_be_checked_inside_an_event_loop(clock_url: str) -> None:
@@ -92,12 +92,12 @@ async def test_a_schedule_can_be_checked_inside_an_event_loop(clock_url: str) ->
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize(("folder", "said"), [("none", "has no audit"), ("x" * 300, "cannot be read: ")])
+@pytest.mark.parametrize(("folder", "expected"), [("none", "has no audit"), ("x" * 300, "cannot be read: ")])
 def test_errors_of_a_replay_of_an_audit_are_found_before_spark_starts(
-    folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["pipeline", "replay", "--audit", folder, *NOBODY, *NO_ZONE]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"bide: the folder {tmp_path / folder} {said}")
-    assert told.count("\n") == 1
+    assert run(["pipeline", "replay", "--audit", folder, *NO_BROKER, *NO_ZONE]) == 2
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"bide: the folder {tmp_path / folder} {expected}")
+    assert stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Nothing may be left behind: no task, no error that nobody took, no socket."""
+"""A check that a test leaves no task, unhandled error or socket behind."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.patience import PATIENCE
+from tests.timeouts import TIMEOUT
 
 
 @asynccontextmanager
-async def quiet_loop() -> AsyncIterator[None]:
+async def no_leaks() -> AsyncIterator[None]:
     """Fail if the block leaves tasks behind, or errors that only the event loop got to see."""
     loop = asyncio.get_running_loop()
-    complaints: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
     before, handler = _tasks(), loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    loop.set_exception_handler(lambda _, context: errors.append(context))
     try:
         yield
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         # A task that is cancelled, or a socket that is closed, takes a few turns of the loop to be gone.
-        while (left := _tasks() - before) and time.monotonic() < deadline:  # noqa: ASYNC110 (no event tells)
+        while (left := _tasks() - before) and time.monotonic() < deadline:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.01)
         assert left == set()
-        # An error that nobody took is reported when its future or task is collected.
+        # An unhandled error is reported when its future or task is collected.
         gc.collect()
         await asyncio.sleep(0)
-        assert complaints == []
+        assert errors == []
     finally:
         loop.set_exception_handler(handler)
 

@@ -1,4 +1,4 @@
-"""What the tests of a cluster and of Spark Connect have in common: what they do there, and what has to come of it."""
+"""Checks shared by the tests of a Spark cluster and of Spark Connect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import bide
 from bide.cli.app import run
 from tests.spark import on_cluster
-from tests.spark.cluster import Elsewhere
+from tests.spark.cluster import ExternalSpark
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import put
 from tests.spark.test_replay_audit import EVENTS, events
@@ -26,8 +26,8 @@ PARKED: Final = 3
 ON_CLOCK: Final = ("--max-delay", "5s", "--resolution", "1s")
 
 
-def told(vhost: Vhost, folder: Path) -> dict[str, str]:
-    """What the program on_cluster.py has to know; makes the queues that it uses."""
+def prepare_queues(vhost: Vhost, folder: Path) -> dict[str, str]:
+    """Declare the queues of the program on_cluster.py, and return its settings."""
     facts = bide.Queue("facts", arguments={"x-queue-type": "stream"})
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("kept"), facts]))
@@ -35,7 +35,7 @@ def told(vhost: Vhost, folder: Path) -> dict[str, str]:
 
 
 def check_source_and_sink(found: Mapping[str, Any], vhost: Vhost) -> None:
-    """What that program says, and what it has left on the broker."""
+    """Check the output of that program, and the messages that it left on the broker."""
     sent = {f"m-{number}": f"row {number}" for number in range(on_cluster.ROWS)}
     assert set(found["batch"]) == set(sent)
     assert found["moved"] == len(found["kept"]) == on_cluster.ROWS
@@ -44,7 +44,7 @@ def check_source_and_sink(found: Mapping[str, Any], vhost: Vhost) -> None:
     assert {one.message_id: one.body.decode() for one in drain(vhost.url, "kept", on_cluster.ROWS)} == sent
 
 
-def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost, folder: Path) -> None:
+def check_pipelines(spark: ExternalSpark, settings: Mapping[str, str], vhost: Vhost, folder: Path) -> None:
     """Run every command of ``bide pipeline`` that works on messages, on those of one campaign."""
     url, port, audit = vhost.url, str(stream_port(vhost.broker)), str(folder / "[eu]" / "audit")
     stream = bide.Queue(EVENTS, arguments={"x-queue-type": "stream"})
@@ -60,13 +60,13 @@ def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost,
         schedule = ("schedule", rows, "--to", "orders", "--delay-column", "wait", "--id-column", "id", *sending)
         assert call(*schedule, "--part-rows", "100", "--ledger", ledger)["sent"] == ROWS
         assert {one.message_id for one in drain(url, "orders", ROWS)} == set(ids)
-        asyncio.run(_tell_of_failures(url))
+        asyncio.run(_publish_failures(url))
         put(url, "errors", PARKED, "orders", prefix="p")
 
         audited = call("audit", "--once", "--into", audit, "--url", url, "--stream-port", port)
         assert audited["rows"] == {"scheduled": ROWS, "delivered": ROWS, "processed": 0, "failed": DISCARDED}
-        told = call("report", audit, "--out", str(folder / "report.html"))
-        assert (told["scheduled"], told["delivered"], told["failures"]) == (ROWS, ROWS, DISCARDED)
+        report = call("report", audit, "--out", str(folder / "report.html"))
+        assert (report["scheduled"], report["delivered"], report["failures"]) == (ROWS, ROWS, DISCARDED)
         assert (folder / "report.html").read_text().startswith("<!doctype html>")
         planned = call("plan", "--rate", "100/s", "--delay", "5m", "--for", "1h", "--layout", "clock")
         assert round(planned["messages"]) == 360_000
@@ -79,6 +79,6 @@ def check_pipelines(spark: Elsewhere, settings: Mapping[str, str], vhost: Vhost,
     assert all(one.history.returned == 1 for one in found)
 
 
-async def _tell_of_failures(url: str) -> None:
+async def _publish_failures(url: str) -> None:
     async with bide.connect(url) as client:
         await client.publish_many(events("discarded", range(DISCARDED)))

@@ -1,4 +1,4 @@
-"""Error queues as they are found: looked at again and again, shared with others, full of strange messages."""
+"""Error queues that are browsed often, shared, or contain messages of other systems."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bide.local_broker import LocalBroker
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import fresh, receive
-from tests.broker.test_lifecycle import listed, park
-from tests.patience import PATIENCE
+from tests.broker.test_error_queues import listed, park
+from tests.timeouts import TIMEOUT
 
 LIMIT = 4
 
@@ -35,42 +35,42 @@ def publish(url: bide.BrokerUrl, queue: str, bodies: Sequence[bytes], properties
             channel.basic_publish("", queue, body, properties, mandatory=True)
 
 
-async def until(queue: ErrorQueue, number: int) -> None:
-    """Wait until so many messages were dead-lettered, which the broker says nobody."""
-    async with asyncio.timeout(PATIENCE):
+async def wait_for_count(queue: ErrorQueue, number: int) -> None:
+    """Wait until ``number`` messages were dead-lettered, for which the broker sends no event."""
+    async with asyncio.timeout(TIMEOUT):
         while await queue.count() < number:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.05)
 
 
-async def a_few(queue: ErrorQueue) -> None:
+async def list_one(queue: ErrorQueue) -> None:
     """As ``bide errors list --limit 1`` does."""
     async with aclosing(queue.messages()) as messages:
         await anext(messages)
 
 
-async def the_second(queue: ErrorQueue) -> None:
+async def get_second(queue: ErrorQueue) -> None:
     await queue.get("1")
 
 
-async def nobody(queue: ErrorQueue) -> None:
+async def get_missing(queue: ErrorQueue) -> None:
     with pytest.raises(NotFoundError):
-        await queue.get("nobody")
+        await queue.get("missing")
 
 
-async def in_vain(queue: ErrorQueue) -> None:
+async def fail_to_retry_all(queue: ErrorQueue) -> None:
     assert (await queue.retry(Selection(), to="missing")).done == 0
 
 
-async def one_in_vain(queue: ErrorQueue) -> None:
+async def fail_to_retry_one(queue: ErrorQueue) -> None:
     assert (await queue.retry(Selection(ids=frozenset({"1"})), to="missing")).done == 0
 
 
-async def edited_in_vain(queue: ErrorQueue) -> None:
+async def fail_to_edit(queue: ErrorQueue) -> None:
     with pytest.raises(BrokerError):
         await queue.edit("1", body=b"new", to="missing")
 
 
-async def interrupted(queue: ErrorQueue) -> None:
+async def interrupt_browsing(queue: ErrorQueue) -> None:
     """As Ctrl-C does."""
     looking = asyncio.Event()
 
@@ -86,7 +86,9 @@ async def interrupted(queue: ErrorQueue) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-@pytest.mark.parametrize("what", [a_few, the_second, nobody, in_vain, one_in_vain, edited_in_vain, interrupted])
+@pytest.mark.parametrize(
+    "what", [list_one, get_second, get_missing, fail_to_retry_all, fail_to_retry_one, fail_to_edit, interrupt_browsing]
+)
 async def test_reading_that_ends_early_loses_nothing_to_the_delivery_limit(
     client: bide.Client, broker: LocalBroker, what: Callable[[ErrorQueue], Awaitable[None]]
 ) -> None:
@@ -111,12 +113,12 @@ async def test_an_unknown_delivery_limit_is_logged(
     with caplog.at_level(logging.WARNING):
         for _ in range(25):
             assert await queue.count() == 1
-    # From 4.3 on, a look is no failed delivery.
+    # From 4.3 on, browsing does not count as a failed delivery.
     assert ("delivery limit" in caplog.text) is (release < (4, 3))
 
 
 async def test_identical_messages_are_all_moved(client: bide.Client) -> None:
-    """Without an id, and with nothing that tells when they failed; and two with one id."""
+    """Messages without an id and without a time of failure, and two with the same id."""
     name, other = fresh("plain"), fresh("other")
     await client.declare(bide.Topology(queues=[Queue.quorum(name), Queue.quorum(other)]))
     await asyncio.to_thread(publish, client.url, name, [b"ping"] * 3, pika.BasicProperties())
@@ -151,7 +153,7 @@ async def test_copies_are_not_routed_by_cc(client: bide.Client) -> None:
 
 
 async def test_an_archive_keeps_the_origin_from_x_death(client: bide.Client) -> None:
-    """Nothing but ``x-death`` tells where a message of strangers failed, and brokers mistrust a copy that has it."""
+    """For messages of other systems only ``x-death`` names the failed queue, and brokers drop it from copies."""
     work, dead = fresh("work"), fresh("dead")
     arguments = {"x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
     await client.declare(bide.Topology(queues=[Queue(work, arguments=arguments), Queue.quorum(dead)]))
@@ -159,7 +161,7 @@ async def test_an_archive_keeps_the_origin_from_x_death(client: bide.Client) -> 
     async with client.consume(work) as messages:
         await (await anext(messages)).reject()
     queue = ErrorQueue(client, dead)
-    await until(queue, 1)
+    await wait_for_count(queue, 1)
     (before,) = await listed(queue)
     assert (before.queue, before.reason) == (work, "rejected")
     assert (await queue.archive(Selection())).done == 1
@@ -194,10 +196,10 @@ async def test_a_message_rejected_again_at_once_is_sent_once(client: bide.Client
         for number in range(20):
             await client.publish(b"x", to=work, message_id=f"{number}")
         queue = ErrorQueue(client, dead)
-        await until(queue, 20)
+        await wait_for_count(queue, 20)
         for run in (1, 2):
             assert (await queue.retry(Selection())).done == 20
-            await until(queue, 20)
+            await wait_for_count(queue, 20)
             assert rejected == 20 * (run + 1)
         assert {one.history.returned for one in await listed(queue)} == {2}
     finally:
@@ -231,8 +233,8 @@ async def test_missing_ids_and_headers_are_reported(client: bide.Client) -> None
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 2, orders)
     queue = ErrorQueue(client, name)
-    moved = await queue.retry(Selection(ids=frozenset({"m0", "nobody", "x"})))
-    assert (moved.done, moved.missing) == (1, ("nobody", "x"))
+    moved = await queue.retry(Selection(ids=frozenset({"m0", "missing", "x"})))
+    assert (moved.done, moved.missing) == (1, ("missing", "x"))
     with pytest.raises(InvalidInputError, match="has no header 'tennant'"):
         await queue.edit("m1", without=frozenset({"tennant"}))
     with pytest.raises(InvalidInputError, match="empty"):
@@ -292,7 +294,7 @@ async def test_large_messages_do_not_fill_the_memory(client: bide.Client, monkey
 
 
 async def test_a_queue_keeps_its_order(client: bide.Client, release: tuple[int, ...]) -> None:
-    """Also when some were taken out, the last among them, and when nobody looked to the end."""
+    """Also when messages were removed, the last one included, and when browsing stopped early."""
     name = fresh("long")
     await client.declare(bide.Topology(queues=[Queue.quorum(name)]))
     for start in range(0, 1500, 500):
@@ -302,7 +304,7 @@ async def test_a_queue_keeps_its_order(client: bide.Client, release: tuple[int, 
     gone = {before[place] for place in (0, 31, 700, 1499)}
     assert (await queue.discard(Selection(ids=frozenset(gone)))).done == 4
     left = [one for one in before if one not in gone]
-    await a_few(queue)
+    await list_one(queue)
     assert [one.message_id for one in await listed(queue)] == left
     # Given back they were, and not only dropped with the connection.
     (first,) = await listed(queue, ids=frozenset(left[:1]))

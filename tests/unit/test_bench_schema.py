@@ -1,4 +1,4 @@
-"""Files that hold no results of the benchmark, or none that can be shown."""
+"""Invalid results files of the benchmark."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RUN = (*ROW, "runs", 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[" * 100_000, "recursion"),
         ("null", "get"),
@@ -84,14 +84,14 @@ RUN = (*ROW, "runs", 0)
     ],
 )
 def test_another_file_is_refused_before_anything_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
 ) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)
     assert run_bench(["--from", str(file), "--page", str(tmp_path / "page")]) == BAD_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{file} holds no results of the benchmark: " in line
-    assert said in line
+    assert expected in line
     assert not (tmp_path / "page").exists()
 
 

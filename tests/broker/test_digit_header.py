@@ -1,4 +1,4 @@
-"""Which header may carry the digits: what becomes of its keys when the broker has to dead-letter a second time."""
+"""The header for the digits of a delay, and its routing keys after a second dead-lettering."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ async def redelivered(url: str, carrier: str) -> int:
             body=b"",
         )
 
-    async def tried() -> bool:
+    async def was_tried() -> bool:
         return await ready(connection, "hold") == 0
 
-    await eventually(tried)
+    await eventually(was_tried)
     await channel.bind(bide.Binding("onwards", "target", "~q:target"))
 
     async def arrived() -> bool:

@@ -1,4 +1,4 @@
-"""Failed messages on the real broker: looked at, retried, edited, archived, discarded, and recorded."""
+"""Error queues: browse, retry, edit, archive, discard, and the record of operations."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import eventually, fresh, receive
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 def report(error: Exception, queue: str, **changes: Any) -> dict[str, Any]:
@@ -125,8 +125,8 @@ async def test_every_condition_selects_its_messages(client: bide.Client) -> None
     summary = await queue.summary(Selection(queue=billing))
     assert (summary.total, dict(summary.by["exception"])) == (3, {"TimeoutError": 3})
     assert (await queue.get("b1")).endpoint == "cash"
-    with pytest.raises(NotFoundError, match="'nobody'"):
-        await queue.get("nobody")
+    with pytest.raises(NotFoundError, match="'missing'"):
+        await queue.get("missing")
 
 
 async def test_a_retry_restores_exactly_the_chosen_messages(client: bide.Client) -> None:
@@ -157,10 +157,10 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
     await park(client, name, 3, billing, prefix="b")
     await park(client, name, 5, orders)
     queue = ErrorQueue(client, name)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     begin = datetime.now(UTC)
     moving = asyncio.create_task(
-        queue.retry(Selection(queue=orders), over="2s", progress=lambda *now: told.append(now))
+        queue.retry(Selection(queue=orders), over="2s", progress=lambda *now: progress.append(now))
     )
     messages = await receive(client, orders, 5)
     waits = [(one.received_at - begin).total_seconds() for one in messages]
@@ -168,14 +168,14 @@ async def test_messages_leave_the_error_queue_at_the_chosen_pace(
         assert wait >= place * 0.4
     moved = await moving
     assert (moved.done, moved.queues, moved.seen, moved.left) == (5, {orders: 5}, 8, None)
-    assert told == [(0, 5), *((done, 5) for done in range(1, 6))]
+    assert progress == [(0, 5), *((done, 5) for done in range(1, 6))]
     assert await queue.count() == 3
 
 
 async def test_messages_that_cannot_be_sent_do_not_slow_the_pace(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch, connection: Connection
 ) -> None:
-    """It is tried once, and met again by each look."""
+    """Each is tried once, and seen again by later passes over the queue."""
     monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
     name, gone, orders = fresh("error"), fresh("gone"), fresh("orders")
     await park(client, name, 2, gone, prefix="g")
@@ -195,7 +195,7 @@ async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Clie
     moving = asyncio.create_task(
         queue.retry(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         await begun.wait()
     moving.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -231,9 +231,9 @@ async def test_edit_sends_a_new_message(client: bide.Client) -> None:
     name, orders = fresh("error"), fresh("orders")
     await park(client, name, 2, orders)
     queue = ErrorQueue(client, name)
-    new = await queue.edit("m0", body=b"mended", headers={"tenant": "a"}, without=frozenset({"place"}))
+    new = await queue.edit("m0", body=b"fixed", headers={"tenant": "a"}, without=frozenset({"place"}))
     (message,) = await receive(client, orders, 1)
-    assert (message.message_id, message.body, dict(message.headers)) == (new, b"mended", {"tenant": "a"})
+    assert (message.message_id, message.body, dict(message.headers)) == (new, b"fixed", {"tenant": "a"})
     assert message.raw.values["headers"]["bide-edit-of"] == "m0"
     assert [one.message_id for one in await listed(queue)] == ["m1"]
     with pytest.raises(ReservedHeaderError):
@@ -384,7 +384,7 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     for body in (b"e0", b"e1"):
         properties = pika.BasicProperties(headers={"tenant": 7}, expiration="50")
         channel.basic_publish(shop, "order.created", body, properties)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while channel.queue_declare(dead, passive=True).method.message_count < 4:
         assert time.monotonic() < deadline, "they did not expire"
         connection.sleep(0.02)
@@ -405,7 +405,7 @@ async def test_a_parked_message_is_handled_after_its_retry(client: bide.Client) 
         await client.publish(b"x", to=name, message_id="one", expiration="1h", delay="50ms")
         await recorder.until("parked")
         queue = ErrorQueue(client, error)
-        assert (await queue.groups())[0].name == "ConnectionError at test_lifecycle.py in handle"
+        assert (await queue.groups())[0].name == "ConnectionError at test_error_queues.py in handle"
         await queue.retry(Selection())
         await recorder.until("parked", count=2)
         (message,) = await listed(queue)

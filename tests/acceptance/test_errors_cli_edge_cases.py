@@ -1,4 +1,4 @@
-"""``bide errors`` at its worst: messages made to deceive, pipes that close, bad input, signals."""
+"""``bide errors`` with hostile messages, closed pipes, invalid input and signals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import bide
 from bide.cli.app import cli
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ready
-from tests.patience import PATIENCE
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 EVIL = "\x1b[31mred\nFORGED\u202e\x07"
 
@@ -36,26 +36,26 @@ def on_a_terminal(program: Program, *arguments: str, answer: bytes = b"") -> tup
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, [sys.executable, "-m", "bide", *arguments], program.environment)
-    said = b""
+    output = b""
     while True:
         # Ctrl-C may come just before Python waits for input, which it then does not end: type it again.
-        if answer and b"[y/N]" in said and not select.select([terminal], [], [], 1.0)[0]:
+        if answer and b"[y/N]" in output and not select.select([terminal], [], [], 1.0)[0]:
             os.write(terminal, answer)
             continue
         try:
             part = os.read(terminal, 65536)
-        except OSError:  # as Linux tells the end
+        except OSError:  # the end of the terminal, on Linux
             break
         if not part:
             break
         if answer and b"[y/N]" in part:
             os.write(terminal, answer)
-        said += part
+        output += part
     os.close(terminal)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said.decode()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output.decode()
 
 
-def evil(vhost: Vhost) -> None:
+def fill_with_hostile_messages(vhost: Vhost) -> None:
     """A message whose every text takes a terminal for a fool."""
     headers = {
         f"bide-{name}": EVIL for name in ("failed-queue", "error-type", "error-message", "error-stack", "endpoint")
@@ -72,13 +72,13 @@ def evil(vhost: Vhost) -> None:
 
 
 def test_control_characters_of_messages_are_escaped(program: Program, vhost: Vhost) -> None:
-    evil(vhost)
+    fill_with_hostile_messages(vhost)
     (listed,) = lines(program.ok("errors", "list", "--json"))
     assert listed["queue"] == EVIL
     for arguments in (["list"], ["groups"], ["stats"], ["show", listed["id"]], ["retry", listed["id"]], ["history"]):
-        code, said = on_a_terminal(program, "errors", *arguments)
+        code, output = on_a_terminal(program, "errors", *arguments)
         # The progress bar's own, which the terminal gets whatever the messages are.
-        own = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.replace("\x1b[31mred", "EVIL"))
+        own = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.replace("\x1b[31mred", "EVIL"))
         assert "EVIL" not in own, arguments
         assert not {"\x1b", "\u202e", "\x07"} & set(own), arguments
         # Only a body and a stack trace have lines of their own.
@@ -87,7 +87,7 @@ def test_control_characters_of_messages_are_escaped(program: Program, vhost: Vho
 
 
 def test_json_output_has_one_object_per_line(program: Program, vhost: Vhost) -> None:
-    evil(vhost)
+    fill_with_hostile_messages(vhost)
     for arguments in (["list"], ["groups"], ["groups", "--by", "type"], ["stats"]):
         (found,) = lines(program.ok("errors", *arguments, "--json"))
         assert EVIL in str(found) or repr(EVIL)[1:-1] in str(found)
@@ -108,8 +108,8 @@ def test_every_command_refuses_delay_queues(program: Program, vhost: Vhost) -> N
         given += ["m"] if name in ("show", "edit") else []
         given += ["--body", "x"] if name == "edit" else []
         given += ["--all", "--yes"] if any(one.name == "everything" for one in command.params) else []
-        said = program.fails(2, "errors", *given)
-        assert "'bide.v1.h1' belongs to a delay infrastructure: messages wait there until they are due" in said, name
+        output = program.fails(2, "errors", *given)
+        assert "'bide.v1.h1' belongs to a delay infrastructure: messages wait there until they are due" in output, name
     assert (ready(vhost, "bide.v1.h1"), ready(vhost, "orders")) == (1, 0)
 
 
@@ -117,7 +117,7 @@ def test_a_closed_pipe_ends_the_listing_silently(program: Program, vhost: Vhost)
     fill(vhost, 300)
     command = f"{sys.executable} -m bide errors list | head -n 1"
     done = subprocess.run(
-        command, shell=True, capture_output=True, env=program.environment, timeout=PATIENCE, check=False
+        command, shell=True, capture_output=True, env=program.environment, timeout=TIMEOUT, check=False
     )
     assert done.stdout.count(b"\n") == 1
     assert done.stderr == b""
@@ -131,25 +131,25 @@ def test_bytes_that_are_not_utf_8_are_sent_unchanged(program: Program, vhost: Vh
     (found,) = lines(program.ok("errors", "show", message_id, "--queue", "orders", "--json"))
     assert (found["body"], found["body_encoding"]) == ("/3g=", "base64")
     assert "an empty search text" in program.fails(2, "errors", "retry", "--text", "")
-    done = program.run("errors", "archive", "m1", "nobody")
+    done = program.run("errors", "archive", "m1", "missing")
     assert (done.returncode, done.stdout) == (1, b"1 message archived: 1 to error.archive\n")
-    assert b"no message 'nobody'" in done.stderr
+    assert b"no message 'missing'" in done.stderr
 
 
 def test_a_terminal_gets_a_confirmation_prompt_and_a_progress_bar(program: Program, vhost: Vhost) -> None:
     fill(vhost, 20)
-    code, said = on_a_terminal(program, "errors", "discard", "m1", answer=b"n\n")
+    code, output = on_a_terminal(program, "errors", "discard", "m1", answer=b"n\n")
     assert (code, ready(vhost, "error")) == (1, 20)
-    assert "1 message of error will be discarded: go on?" in said
-    assert said.splitlines()[-1] == "bide: nothing was done: the answer was no"
-    code, said = on_a_terminal(program, "errors", "discard", "m1", answer=b"\x03")
+    assert "1 message of error will be discarded: go on?" in output
+    assert output.splitlines()[-1] == "bide: nothing was done: the answer was no"
+    code, output = on_a_terminal(program, "errors", "discard", "m1", answer=b"\x03")
     assert (code, ready(vhost, "error")) == (130, 20)
-    assert "nothing was done" not in said
-    code, said = on_a_terminal(program, "errors", "retry", "--all", answer=b"y\n")
+    assert "nothing was done" not in output
+    code, output = on_a_terminal(program, "errors", "retry", "--all", answer=b"y\n")
     assert (code, ready(vhost, "error"), ready(vhost, "orders")) == (0, 0, 20)
-    assert "20/20" in said
-    assert "20 messages of error will be sent back: 20 to orders: go on?" in said
-    assert "20 messages sent back: 20 to orders" in said
+    assert "20/20" in output
+    assert "20 messages of error will be sent back: 20 to orders: go on?" in output
+    assert "20 messages sent back: 20 to orders" in output
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def test_a_terminal_gets_a_confirmation_prompt_and_a_progress_bar(program: Progr
     ids=" ".join,
 )
 def test_a_declined_prompt_is_not_reported_as_an_interruption(program: Program, arguments: tuple[str, ...]) -> None:
-    code, said = on_a_terminal(program, *arguments, answer=b"n\n")
-    assert code == 1, said
-    assert said.splitlines()[-1] == "bide: nothing was done: the answer was no"
-    code, said = on_a_terminal(program, *arguments, answer=b"\x03")
-    assert code == 130, said
-    assert "bide:" not in said
-    assert "Traceback" not in said
+    code, output = on_a_terminal(program, *arguments, answer=b"n\n")
+    assert code == 1, output
+    assert output.splitlines()[-1] == "bide: nothing was done: the answer was no"
+    code, output = on_a_terminal(program, *arguments, answer=b"\x03")
+    assert code == 130, output
+    assert "bide:" not in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -183,14 +183,14 @@ def test_an_interrupted_retry_neither_loses_nor_repeats_messages(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not ready(vhost, "orders"):
         assert time.monotonic() < deadline
         assert process.poll() is None
     process.send_signal(number)
-    said = process.communicate(timeout=PATIENCE)[1].decode()
+    output = process.communicate(timeout=TIMEOUT)[1].decode()
     assert process.returncode == (130 if number == signal.SIGINT else 128 + number)
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     sent = ready(vhost, "orders")
     assert 0 < sent < count
     assert sent + ready(vhost, "error") == count

@@ -1,4 +1,4 @@
-"""Look into queues."""
+"""Helpers that consume or list the messages of queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nobody should do and somebody does: odd exceptions, odd policies, odd messages. No message is held up by it."""
+"""Endpoints with odd exceptions, policies and messages, none of which holds up others."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ STRANGE = {
         {"expiration": "99999999", "timestamp": datetime(9999, 12, 31, tzinfo=UTC)}
     ),
     "a header with such a time": headers(b"\x02abT" + b"\xff" * 8),
-    "an id that is no text": struct.pack(">H", 1 << 7) + b"\x03\xff\xfe\x00",
-    "a header's name that is no text": headers(b"\x02\xff\xfeI\x00\x00\x00\x07"),
-    "a header that is no text": headers(b"\x02abS\x00\x00\x00\x01\xff"),
+    "an id that is not text": struct.pack(">H", 1 << 7) + b"\x03\xff\xfe\x00",
+    "a header's name that is not text": headers(b"\x02\xff\xfeI\x00\x00\x00\x07"),
+    "a header that is not text": headers(b"\x02abS\x00\x00\x00\x01\xff"),
     "our own headers, nonsense": codec.properties({"headers": {**LARGEST, "bide-to": 5, "bide-exchange": b"\xff"}}),
     "our own headers, other nonsense": codec.properties(
         {"headers": {"bide-retries": "99999999999", "bide-attempt-times": [1 << 62, "a"], "bide-expiration": 5}}

@@ -1,4 +1,4 @@
-"""Values that no caller should pass: they are refused by errors of our own."""
+"""Invalid arguments, refused by errors of bide."""
 
 from __future__ import annotations
 

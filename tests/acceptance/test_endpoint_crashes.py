@@ -1,4 +1,4 @@
-"""One night: handlers that fail and kill, a process killed from outside, a broker restarted; and nothing lost."""
+"""An endpoint with crashing handlers, killed processes and a restarted broker."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ import pytest
 import bide
 from bide.error_queues import ErrorQueue
 from bide.topology import Queue
-from tests.acceptance.night_worker import CLOCK, ERROR, POISON_AFTER, QUEUE
+from tests.acceptance.crashing_endpoint import CLOCK, ERROR, POISON_AFTER, QUEUE
 from tests.support import Rabbitmq, flush_declarations
 
 log = logging.getLogger(__name__)
 
-WORKER = Path(__file__).with_name("night_worker.py")
+WORKER = Path(__file__).with_name("crashing_endpoint.py")
 MESSAGES = 1000
 KILLERS = (120, 700)
 KILL_AT = (150, 450)
@@ -34,7 +34,7 @@ LONGEST = 800.0
 MOST_STARTS = 40
 
 
-class Night:
+class EndpointProcess:
     """Keeps the program running, as a service manager does, and reads its account."""
 
     def __init__(self, url: str, account: Path) -> None:
@@ -50,7 +50,7 @@ class Night:
             return []
         return [json.loads(line) for line in self._account.read_bytes().splitlines() if line.endswith(b"}")]
 
-    def see_to_it(self) -> None:
+    def restart_if_dead(self) -> None:
         """Start the program if it does not run."""
         if self._process is not None:
             code = self._process.poll()
@@ -101,40 +101,40 @@ def test_every_message_survives_killed_workers_and_a_broker_restart(rabbitmq: Ra
     with rabbitmq.start(tmp_path / "broker") as broker:
         types = asyncio.run(send(broker.url))
         flush_declarations(broker)
-        night = Night(broker.url, tmp_path / "account")
+        endpoint = EndpointProcess(broker.url, tmp_path / "account")
         kills, restarted_at = list(KILL_AT), 0.0
         deadline = time.monotonic() + LONGEST
         ended: set[str] = set()
         while ended != set(types):
             assert time.monotonic() < deadline, f"{len(set(types) - ended)} messages are not done with"
-            night.see_to_it()
-            lines = night.lines()
+            endpoint.restart_if_dead()
+            lines = endpoint.lines()
             ended = {one["id"] for one in lines if one["what"] in ("processed", "parked")}
             if kills and len(ended) >= kills[0]:
                 kills.pop(0)
-                night.kill()
+                endpoint.kill()
             if not restarted_at and len(ended) >= RESTART_BROKER_AT:
                 restarted_at = time.time()
                 broker.restart()
             time.sleep(0.02)
         assert not kills
         assert restarted_at
-        assert night.stop() == 0
+        assert endpoint.stop() == 0
         in_error_queue = asyncio.run(parked(broker.url))
-    lines = night.lines()
+    lines = endpoint.lines()
     done = Counter(one["id"] for one in lines if one["what"] == "done")
     killed = Counter(one["id"] for one in lines if one["what"] == "kill")
 
     # Every message ended where it should, and none is lost.
     assert set(done) == {name for name, kind in types.items() if kind == "twice"}
     assert set(in_error_queue) == {name for name, kind in types.items() if kind != "twice"}
-    # What kills is parked after so many deaths, and not later; its neighbours are not taken for it (see above).
+    # A poison message is parked after exactly POISON_AFTER deaths; others are not mistaken for it (see above).
     assert set(killed) == {name for name, kind in types.items() if kind == "killer"}
     assert all(1 <= count <= POISON_AFTER for count in killed.values())
-    assert len(night.deaths) == killed.total() + len(KILL_AT)
+    assert len(endpoint.deaths) == killed.total() + len(KILL_AT)
 
     # Every duplicate has its reason: the process died, or the broker went away, after the first time.
-    breaks = sorted([*(at for at, _ in night.deaths), restarted_at])
+    breaks = sorted([*(at for at, _ in endpoint.deaths), restarted_at])
     times: dict[str, list[float]] = defaultdict(list)
     for one in lines:
         if one["what"] == "done":
@@ -145,9 +145,9 @@ def test_every_message_survives_killed_workers_and_a_broker_restart(rabbitmq: Ra
             assert any(before - 1 < one < after for one in breaks), f"{name} was handled twice for no reason"
     repeated = sum(len(found) - 1 for found in duplicates.values())
     parked_twice = len(in_error_queue) - len(set(in_error_queue))
-    # At most what was in hand at each break: five handlers, and what they had just replaced by a copy.
+    # At most the unsettled messages of each break: five handlers, and five copies that they had just sent.
     assert repeated + parked_twice <= len(breaks) * 10
     log.info(
         "%d messages, %d starts, %d deaths, 1 broker restart: %d processed, %d parked; %d and %d of them twice",
-        *(MESSAGES, night.starts, len(night.deaths), len(done), len(set(in_error_queue)), repeated, parked_twice),
+        *(MESSAGES, endpoint.starts, len(endpoint.deaths), len(done), len(set(in_error_queue)), repeated, parked_twice),
     )

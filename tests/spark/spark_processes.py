@@ -1,4 +1,4 @@
-"""Sparks on this machine, and which processes belong to them, so that tests can kill them."""
+"""Local Spark programs and their processes, for tests that kill them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Final
 
 import bide
 from tests.broker.receiving import connection_of, ready
-from tests.patience import PATIENCE
 from tests.soak import processes
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +31,7 @@ LOCAL: Final = ("--master", "local[2]", "--spark-conf", f"spark.driver.extraJava
 
 
 def kill_python_workers(spark: SparkSession) -> int:
-    """``kill -9`` every Python worker of a session, and say how many there were."""
+    """``kill -9`` every Python worker of a session, and return their number."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     daemons = filter(processes.is_daemon, processes.children(gateway.proc.pid))
@@ -39,20 +39,20 @@ def kill_python_workers(spark: SparkSession) -> int:
 
 
 class Program:
-    """A process with all that it starts, which tests kill in the middle of what it does."""
+    """A process and its children, which tests kill while it works."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def wait_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Look again and again until something is so, which must be before the program ends."""
+        """Poll until a condition holds, before the program ends."""
         wait_until(lambda: is_so() or self._process.poll() is not None, what)
         assert self._process.poll() is None, "it ended before it could be killed"
 
     def end(self) -> int:
         """SIGTERM to the program alone, and its exit code."""
         self._process.terminate()
-        return self._process.wait(PATIENCE)
+        return self._process.wait(TIMEOUT)
 
     def kill(self) -> None:
         """``kill -9`` of all of its processes."""
@@ -74,8 +74,8 @@ def started(
             program.kill()
 
 
-def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = PATIENCE) -> None:
-    """Look again and again until something is so."""
+def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = TIMEOUT) -> None:
+    """Poll until a condition holds."""
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"still not so after {seconds} s: {what}"

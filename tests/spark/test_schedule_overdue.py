@@ -1,4 +1,4 @@
-"""Rows that were due long ago are never sent at once without a word."""
+"""Overdue rows, which are never sent without a choice of the user."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def source(spark: SparkSession, tmp_path: Path) -> Path:
 
 
 def ids(url: str, queue: str, number: int) -> list[int]:
-    """The numbers of the orders of so many messages, and no more come."""
+    """The order numbers of exactly ``number`` messages."""
     found = sorted(int(json.loads(one.body)["order_id"][2:]) for one in drain(url, queue, number))
     assert rest(url, queue) == []
     return found
@@ -64,15 +64,17 @@ def test_overdue_rows_are_refused_by_default(
     where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", ledger)
     for more in (("--dry-run",), ()):
         assert schedule(*where, *more) == 2
-        told = capsys.readouterr()
-        first, due, already, *_ = told.out.splitlines()
+        captured = capsys.readouterr()
+        first, due, already, *_ = captured.out.splitlines()
         assert first.startswith(f"40 messages to the queue {queue} on ")
         assert due.startswith("due from 1970-01-")
         assert re.fullmatch(r"\d\d are due already, 10 of them for more than 5 min", already)
-        assert told.err.startswith("bide: 10 of 40 rows were due more than 5 min before this write began, the first at")
-        assert "usually seconds that were read as milliseconds" in told.err
-        assert "--past send (immediately), --past drop" in told.err
-        assert told.err.count("\n") == 1
+        assert captured.err.startswith(
+            "bide: 10 of 40 rows were due more than 5 min before this write began, the first at"
+        )
+        assert "usually seconds that were read as milliseconds" in captured.err
+        assert "--past send (immediately), --past drop" in captured.err
+        assert captured.err.count("\n") == 1
     assert not list(ledger.glob("part-*"))
     assert rest(clock_url, queue) == []
 
@@ -90,9 +92,9 @@ def test_overdue_rows_are_sent_dropped_or_rejected_and_counted(
     rejects = ("--rejects", tmp_path / "rejects") if past == "reject" else ()
     where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
     assert schedule(*where, "--past", past, *rejects, "--json") == 0
-    told = capsys.readouterr()
-    assert f" are due already, 10 of them for more than 5 min (--past {past})" in told.err
-    done = json.loads(told.out)
+    captured = capsys.readouterr()
+    assert f" are due already, 10 of them for more than 5 min (--past {past})" in captured.err
+    done = json.loads(captured.out)
     expected = {"send": (40, 0, 0), "drop": (30, 0, 10), "reject": (30, 10, 0)}[past]
     assert (done["sent"], done["rejected"], done["dropped"]) == expected
     assert done["past"] >= 20
@@ -138,7 +140,7 @@ def test_rows_that_became_due_do_not_stop_a_continued_run(
 
 
 def test_a_ledger_without_counts_of_overdue_rows_can_be_read(tmp_path: Path) -> None:
-    """It says neither what becomes of rows that were due before, nor how many were dropped."""
+    """Ledgers of version 1 record neither the choice for overdue rows nor the number of dropped ones."""
     plan, ledger = plan_for("amqp://localhost:1", "orders"), Ledger(str(tmp_path))
     old = {"version": 1, "begun": "2026-11-21T10:00:00+00:00", "plan": plan.ledger_digest(), "broker": plan.broker,
            "rows": 1, "checksum": 0, "parts": 1}  # fmt: skip
@@ -195,12 +197,12 @@ def test_the_sink_logs_the_number_of_overdue_rows(spark: SparkSession, caplog: p
 
 
 def test_contradictory_options_are_refused() -> None:
-    for given, said in (
+    for given, expected in (
         ({"past": "later"}, "give one of send, drop, reject"),
         ({"past": "reject"}, "set the option rejects to one"),
         ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
     ):
-        with pytest.raises(InvalidOptionError, match=said):
+        with pytest.raises(InvalidOptionError, match=expected):
             SinkSettings.read(Options({"url": "amqp://localhost:1", "queue": "q", **given}), {})
     SinkSettings.read(Options({"queue": "q", "deliver_at": "2026-01-01T00:00:00Z", "past": "send"}), {})
 

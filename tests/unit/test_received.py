@@ -1,4 +1,4 @@
-"""A received message, as it was sent. What brokers add is copied from messages of RabbitMQ 3.10.8 and 4.3.6."""
+"""Received messages, restored as they were sent. Headers are from RabbitMQ 3.10.8 and 4.3.6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One life of the job: from its start until it is killed or has finished."""
+"""One run of the job, from its start until it is killed or has finished."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SoakError(Exception):
     """What must not happen, whatever is killed."""
 
 
-class Life:
-    """Starts a job, and knows what it has said since.
+class JobRun:
+    """Starts a job, and keeps its state from its messages.
 
     Args:
         folder: of the round; what Spark says goes to ``job.log`` in it.
@@ -85,7 +85,7 @@ class Life:
         return self._done == set(QUERIES)
 
     def look(self) -> None:
-        """Take in what the job has said.
+        """Process new messages of the job.
 
         Raises:
             SoakError: it ended by itself.
@@ -114,7 +114,7 @@ class Life:
         self._tell("finish")
 
     def disturb(self, kind: str, query: str, wait: Callable[[Callable[[], bool], str], None]) -> bool:
-        """Stop a query, or cancel its job, by Spark's own means; says whether it was at work."""
+        """Stop a query or cancel its job with Spark's API; return whether it was at work."""
         self._answers.clear()
         if kind == "stop":
             self.active.discard(query)
@@ -123,7 +123,7 @@ class Life:
         return bool(self._answers[0]["active"])
 
     def kill_worker(self, ports: dict[int, str], chance: random.Random) -> str | None:
-        """Kill a Python worker that is connected to the broker; says whose, or None where there is none."""
+        """Kill a Python worker that is connected to the broker; return its query, or None without such a worker."""
         busy = processes.busy_workers(self._processes(), ports)
         if not busy:
             return None
@@ -131,7 +131,7 @@ class Life:
         return victim.query if processes.kill([victim.pid]) else None
 
     def kill_daemon(self, ports: dict[int, str], chance: random.Random) -> str | None:
-        """Kill a daemon that forked such a worker, with or without what it forked."""
+        """Kill a daemon that forked such a worker, with or without its workers."""
         pids = self._processes()
         busy = processes.busy_workers(pids, ports)
         if not busy:
@@ -153,7 +153,7 @@ class Life:
         return hit
 
     def _processes(self) -> list[int]:
-        """Those of this life."""
+        """The processes of this run."""
         return processes.of_session(processes.marked(self.folder), self.process.pid)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Life:
 
 
 def end(folder: Path, *, seconds: float = 120) -> None:
-    """Kill what is left of a job, of an earlier run too, and wait until it is gone."""
+    """Kill the remaining processes of a job, also of earlier runs, and wait for their end."""
     deadline = time.monotonic() + seconds
     while pids := processes.marked(folder):
         processes.kill(pids)

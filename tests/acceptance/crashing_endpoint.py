@@ -1,4 +1,4 @@
-"""The program of the night: an endpoint whose messages fail, and kill it. It writes down what it does.
+"""An endpoint whose handlers fail and kill its process, and which records what it handles.
 
 Every line is on the disk before the handler returns, so that the account survives the process.
 """
@@ -34,11 +34,11 @@ class Account(bide.Observer):
         os.fsync(self._file)
 
     async def started(self, client: bide.Client) -> None:
-        """Say so."""
+        """Record the start."""
         self.write("started", None)
 
     async def happened(self, event: Event) -> None:
-        """What the endpoint says of a message."""
+        """Record the event."""
         self.write(event.kind, event.message_id)
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
     @app.handler(type="always")
     def fail(message: bide.Message) -> None:
-        raise ValueError(f"{message.message_id} is no good")
+        raise ValueError(f"{message.message_id} is invalid")
 
     @app.handler(type="killer")
     async def kill(message: bide.Message) -> None:

@@ -1,7 +1,7 @@
-"""What an earlier bide has written, today's goes on with: ledgers, an audit, and the digests that they are found by.
+"""Ledgers, audits and digests of earlier releases, which this release continues.
 
-The folders were written by the first bide that had their formats, with Spark 4.3. They stay as they are: whoever breaks
-a test here breaks what users have, and gives the format another version.
+The folders were written by the first release with these formats, with Spark 4.3, and must not change. A change that
+fails a test here breaks the data of users, and needs a new version of the format.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def test_new_settings_with_defaults_do_not_change_digests() -> None:
 
 
 def test_foreign_infrastructures_have_digests() -> None:
-    """Of what every infrastructure tells, where nothing says which of its values are settings."""
+    """Digests of an infrastructure without a description of its settings."""
 
     class Others:
         name = "others"
