@@ -192,7 +192,8 @@ class Gate:
             if self.w.rng.random() < self.w.crashes_in_carry:
                 self.crash()
             return
-        if self.w.now - max([self.fenced_at, *self.beats.values()]) > FRESH // 2:
+        is_quiet = self.w.now - max([self.fenced_at, *self.beats.values()]) > FRESH // 2
+        if is_quiet and (not self.beats or self.w.fault == "beats-unread"):
             self.beat()
         if self.uncarried > self.w.retention // 4 and self.cycle is None and self.is_current:
             self.carry()
