@@ -142,7 +142,7 @@ def _required(path: Sequence[str], command: click.Command, *, url: str, api: str
             given.append(f"{option}={api}")
         elif one.name == "yes" or (one.name == "everything" and path[0] == "errors"):
             given.append(option)
-        elif one.name in ("timeout", "patience") and path[0] == "receive":
+        elif one.name == "timeout" and path[0] == "receive":
             given.append(f"{option}=100ms")
         elif one.name == "to" and path[0] in ("send", "delay"):
             given.append(f"{option}=x")

@@ -120,7 +120,7 @@ async def test_results_and_batches_agree(client: bide.Client, queue: str) -> Non
     assert sum(one.returned for one in reports) == 100
     assert sorted(one.position for report in reports for one in report.failures) == list(range(0, 700, 7))
     with pytest.raises(
-        BulkPublishError, match=r"of 700 messages 100 were not accepted \(600 confirmed, 100 ret"
+        BulkPublishError, match=r"100 of 700 messages were not accepted \(600 confirmed, 100 ret"
     ) as caught:
         await client.publish_many(messages())
     assert caught.value.report.returned == 100

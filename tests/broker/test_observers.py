@@ -114,7 +114,7 @@ async def test_an_observer_cancelled_from_within_fails_alone(
     queue, _, handled = await observed(client, AwaitsCancelled())
     assert handled == ["good", "bad"]
     assert (await ready(connection, queue), await ready(connection, f"{queue}.error")) == (0, 1)
-    logged = [one.getMessage() for one in caplog.records if "Abandoned " in one.getMessage()]
+    logged = [one.getMessage() for one in caplog.records if "AwaitsCancelled " in one.getMessage()]
     assert len(logged) >= 4
     assert all("RuntimeError: the observer was cancelled from within" in one for one in logged)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -37,8 +38,10 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
     assert note.startswith("another query failed too: ")
     assert "the second is broken" in note
     # In one line, as the command line prints it.
-    with pytest.raises(BideError, match=r"^Spark: .*the first is broken.*$"), spark_errors():
+    with pytest.raises(BideError) as translated, spark_errors():
         raise caught.value
+    assert re.fullmatch(r"Spark: .*the first is broken.*", str(translated.value))
+    assert translated.value.__notes__ == [note]
 
 
 @pytest.mark.long

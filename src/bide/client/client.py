@@ -116,6 +116,8 @@ class Client:
                 ``on_lost`` is ``"raise"``, or the time was up, or sending it again failed with another error, which is
                 the cause.
             PublishError: the message was not sent in time.
+            NotAppliedError: the delay infrastructure is missing and may not be declared.
+            MessageTooLargeError: the body is over the broker's limit.
             ClosedError: the client was closed before the message was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """

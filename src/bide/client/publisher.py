@@ -208,17 +208,7 @@ class Publisher:
         messages that were in flight to it. They are sent again if the exchange can be declared again.
 
         Raises:
-            UnroutableError: no queue takes the message.
-            PublishRefusedError: no queue stored the message.
-            PublishInDoubtError: the connection broke before the confirm, and the message was not sent again:
-                ``on_lost`` is ``"raise"``, or the time was up, or sending it again failed with another error, which is
-                the cause.
-            PublishError: the message was not sent in time.
-            TargetNotFoundError: the target queue or exchange does not exist.
-            NotAppliedError: the delay infrastructure is missing and may not be declared.
-            MessageTooLargeError: the body is over the broker's limit.
-            ClosedError: the client was closed before the message was sent.
-            BrokerError: the broker cannot be reached, or refuses.
+            BideError: as :meth:`bide.Client.publish`, except errors of the check before.
         """
         sending = _Sending(message, mandatory, f"{self.max_in_flight} earlier messages are not confirmed yet")
         seconds = self.timeout.total_seconds()
