@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, NoReturn
 
@@ -37,9 +37,23 @@ class _Record:
 
 
 @dataclass(slots=True)
+class _Segment:
+    records: list[_Record] = field(default_factory=list)
+    size: int = 0
+
+    def append(self, record: _Record) -> None:
+        self.records.append(record)
+        self.size += record.size
+
+    def at(self, offset: int) -> _Record | None:
+        place = offset - self.records[0].offset if self.records else -1
+        return self.records[place] if 0 <= place < len(self.records) else None
+
+
+@dataclass(slots=True)
 class _StreamReader:
     position: int
-    segment: list[_Record]
+    segment: _Segment
 
 
 class StreamQueue(BrokerQueue):
@@ -64,25 +78,25 @@ class StreamQueue(BrokerQueue):
         segment = arguments.get("x-stream-max-segment-size-bytes")
         self._segment_bytes = segment if isinstance(segment, int) else _SEGMENT_BYTES
         self._max_age = _age(arguments.get("x-max-age"))
-        self._segments: list[list[_Record]] = [[]]
+        self._segments = [_Segment()]
         self._next_offset = 0
         self._readers: dict[BrokerConsumer, _StreamReader] = {}
 
     @property
     def message_count(self) -> int:
         """Number of messages that retention has left."""
-        return sum(map(len, self._segments))
+        return sum(len(segment.records) for segment in self._segments)
 
     @property
     def first_offset(self) -> int:
         """The offset of the first message that is left, or of the next one."""
-        return next((segment[0].offset for segment in self._segments if segment), self._next_offset)
+        return next((one.records[0].offset for one in self._segments if one.records), self._next_offset)
 
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
         """Append a message."""
         size = MESSAGE_BYTES + len(message.body)
-        if sum(one.size for one in self._segments[-1]) >= self._segment_bytes:
-            self._segments.append([])
+        if self._segments[-1].size >= self._segment_bytes:
+            self._segments.append(_Segment())
             self._trim()
         record = _Record(self._next_offset, self._clock.milliseconds, size, self._kept(message))
         self._segments[-1].append(record)
@@ -109,13 +123,13 @@ class StreamQueue(BrokerQueue):
         room = self._max_bytes
         if room is not None:
             for number in range(len(self._segments) - 1, -1, -1):
-                room -= sum(one.size for one in self._segments[number])
+                room -= self._segments[number].size
                 if room < 0 and number < len(self._segments) - 1:
                     del self._segments[: number + 1]
                     break
         if self._max_age is not None:
             limit = self._clock.milliseconds - self._max_age
-            while len(self._segments) > 1 and self._segments[0][-1].written < limit:
+            while len(self._segments) > 1 and self._segments[0].records[-1].written < limit:
                 del self._segments[0]
 
     def prepare(self, consumer: BrokerConsumer, arguments: Mapping[str, Any]) -> None:
@@ -133,7 +147,7 @@ class StreamQueue(BrokerQueue):
         self._readers[consumer] = _StreamReader(position, self._segment_of(position))
 
     def _position(self, wanted: object, where: str) -> int:
-        records = [one for segment in self._segments for one in segment]
+        records = [one for segment in self._segments for one in segment.records]
         match wanted:
             case "first":
                 return 0
@@ -202,33 +216,26 @@ class StreamQueue(BrokerQueue):
 
     def _next(self, reader: _StreamReader) -> _Record | None:
         """The next message of a consumer."""
-        if (found := _at(reader.segment, reader.position)) is None:
+        if (found := reader.segment.at(reader.position)) is None:
             reader.segment = self._segment_of(reader.position)
             reader.position = max(reader.position, self.first_offset)
-            found = _at(reader.segment, reader.position)
+            found = reader.segment.at(reader.position)
         return found
 
-    def _segment_of(self, offset: int) -> list[_Record]:
+    def _segment_of(self, offset: int) -> _Segment:
         """The segment with an offset; the first one for what retention has removed."""
         for segment in reversed(self._segments):
-            if segment and segment[0].offset <= offset:
+            if segment.records and segment.records[0].offset <= offset:
                 return segment
         return self._segments[0]
 
     def _clear(self) -> int:
         count = self.message_count
-        self._segments = [[]]
+        self._segments = [_Segment()]
         return count
 
     def _count_after_get(self) -> int:
         return self.message_count
-
-
-def _at(segment: list[_Record], offset: int) -> _Record | None:
-    if not segment or offset < segment[0].offset:
-        return None
-    place = offset - segment[0].offset
-    return segment[place] if place < len(segment) else None
 
 
 def _age(text: object) -> int | None:
