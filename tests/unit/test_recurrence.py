@@ -150,7 +150,7 @@ class TestClaims:
         ("catch_up", "skip", "following"),
         [("all", False, PRESENT + HOUR), ("last", True, PRESENT + 5 * HOUR), ("none", True, PRESENT + 6 * HOUR)],
     )
-    def test_missed_runs(self, catch_up: Any, skip: bool, following: int) -> None:
+    def test_catch_up_decides_about_missed_runs(self, catch_up: Any, skip: bool, following: int) -> None:
         recurrence = Recurrence(interval=HOUR, anchor=PRESENT, catch_up=catch_up)
         item = plan(self.waiting(recurrence), PRESENT + 5 * HOUR + 30 * MINUTE)
         assert (item.skip, item.next_nominal) == (skip, following)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bide.errors import InvalidRecurrenceError
@@ -101,7 +102,7 @@ class TestARepeatedHour:
         ("*/10 * * * * *", "2026-11-22T10:00:10-05:00"),
     ],
 )
-def test_the_first_run(expression: str, first: str) -> None:
+def test_the_first_run_follows_the_expression(expression: str, first: str) -> None:
     assert runs(expression, "America/New_York", "2026-11-22T10:00:00-05:00", 1) == [first]
 
 
@@ -142,6 +143,7 @@ def test_an_unknown_zone_is_refused(name: str) -> None:
 # -- the second implementation
 
 
+@cache
 def field_matches(field: str, value: int, lowest: int, highest: int) -> bool:
     for part in field.split(","):
         span, _, step = part.partition("/")
@@ -153,8 +155,13 @@ def field_matches(field: str, value: int, lowest: int, highest: int) -> bool:
     return False
 
 
+@cache
+def fields_of(expression: str) -> list[str]:
+    return expression.replace("SUN", "0").replace("MON", "1").split()
+
+
 def matches(expression: str, local: datetime) -> bool:
-    minute, hour, day, month, weekday = expression.replace("SUN", "0").replace("MON", "1").split()
+    minute, hour, day, month, weekday = fields_of(expression)
     if not field_matches(minute, local.minute, 0, 59) or not field_matches(hour, local.hour, 0, 23):
         return False
     day_fits = field_matches(day, local.day, 1, 31)
@@ -194,8 +201,10 @@ def compare(name: str, zone: Zone, change: int, expressions: tuple[str, ...]) ->
         assert found == expected, (name, expression, datetime.fromtimestamp(change, UTC))
 
 
-def kind_of(zone: Zone, change: int) -> tuple[int, int, int]:
-    return zone.offset(change - 1), zone.offset(change), (change + zone.offset(change - 1)) % 86_400
+def kind_of(zone: Zone, change: int) -> tuple[int, int]:
+    """By how much clocks are set, and at which local time."""
+    before = zone.offset(change - 1)
+    return zone.offset(change) - before, (change + before) % 86_400
 
 
 def test_both_implementations_agree_in_every_zone() -> None:
@@ -206,7 +215,7 @@ def test_both_implementations_agree_in_every_zone() -> None:
             if (kind := kind_of(zone, change)) not in seen:
                 seen.add(kind)
                 compare(name, zone, change, (*FIXED, *ELAPSED))
-    assert len(seen) > 100
+    assert len(seen) > 40
 
 
 @pytest.mark.long
@@ -227,6 +236,7 @@ def test_the_second_reading_of_the_zones_is_that_of_zoneinfo() -> None:
             assert offset == timedelta(seconds=zone.offset(here))
 
 
+@settings(max_examples=30)
 @given(
     st.sampled_from([*FIXED, *ELAPSED]),
     st.integers(946_684_800, 4_070_908_800),
@@ -239,5 +249,6 @@ def test_the_next_run_is_the_first_that_matches(expression: str, start: int, nam
     end = int(following.timestamp())
     begin = max(start // 60 * 60 + 60, end - 7200)
     assert end > start
-    assert walk((expression,), zone, begin - 86_400, end)[expression][-1] == end
-    assert not [one for one in walk((expression,), zone, begin - 86_400, end)[expression] if begin <= one < end]
+    # A day before: the clocks may have been set back meanwhile.
+    found = walk((expression,), zone, begin - 86_400, end)[expression]
+    assert [one for one in found if one >= begin] == [end]

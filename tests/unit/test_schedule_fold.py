@@ -162,7 +162,7 @@ def test_run_now_delivers_a_single_message_at_once_and_a_recurring_one_in_betwee
     assert log.state.waiting(KEY) is not None
 
 
-def test_conditions(log: Log) -> None:
+def test_a_condition_is_compared_with_the_version_that_waits(log: Log) -> None:
     assert log.answer(log.add(if_version="a-9")).outcome == "changed"
     log.read(log.add())
     assert log.answer(log.add(if_absent=True)) == ScheduleAnswer(outcome="exists", version="a-2")
