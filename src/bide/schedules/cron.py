@@ -1,8 +1,8 @@
 """Cron expressions in a time zone.
 
 The parser is cronsim's, which follows Debian's cron; the fields may have ``L``, ``LW`` and ``#``, and a sixth field in
-front for seconds. It works on local times without a zone here. What a skipped or a repeated hour does is decided below,
-by the same rule as in Debian's cron:
+front for seconds. It works on local times without a zone here. Skipped and repeated hours follow the rule of Debian's
+cron:
 
 * An expression whose minute and hour do not begin with ``*`` is for fixed times of the day. A skipped time runs once,
   when the clocks go on; a repeated one runs the first time only.

@@ -6,7 +6,7 @@ keep their bytes::
 
     {"v":1,"kind":"schedule","request":"5f2c-17","key":"invoice:42",...,"message":[31,5]}\n<31 bytes><5 bytes>
 
-Records of applications come from strangers. What is not exactly of this form is a ``ScheduleRecordError``.
+Applications may send anything, so any other form is a ``ScheduleRecordError``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from bide.errors import NewerRecordError, ScheduleRecordError
 from bide.schedules.entries import OUTCOMES
 from bide.schedules.entry_fields import EntryReader, EntryWriter
-from bide.schedules.fields import RecordFields
+from bide.schedules.fields import RecordFields, without_absent
 from bide.schedules.records import (
     ACTIONS,
     AddSchedule,
@@ -35,7 +35,6 @@ from bide.schedules.records import (
 from bide.schedules.requests import RequestId
 
 VERSION: Final = 1
-CONTENT_TYPE: Final = "application/vnd.bide.schedule"
 
 MAX_ITEMS: Final = 10_000
 """Items of a claim, and entries of a chunk."""
@@ -47,8 +46,8 @@ MAX_HEAD: Final = 16_000_000
 def encode(record: ScheduleRecord) -> bytes:
     """The body of a record."""
     writer = EntryWriter()
-    fields = _fields(record, writer)
-    text = json.dumps(_present({"v": VERSION, **fields}), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    fields = without_absent({"v": VERSION, **_fields(record, writer)})
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return b"".join([text.encode(), b"\n", *writer.blobs])
 
 
@@ -81,10 +80,6 @@ def decode(body: bytes) -> ScheduleRecord:
 
 
 # -- writing
-
-
-def _present(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None and value is not False}
 
 
 def _fields(record: ScheduleRecord, writer: EntryWriter) -> dict[str, Any]:
@@ -146,7 +141,7 @@ def _fields(record: ScheduleRecord, writer: EntryWriter) -> dict[str, Any]:
 
 
 def _filter_fields(chosen: ScheduleFilter) -> dict[str, Any]:
-    return _present(
+    return without_absent(
         {
             "prefix": chosen.prefix or None,
             "to": chosen.target,
@@ -157,7 +152,7 @@ def _filter_fields(chosen: ScheduleFilter) -> dict[str, Any]:
 
 
 def _claim_fields(item: ClaimedOccurrence) -> dict[str, Any]:
-    return _present(
+    return without_absent(
         {
             "key": item.key,
             "version": item.version,

@@ -1,10 +1,10 @@
-"""Parts of the state that follows from the schedule log."""
+"""Entries of the state that follows from the schedule log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.requests import AppliedNumbers
@@ -26,25 +26,13 @@ AnswerOutcome = Literal[
     "forgotten",
 ]
 
-OUTCOMES: Final[tuple[Outcome, ...]] = ("delivered", "undeliverable")
-ANSWER_OUTCOMES: Final[tuple[AnswerOutcome, ...]] = (
-    "scheduled",
-    "exists",
-    "changed",
-    "cancelled",
-    "moved",
-    "paused",
-    "resumed",
-    "running",
-    "too-late",
-    "not-found",
-    "forgotten",
-)
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+ANSWER_OUTCOMES: Final[tuple[AnswerOutcome, ...]] = get_args(AnswerOutcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleAnswer:
-    """What a request did. It is the same for each gate, and each time that the request is repeated.
+    """The result of a request: the same from each gate, and each time that the request is repeated.
 
     Attributes:
         outcome: ``exists``: ``if_absent``, and a schedule waits. ``changed``: ``if_version``, and another version waits
@@ -123,7 +111,7 @@ class FinishedKey:
 
     Attributes:
         version: of the schedule that it belonged to.
-        tick: when, in ticks.
+        tick: when the occurrence ended, in ticks.
     """
 
     key: str
@@ -133,12 +121,12 @@ class FinishedKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSession:
-    """Which requests of a client were applied.
+    """The applied requests of a client.
 
     Attributes:
         session: its name.
         applied: the numbers of the requests.
-        tick: when the latest came, in ticks.
+        tick: when the latest request came, in ticks.
     """
 
     session: str
@@ -148,7 +136,7 @@ class ScheduleSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedAnswer:
-    """The answer to a request, for a client that did not get it and asks again.
+    """The answer to a request, for a client that repeats it.
 
     Attributes:
         request: its id.

@@ -16,7 +16,7 @@ from bide.schedules.entries import (
     UnderWay,
     WaitingSchedule,
 )
-from bide.schedules.fields import RecordFields
+from bide.schedules.fields import RecordFields, without_absent
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.requests import AppliedNumbers
 
@@ -38,8 +38,7 @@ class EntryWriter:
 
     def entry(self, entry: StateEntry) -> dict[str, Any]:
         """An entry of a snapshot."""
-        fields = self._entry(entry)
-        return {name: value for name, value in fields.items() if value is not None and value is not False}
+        return without_absent(self._entry(entry))
 
     def _entry(self, entry: StateEntry) -> dict[str, Any]:
         match entry:

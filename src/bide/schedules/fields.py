@@ -12,6 +12,11 @@ MAX_NAME: Final = 255
 MAX_FLAT: Final = 16
 
 
+def without_absent(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields to write: None and False are written as absent fields."""
+    return {name: value for name, value in fields.items() if value is not None and value is not False}
+
+
 class RecordFields:
     """Takes the fields of an object one by one. A field that is left over, or missing, is an error.
 
@@ -81,8 +86,8 @@ class RecordFields:
     def flat(self, name: str) -> Mapping[str, str | int] | None:
         """An object of texts and whole numbers, or None where it is absent.
 
-        What is read has to be written again, in snapshots. Python's JSON is not as strict: it reads NaN, infinite
-        numbers and unpaired surrogates, which cannot be written.
+        Its values are written again in snapshots. Python's JSON is not as strict: it reads NaN, infinite numbers and
+        unpaired surrogates, which cannot be written.
         """
         if not self.has(name):
             return None

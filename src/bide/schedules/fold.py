@@ -46,8 +46,8 @@ Ending = Literal["delivered", "undeliverable", "cancelled", "superseded", "skipp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedSchedule:
-    """An occurrence that has ended by a record, for taps, audit and metrics."""
+class OccurrenceEnd:
+    """The end of an occurrence by a record, for taps, audit and metrics."""
 
     key: str
     occurrence: str
@@ -56,7 +56,7 @@ class EndedSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldResult:
-    """What a record did.
+    """The result of a record.
 
     Attributes:
         answer: for the sender of an operation; the first answer again if it was repeated. None for records of gates,
@@ -68,7 +68,7 @@ class FoldResult:
 
     answer: ScheduleAnswer | None = None
     is_repeat: bool = False
-    ended: tuple[EndedSchedule, ...] = ()
+    ended: tuple[OccurrenceEnd, ...] = ()
     claimed: tuple[str, ...] = ()
 
 
@@ -257,14 +257,14 @@ class ScheduleFold:
     def _done(self, record: Done) -> FoldResult:
         return FoldResult(ended=tuple(end for item in record.items for end in self._done_one(item)))
 
-    def _done_one(self, item: EndedOccurrence) -> list[EndedSchedule]:
+    def _done_one(self, item: EndedOccurrence) -> list[OccurrenceEnd]:
         found = self.state.under_way(item.occurrence)
         if found is None:
             return []
         self.state.remove(found)
         if self.state.waiting(found.key) is None:
             self.state.put(FinishedKey(key=found.key, version=found.id, tick=self.state.position.tick))
-        return [EndedSchedule(key=found.key, occurrence=found.occurrence, how=item.outcome)]
+        return [OccurrenceEnd(key=found.key, occurrence=found.occurrence, how=item.outcome)]
 
     def _tick(self, record: Tick) -> None:
         position = self.state.position
@@ -287,8 +287,8 @@ def _is_unconditional(record: Operation) -> bool:
     return isinstance(record, AddSchedule) and not record.if_absent and record.if_version is None
 
 
-def _ended(found: WaitingSchedule, how: Ending) -> EndedSchedule:
-    return EndedSchedule(key=found.key, occurrence=found.occurrence, how=how)
+def _ended(found: WaitingSchedule, how: Ending) -> OccurrenceEnd:
+    return OccurrenceEnd(key=found.key, occurrence=found.occurrence, how=how)
 
 
 def _under_way(found: WaitingSchedule, occurrence: str) -> UnderWay:

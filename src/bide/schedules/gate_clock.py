@@ -1,4 +1,4 @@
-"""The time by which a gate claims: its wall clock, held back after a step forward."""
+"""The wall clock of a gate, held back after a step forward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GateClock:
         """The time, in milliseconds since the Unix epoch.
 
         Args:
-            wall: what the wall clock shows.
+            wall: reading of the wall clock.
             monotonic: milliseconds by a clock that cannot be set, and that goes on while the machine is suspended.
         """
         trusted = wall if self._trusted is None else self._trusted + monotonic - self._monotonic
@@ -40,8 +40,8 @@ class GateClock:
                 self._trusted = trusted
                 return trusted
         self._held_since = None
-        # What is within the tolerance is how the clock is kept right, and followed. After a step back the time before
-        # is kept, so that the step forward to it is not taken for a wrong one.
+        # A difference within the tolerance is the correction of a slow or fast clock, and followed. After a step back
+        # the time before is kept, so that the step forward to it is not taken for a wrong one.
         self._trusted = wall if wall > trusted - TOLERANCE else trusted
         return wall
 
@@ -49,8 +49,8 @@ class GateClock:
         """Compare with the clock of a gate on another machine, read just now.
 
         Args:
-            wall: what the wall clock of this machine shows.
-            other: what that of the other one shows.
+            wall: reading of the wall clock of this machine.
+            other: reading of the other one.
         """
         if self._held_since is not None and abs(wall - other) <= TOLERANCE:
             self._trusted, self._held_since = wall, None

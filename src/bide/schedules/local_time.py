@@ -1,4 +1,4 @@
-"""Local times of a zone, and the moments that they stand for.
+"""Conversion of local times of a zone to moments, and back.
 
 Twice a year most zones skip an hour or repeat one. ``zoneinfo`` resolves both silently; here they are explicit.
 """
@@ -31,13 +31,8 @@ def zone_of(name: str) -> ZoneInfo:
 
 
 def local_of(moment: datetime, zone: ZoneInfo) -> datetime:
-    """What clocks of the zone show at a moment, without a zone."""
+    """The time that clocks of the zone show at a moment, without a zone."""
     return moment.astimezone(zone).replace(tzinfo=None, fold=0)
-
-
-def exists(local: datetime, zone: ZoneInfo) -> bool:
-    """Whether clocks of the zone show this time at all."""
-    return local_of(local.replace(tzinfo=zone).astimezone(UTC), zone) == local
 
 
 def first_moment(local: datetime, zone: ZoneInfo) -> datetime:

@@ -10,7 +10,7 @@ from bide.amqp import codec, decoding
 from bide.errors import ScheduleRecordError
 
 _BEFORE_FLAGS: Final = bytes(19)
-"""What stands before the property flags in a content header frame."""
+"""The bytes before the property flags in a content header frame."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,8 @@ class ScheduleNames:
 
     @property
     def operations(self) -> str:
-        """The exchange for whatever applications send. The number of a partition leads to its log, ``queries.<number>``
-        and ``room.<number>`` to the queues beside it."""
+        """The exchange for everything that applications send. The number of a partition leads to its log,
+        ``queries.<number>`` and ``room.<number>`` lead to the queues beside it."""
         return f"{self.prefix}.{_LAYOUT_VERSION}.schedule"
 
     @property

@@ -1,4 +1,4 @@
-"""What a gate claims when schedules are due: which occurrence, and which one follows it."""
+"""Items of a claim: the occurrence that is due, and the following one."""
 
 from __future__ import annotations
 

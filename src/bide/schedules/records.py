@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from bide.schedules.entries import Outcome, StateEntry
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.requests import RequestId
 
 Action = Literal["cancel", "move", "pause", "resume", "run-now"]
-"""What is done to schedules that wait."""
+"""A change of schedules that wait."""
 
-ACTIONS: Final[tuple[Action, ...]] = ("cancel", "move", "pause", "resume", "run-now")
+ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleFilter:
-    """Which schedules a filter operation is about; absent conditions hold for all.
+    """Conditions for the schedules that an operation changes; absent ones hold for all.
 
     Attributes:
         prefix: of the key.
@@ -33,7 +33,7 @@ class ScheduleFilter:
     due_before: int | None = None
 
     def matches(self, key: str, target: str, due: int) -> bool:
-        """Whether a schedule with these values is meant."""
+        """Whether a schedule with these values fulfils them."""
         return (
             key.startswith(self.prefix)
             and (self.target is None or self.target == target)
@@ -44,7 +44,7 @@ class ScheduleFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddSchedule:
-    """An application schedules a message, or replaces what waits under the key.
+    """An application schedules a message, or replaces the schedule that waits under the key.
 
     Attributes:
         nominal: the first occurrence before jitter, in milliseconds since the Unix epoch.
@@ -134,7 +134,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """An hour has passed by the monotonic clock of a gate. What the fold remembers for a while is counted in ticks.
+    """An hour has passed by the monotonic clock of a gate. The fold counts in ticks how long it remembers requests.
 
     Attributes:
         number: the tick before plus one. Any other number changes nothing, so that two gates tick once.

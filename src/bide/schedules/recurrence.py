@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 from bide.durations import DelayLike, format_delay, from_milliseconds, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import InvalidDelayError, InvalidRecurrenceError, ScheduleRecordError
@@ -16,9 +16,9 @@ from bide.schedules.fields import RecordFields
 from bide.schedules.local_time import zone_of
 
 CatchUp = Literal["none", "last", "all"]
-"""What happens to runs that were missed while no gate worked."""
+"""Which runs that were missed while no gate worked are made up for."""
 
-CATCH_UPS: Final[tuple[CatchUp, ...]] = ("none", "last", "all")
+CATCH_UPS: Final[tuple[CatchUp, ...]] = get_args(CatchUp)
 
 SHORTEST_INTERVAL: Final = timedelta(seconds=1)
 LONGEST_INTERVAL: Final = timedelta(days=36_500)
@@ -64,7 +64,7 @@ class Recurrence:
         jitter: DelayLike | None = None,
         catch_up: str = "last",
     ) -> Self:
-        """Check what a caller gives.
+        """Check the arguments of a caller.
 
         Args:
             every: a cron expression, or a duration such as ``"15m"``: elapsed time from the first run on.
@@ -108,7 +108,7 @@ class Recurrence:
 
     @classmethod
     def parse(cls, spec: Mapping[str, Any]) -> Self:
-        """Read what :meth:`spec` wrote.
+        """Read the fields of :meth:`spec`.
 
         Raises:
             ScheduleRecordError: it is something else.
@@ -215,7 +215,7 @@ class Recurrence:
 
 
 def _interval(every: object) -> timedelta | None:
-    """The interval, or None for what may be a cron expression."""
+    """The interval, or None for text that may be a cron expression."""
     if isinstance(every, str):
         try:
             interval = parse_delay(every)

@@ -1,4 +1,4 @@
-"""Identities of requests, and which of them were applied before."""
+"""Ids of requests, and sets of the applied ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RequestId:
 
     @classmethod
     def parse(cls, text: object) -> Self:
-        """Read what :meth:`__str__` wrote.
+        """Read the text of :meth:`__str__`.
 
         Raises:
             ScheduleRecordError: it is something else.

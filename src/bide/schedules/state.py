@@ -1,4 +1,4 @@
-"""The state of a partition: what waits, what is under way, which requests were applied."""
+"""The state of a partition: schedules that wait, occurrences under way, applied requests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bide.schedules.records import ScheduleFilter
 
 @dataclass(slots=True, kw_only=True)
 class LogPosition:
-    """How much of the log the state contains.
+    """The last record of the log that the state contains.
 
     Attributes:
-        offset: of the last record; -1 before the first.
+        offset: its offset; -1 before the first record.
         count: records read since the log began. Offsets have gaps, because a stream keeps records of its own too.
         tick: the last tick.
         carried: the count of the latest snapshot that is in the log as a whole. A gate keeps it here; the fold does not
@@ -37,12 +37,12 @@ class LogPosition:
 
 
 class ScheduleState(Protocol):
-    """Where the fold keeps the state: in memory, or in the index of a gate."""
+    """Storage of the state, for the fold: in memory, or in the index of a gate."""
 
     position: LogPosition
 
     def waiting(self, key: str) -> WaitingSchedule | None:
-        """What waits under a key."""
+        """The schedule that waits under a key."""
 
     def under_way(self, occurrence: str) -> UnderWay | None:
         """A claimed occurrence."""
@@ -54,7 +54,7 @@ class ScheduleState(Protocol):
         """The last end of an occurrence of a key."""
 
     def session(self, session: str) -> ScheduleSession | None:
-        """What is known of a session."""
+        """The applied requests of a session."""
 
     def answer(self, request: str) -> RememberedAnswer | None:
         """The answer to a request."""
@@ -85,7 +85,7 @@ class ScheduleMemory:
     _answers: dict[str, RememberedAnswer] = field(default_factory=dict)
 
     def waiting(self, key: str) -> WaitingSchedule | None:
-        """What waits under a key."""
+        """The schedule that waits under a key."""
         return self._waiting.get(key)
 
     def under_way(self, occurrence: str) -> UnderWay | None:
@@ -101,7 +101,7 @@ class ScheduleMemory:
         return self._finished.get(key)
 
     def session(self, session: str) -> ScheduleSession | None:
-        """What is known of a session."""
+        """The applied requests of a session."""
         return self._sessions.get(session)
 
     def answer(self, request: str) -> RememberedAnswer | None:
