@@ -10,6 +10,7 @@
     │   ├── ReservedHeaderError        a header that bide or the broker sets itself
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
     │   ├── TargetNotAllowedError      a message names a target that is not on the allow-list
+    │   ├── InvalidRecurrenceError     a rule for repeated runs that cannot be read, or never matches
     │   ├── DelayQueueError            a queue of a delay infrastructure, given as an error queue
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
@@ -45,6 +46,8 @@
     │       └── BulkPublishError       some messages of a bulk publish were not accepted
     ├── MessageError: a received message cannot be handled
     │   ├── UndecodableMessageError    its body cannot be read (also a ValueError)
+    │   ├── ScheduleRecordError        a record of a schedule log that cannot be read
+    │   │   └── NewerRecordError       a later release of bide wrote it
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
@@ -106,6 +109,10 @@ class UnsupportedTargetError(InvalidInputError):
 
 class TargetNotAllowedError(InvalidInputError):
     """The message names a target that is not on the allow-list."""
+
+
+class InvalidRecurrenceError(InvalidInputError):
+    """The rule for repeated runs cannot be read, or no time ever matches it."""
 
 
 class DelayQueueError(InvalidInputError):
@@ -367,6 +374,14 @@ class MessageError(BideError):
 
 class UndecodableMessageError(MessageError, ValueError):
     """The body of the message cannot be read."""
+
+
+class ScheduleRecordError(MessageError):
+    """The record of a schedule log cannot be read."""
+
+
+class NewerRecordError(ScheduleRecordError):
+    """A later release of bide wrote this record of a schedule log."""
 
 
 class UnknownMessageTypeError(MessageError):

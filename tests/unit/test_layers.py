@@ -46,6 +46,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {
         "streams": "RabbitMQ's stream protocol, read only",
         "recoverability": "retry policies, and headers of failed messages",
+        "schedules": "records of the schedule log, their fold, recurrences",
         "testing.rules": "RabbitMQ's rules, for the in-memory broker",
     },
     {
@@ -68,7 +69,7 @@ layer do not import each other. The empty name is the package itself."""
 
 PURE = frozenset(
     {
-        *("recoverability", "testing.rules", "patterns", "messages", "delay", "topology"),
+        *("recoverability", "schedules", "testing.rules", "patterns", "messages", "delay", "topology"),
         *("arguments", "durations", "errors", "foreign_text"),
     }
 )
@@ -97,6 +98,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "local_broker": frozenset({"httpx2"}),
     "management": frozenset({"httpx2"}),
+    "schedules": frozenset({"cronsim"}),
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
 }

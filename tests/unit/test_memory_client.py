@@ -115,13 +115,40 @@ async def test_declaring_an_unmodelled_feature_is_an_error_that_names_it(topolog
             await client.declare(topology)
 
 
-async def test_a_stream_can_be_declared_but_not_used() -> None:
+async def test_a_stream_keeps_its_messages_for_every_consumer() -> None:
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})]))
-        with pytest.raises(NotModelledError, match="'log'"):
-            await client.publish("x", to="log")
-        with pytest.raises(NotModelledError, match="'log'"):
-            await anext(client.consume("log"))
+        for number in range(3):
+            await client.publish(str(number), to="log")
+        for _ in range(2):
+            async with client.consume("log", arguments={"x-stream-offset": "first"}) as messages:
+                for number in range(3):
+                    message = await asyncio.wait_for(anext(messages), TIMEOUT)
+                    assert (message.body, message.headers["x-stream-offset"]) == (str(number).encode(), number)
+                    await message.ack()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "offset", "expected"),
+    [
+        ({"x-max-age": "1h", "x-stream-max-segment-size-bytes": 100}, "first", [2, 3, 4]),
+        ({"x-max-length-bytes": 220, "x-stream-max-segment-size-bytes": 100}, "first", [2, 3, 4]),
+        ({}, "90m", [1, 2, 3, 4]),
+        ({}, datetime(2030, 1, 1, 1, tzinfo=UTC), [1, 2, 3, 4]),
+    ],
+    ids=str,
+)
+async def test_a_stream_is_trimmed_and_read_by_the_virtual_clock(
+    arguments: dict[str, Any], offset: Any, expected: list[int]
+) -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(Topology(queues=[Queue("log", arguments={"x-queue-type": "stream", **arguments})]))
+        for number in range(5):
+            await client.publish(b"%d" % number, to="log")
+            b.clock.advance("60m" if number < 2 else "30m" if number < 3 else timedelta(0))
+        async with client.consume("log", arguments={"x-stream-offset": offset}) as messages:
+            found = [await asyncio.wait_for(anext(messages), TIMEOUT) for _ in expected]
+        assert [int(one.body) for one in found] == expected
 
 
 async def test_a_client_reconnects_and_gets_unsettled_messages_again() -> None:

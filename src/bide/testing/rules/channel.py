@@ -94,8 +94,6 @@ class BrokerChannel:
         found = self._host.queue(queue, owner=self._connection)
         if tag in self._consumers:
             raise channel_error(530, f"NOT_ALLOWED - attempt to reuse consumer tag '{tag}'")
-        if isinstance(found, StreamQueue):
-            found.refuse()
         is_classic = found.definition.type == "classic"
         if is_classic and (found.consumers.is_exclusive or (exclusive and len(found.consumers))):
             raise access_refused(f"queue '{queue}' in vhost '{self._host.name}' in exclusive use")
@@ -114,6 +112,8 @@ class BrokerChannel:
             deliver=lambda consumer, entry: self._deliver(found, consumer, entry),
             cancelled=lambda consumer: self._cancelled(consumer),
         )
+        if isinstance(found, StreamQueue):
+            found.prepare(consumer, arguments)
         self._consumers[tag] = (found, consumer)
 
         def start() -> None:

@@ -21,10 +21,12 @@ class Surroundings(Protocol):
     """The virtual host, as a queue sees it.
 
     Attributes:
+        name: the name of the virtual host.
         clock: the virtual clock.
         release: the release of RabbitMQ whose rules apply.
     """
 
+    name: str
     clock: VirtualClock
     release: Release
 

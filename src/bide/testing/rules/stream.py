@@ -1,61 +1,244 @@
-"""Streams, which can only be declared."""
+"""Rules of streams, as consumers over AMQP 0-9-1 see them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NoReturn
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, NoReturn
 
+from bide.durations import to_microseconds
 from bide.testing.rules.consumers import BrokerConsumer
 from bide.testing.rules.entry import ByPriority, Entry
-from bide.testing.rules.errors import not_modelled
+from bide.testing.rules.errors import channel_error, precondition_failed
 from bide.testing.rules.message import StoredMessage
 from bide.testing.rules.queue import BrokerQueue, Surroundings
 from bide.topology import Queue
 
+OFFSET_ARGUMENT: Final = "x-stream-offset"
+"""Argument of a consumer, and header of what it receives."""
+
+MESSAGE_BYTES: Final = 100
+"""What a message takes on the disk besides its body, roughly."""
+
+_SEGMENT_BYTES: Final = 500_000_000
+_AGE: Final = re.compile(r"([0-9]+)([YMDhms])")
+_SECONDS: Final = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3600, "m": 60, "s": 1}
+
+
+@dataclass(slots=True)
+class _Record:
+    offset: int
+    written: int
+    size: int
+    message: StoredMessage
+
+
+@dataclass(slots=True)
+class _Segment:
+    records: list[_Record] = field(default_factory=list)
+    size: int = 0
+
+    def append(self, record: _Record) -> None:
+        self.records.append(record)
+        self.size += record.size
+
+    def at(self, offset: int) -> _Record | None:
+        place = offset - self.records[0].offset if self.records else -1
+        return self.records[place] if 0 <= place < len(self.records) else None
+
+
+@dataclass(slots=True)
+class _StreamReader:
+    position: int
+    segment: _Segment
+
 
 class StreamQueue(BrokerQueue):
-    """A stream, whose use is not modelled."""
+    """A stream, by the rules of RabbitMQ's ``rabbit_stream_queue`` and ``osiris_log``.
+
+    * Messages stay. Each consumer has a position of its own; settling a message only makes room for its next one. Below
+      4.0 a message can be acknowledged, but not rejected.
+    * ``x-stream-offset`` of a consumer is ``first``, ``last``, ``next`` (the default), an offset, a timestamp, or an
+      age such as ``1h``. A position before the first message means the first. An offset behind the end is waited for.
+    * A message carries its offset in a header. Headers that are lists or tables are lost; CC is kept from 4.0 on. From
+      4.0 on a message without a delivery mode gets the mode 1.
+    * Retention removes whole segments, when a new one begins. A consumer that it overtakes reads the segment that it
+      has begun to the end, and goes on at the first message that is left. No error says so.
+
+    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message; offsets have no gaps; and
+    what RabbitMQ does not implement closes the channel, not the connection.
+    """
 
     def __init__(self, definition: Queue, surroundings: Surroundings) -> None:
         super().__init__(definition, surroundings, owner=None, order=ByPriority(), keeps_turn=True)
+        arguments = definition.arguments
+        segment = arguments.get("x-stream-max-segment-size-bytes")
+        self._segment_bytes = segment if isinstance(segment, int) else _SEGMENT_BYTES
+        self._max_age = _age(arguments.get("x-max-age"))
+        self._segments = [_Segment()]
+        self._next_offset = 0
+        self._readers: dict[BrokerConsumer, _StreamReader] = {}
+
+    @property
+    def message_count(self) -> int:
+        """Number of messages that retention has left."""
+        return sum(len(segment.records) for segment in self._segments)
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first message that is left, or of the next one."""
+        return next((one.records[0].offset for one in self._segments if one.records), self._next_offset)
 
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
-        """Refuse."""
-        self.refuse()
+        """Append a message."""
+        size = MESSAGE_BYTES + len(message.body)
+        if self._segments[-1].size >= self._segment_bytes:
+            self._segments.append(_Segment())
+            self._trim()
+        record = _Record(self._next_offset, self._clock.milliseconds, size, self._kept(message))
+        self._segments[-1].append(record)
+        self._next_offset += 1
+        self._changed()
+        return True
 
-    def consume(self, consumer: BrokerConsumer) -> None:
-        """Refuse."""
-        self.refuse()
+    def _kept(self, message: StoredMessage) -> StoredMessage:
+        """The message after its conversion to AMQP 1.0 and back."""
+        since_4 = self._surroundings.release >= (4, 0)
+        properties = dict(message.properties)
+        if since_4:
+            properties.setdefault("delivery_mode", 1)
+        headers = {
+            name: value
+            for name, value in (properties.pop("headers", None) or {}).items()
+            if not isinstance(value, list | Mapping) or (since_4 and name == "CC")
+        }
+        if headers:
+            properties["headers"] = headers
+        return replace(message, properties=properties)
+
+    def _trim(self) -> None:
+        room = self._max_bytes
+        if room is not None:
+            for number in range(len(self._segments) - 1, -1, -1):
+                room -= self._segments[number].size
+                if room < 0 and number < len(self._segments) - 1:
+                    del self._segments[: number + 1]
+                    break
+        if self._max_age is not None:
+            limit = self._clock.milliseconds - self._max_age
+            while len(self._segments) > 1 and self._segments[0].records[-1].written < limit:
+                del self._segments[0]
+
+    def prepare(self, consumer: BrokerConsumer, arguments: Mapping[str, Any]) -> None:
+        """Check a consumer, and set the position where it begins.
+
+        Raises:
+            BrokerError: it has no prefetch, does not acknowledge, or its offset is malformed.
+        """
+        where = f"queue '{self.name}' in vhost '{self._surroundings.name}'"
+        if consumer.no_ack:
+            raise channel_error(540, f"NOT_IMPLEMENTED - automatic acknowledgement not supported by stream {where}")
+        if not consumer.prefetch:
+            raise precondition_failed(f"consumer prefetch count is not set for stream {where}")
+        position = self._position(arguments.get(OFFSET_ARGUMENT, "next"), where)
+        self._readers[consumer] = _StreamReader(position, self._segment_of(position))
+
+    def _position(self, wanted: object, where: str) -> int:
+        records = [one for segment in self._segments for one in segment.records]
+        match wanted:
+            case "first":
+                return 0
+            case "last":
+                return max(self._next_offset - 1, 0)
+            case "next":
+                return self._next_offset
+            case datetime():
+                since = to_microseconds(wanted) // 1000
+            case str() if (age := _age(wanted)) is not None:
+                since = self._clock.milliseconds - age
+            case int() if not isinstance(wanted, bool):
+                return max(wanted, 0)
+            case _ if self._surroundings.release >= (4, 3):
+                raise precondition_failed(
+                    f"invalid arg '{OFFSET_ARGUMENT}' for {where}: {{invalid_stream_offset_arg,{wanted!r}}}"
+                )
+            case _:
+                raise channel_error(541, "INTERNAL_ERROR")
+        return self.first_offset + bisect_left(records, since, key=lambda one: one.written)
 
     def get(self) -> tuple[Entry, int] | None:
         """Refuse."""
-        self.refuse()
+        self._refuse("basic.get not supported by stream queues")
+
+    def purge(self) -> int:
+        """Refuse."""
+        self._refuse("queue.purge not supported by stream queues")
+
+    def _refuse(self, what: str) -> NoReturn:
+        where = f"queue '{self.name}' in vhost '{self._surroundings.name}'"
+        raise channel_error(540, f"NOT_IMPLEMENTED - {what} {where}")
 
     def requeue(self, entries: Sequence[Entry], *, failed: bool) -> None:
-        """Refuse."""
-        self.refuse()
+        """Deliver more; the messages were never taken away."""
+        self._check_rejecting()
+        self._changed()
 
     def discard(self, entries: Sequence[Entry]) -> None:
-        """Refuse."""
-        self.refuse()
+        """Deliver more; the messages were never taken away."""
+        self._check_rejecting()
+        self._changed()
+
+    def _check_rejecting(self) -> None:
+        if self._surroundings.release < (4, 0):
+            self._refuse("basic.nack and basic.reject not supported by stream queues")
 
     def counts(self, entry: Entry, *, by_get: bool) -> dict[str, int]:
-        """Refuse."""
-        self.refuse()
+        """The offset."""
+        return {OFFSET_ARGUMENT: entry.number}
 
     def _return_from_lost(self, entries: Sequence[Entry]) -> None:
-        """Do nothing: a stream has no deliveries."""
+        """Nothing to return."""
+
+    def _remove_consumers(self, consumers: Sequence[BrokerConsumer]) -> bool:
+        for one in consumers:
+            del self._readers[one]
+        return super()._remove_consumers(consumers)
 
     def _changed(self) -> None:
-        """Do nothing: a stream has no deliveries."""
+        for consumer in self.consumers:
+            reader = self._readers[consumer]
+            while consumer.can_receive and (record := self._next(reader)) is not None:
+                reader.position = record.offset + 1
+                self._hand_over(consumer, Entry(record.message, number=record.offset, size=record.size))
+
+    def _next(self, reader: _StreamReader) -> _Record | None:
+        """The next message of a consumer."""
+        if (found := reader.segment.at(reader.position)) is None:
+            reader.segment = self._segment_of(reader.position)
+            reader.position = max(reader.position, self.first_offset)
+            found = reader.segment.at(reader.position)
+        return found
+
+    def _segment_of(self, offset: int) -> _Segment:
+        """The segment with an offset; the first one for what retention has removed."""
+        for segment in reversed(self._segments):
+            if segment.records and segment.records[0].offset <= offset:
+                return segment
+        return self._segments[0]
+
+    def _clear(self) -> int:
+        count = self.message_count
+        self._segments = [_Segment()]
+        return count
 
     def _count_after_get(self) -> int:
-        self.refuse()
+        return self.message_count
 
-    def refuse(self) -> NoReturn:
-        """Refuse the use of the stream.
 
-        Raises:
-            NotModelledError: always.
-        """
-        not_modelled(f"reading and writing streams such as {self.name!r}: use a real broker")
+def _age(text: object) -> int | None:
+    """An age such as ``7D`` in milliseconds."""
+    found = _AGE.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else int(found[1]) * _SECONDS[found[2]] * 1000

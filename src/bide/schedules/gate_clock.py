@@ -1,0 +1,61 @@
+"""The wall clock of a gate, held back after a step forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+TOLERANCE: Final = 100
+"""Milliseconds by which the wall clock may run ahead of the monotonic clock between two readings."""
+
+HOLD: Final = 600_000
+"""Milliseconds after which a step forward is believed."""
+
+
+@dataclass(slots=True)
+class GateClock:
+    """A clock that a wrong step does not make early.
+
+    A step forward is believed when another gate's clock confirms it, or after ten minutes. Until then the time goes on
+    from what it was before. A step back is believed at once: too late is better than too early.
+    """
+
+    _trusted: int | None = None
+    _monotonic: int = 0
+    _held_since: int | None = None
+
+    def now(self, *, wall: int, monotonic: int) -> int:
+        """The time, in milliseconds since the Unix epoch.
+
+        Args:
+            wall: reading of the wall clock.
+            monotonic: milliseconds by a clock that cannot be set, and that goes on while the machine is suspended.
+        """
+        trusted = wall if self._trusted is None else self._trusted + monotonic - self._monotonic
+        self._monotonic = monotonic
+        if wall > trusted + TOLERANCE:
+            if self._held_since is None:
+                self._held_since = monotonic
+            if monotonic - self._held_since < HOLD:
+                self._trusted = trusted
+                return trusted
+        self._held_since = None
+        # A difference within the tolerance is the correction of a slow or fast clock, and followed. After a step back
+        # the time before is kept, so that the step forward to it is not taken for a wrong one.
+        self._trusted = wall if wall > trusted - TOLERANCE else trusted
+        return wall
+
+    def hear(self, wall: int, other: int) -> None:
+        """Compare with the clock of a gate on another machine, read just now.
+
+        Args:
+            wall: reading of the wall clock of this machine.
+            other: reading of the other one.
+        """
+        if self._held_since is not None and abs(wall - other) <= TOLERANCE:
+            self._trusted, self._held_since = wall, None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a step forward is not believed yet."""
+        return self._held_since is not None

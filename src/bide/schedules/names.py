@@ -1,0 +1,124 @@
+"""Names of the exchanges and queues of the schedule log, and the partition of a key."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bide.delay.protocol import check_name
+from bide.errors import InvalidNameError
+from bide.topology import Argument, Binding, Exchange, Queue, Topology
+
+PARTITIONS: Final = 8
+"""Partitions of the log. They are part of the layout version, so that no two clients disagree about them."""
+
+LOG_BYTES: Final = 2_000_000_000
+"""Retention of a partition. The broker removes whole segments once the stream is larger."""
+
+SEGMENT_BYTES: Final = 64_000_000
+
+ROOM_TICKETS: Final = 16_384
+"""Tickets that a room queue takes before it refuses: each stands for :data:`TICKET_BYTES` of records, so that the log
+is at most half full when ``schedule`` is refused."""
+
+TICKET_BYTES: Final = 64_000
+
+MAX_KEY_BYTES: Final = 255
+
+_LAYOUT_VERSION: Final = "v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleNames:
+    """Names of one schedule log.
+
+    Attributes:
+        prefix: starts every name, as that of the delay infrastructure.
+    """
+
+    prefix: str = "bide"
+
+    def __post_init__(self) -> None:
+        check_name("prefix", self.prefix, limit=100)
+        if self.prefix.startswith("amq."):
+            raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ reserves: rename it")
+
+    @property
+    def operations(self) -> str:
+        """The exchange for everything that applications send. The number of a partition leads to its log,
+        ``queries.<number>`` and ``room.<number>`` lead to the queues beside it."""
+        return f"{self.prefix}.{_LAYOUT_VERSION}.schedule"
+
+    @property
+    def gates(self) -> str:
+        """The exchange for records of gates. Applications must not have write permission for it."""
+        return f"{self.operations}.gates"
+
+    @property
+    def undeliverable(self) -> str:
+        """The queue for scheduled messages whose target does not exist, or is not on the allow-list."""
+        return f"{self.operations}.undeliverable"
+
+    def log(self, partition: int) -> str:
+        """The stream of a partition."""
+        return f"{self.operations}.{partition}"
+
+    def queries(self, partition: int) -> str:
+        """The queue for questions to the leading gate of a partition, which is its consumer."""
+        return f"{self.operations}.{partition}.queries"
+
+    def room(self, partition: int) -> str:
+        """The queue whose length limits how much is appended while no gate carries the state forward."""
+        return f"{self.operations}.{partition}.room"
+
+    def topology(self, *, partitions: int = PARTITIONS) -> Topology:
+        """Exchanges, streams, queues and bindings."""
+        streams = [Queue(self.log(one), arguments=_LOG_ARGUMENTS) for one in range(partitions)]
+        queries = [Queue(self.queries(one), arguments=_QUERY_ARGUMENTS) for one in range(partitions)]
+        rooms = [Queue(self.room(one), arguments=_ROOM_ARGUMENTS) for one in range(partitions)]
+        return Topology(
+            [Exchange(self.operations, "direct"), Exchange(self.gates, "direct")],
+            [*streams, *queries, *rooms, Queue(self.undeliverable, arguments={"x-queue-type": "quorum"})],
+            [
+                binding
+                for one in range(partitions)
+                for binding in (
+                    Binding(self.operations, self.log(one), str(one)),
+                    Binding(self.gates, self.log(one), str(one)),
+                    Binding(self.operations, self.queries(one), f"queries.{one}"),
+                    Binding(self.operations, self.room(one), f"room.{one}"),
+                )
+            ],
+        )
+
+
+_LOG_ARGUMENTS: Final[Mapping[str, Argument]] = {
+    "x-queue-type": "stream",
+    "x-max-length-bytes": LOG_BYTES,
+    "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
+    "x-queue-leader-locator": "balanced",
+}
+_QUERY_ARGUMENTS: Final[Mapping[str, Argument]] = {"x-queue-type": "classic", "x-message-ttl": 30_000}
+_ROOM_ARGUMENTS: Final[Mapping[str, Argument]] = {
+    "x-queue-type": "quorum",
+    "x-max-length": ROOM_TICKETS,
+    "x-overflow": "reject-publish",
+}
+
+
+def check_key(key: object) -> str:
+    """The key, if it can be one.
+
+    Raises:
+        InvalidNameError: it is empty, too long, or not text that UTF-8 can carry.
+    """
+    check_name("key", key, limit=MAX_KEY_BYTES)
+    assert isinstance(key, str)
+    return key
+
+
+def partition_of(key: str, partitions: int = PARTITIONS) -> int:
+    """The partition of a key."""
+    return zlib.crc32(key.encode()) % partitions
