@@ -414,7 +414,8 @@ async def _check_undeliverable(connection: Connection, infrastructure: DelayInfr
     if answer.message_count:
         problems.append(
             f"{quantity(answer.message_count, 'message')} in {name!r} found no target, or no queue of their delay: "
-            f"see them with 'bide errors list --queue {name}', fix what is missing, and run 'bide delay resend --allow ...'"
+            f"see them with 'bide errors list --queue {name}', fix what is missing, and run "
+            "'bide delay resend --allow ...'"
         )
     return judged("undeliverable messages", problems, "none")
 
