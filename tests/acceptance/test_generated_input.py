@@ -98,7 +98,7 @@ def test_no_command_line_ends_in_an_internal_error_without_a_broker(tmp_path: Pa
 
 @pytest.mark.slow
 def test_no_command_line_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
-    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=400)
+    some: Iterable[Case] = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=400)
     # To put 370 queues there takes seconds.
     some = (one for one in some if one.command[0] not in COSTLY | ENDLESS and one.command != ("delay", "apply"))
     assert check(with_odd_messages(of_one_pattern(some), vhost.idle_url)) > 40
@@ -119,7 +119,7 @@ def test_no_option_of_a_pipeline_ends_in_an_internal_error(tmp_path: Path) -> No
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
-    some = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=12)
+    some: Iterable[Case] = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=12)
     some = of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)
     assert check(with_odd_messages(some, vhost.idle_url)) > 1500
 
