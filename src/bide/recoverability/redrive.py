@@ -20,7 +20,7 @@ from bide.delay.recognition import refuse_target
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.messages.prepared import PreparedMessage, new_message_id
-from bide.recoverability.copies import copy_of, senders_due
+from bide.recoverability.copies import copy_of, senders_due, sendable
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
 from bide.recoverability.history import (
     HEADER_ATTEMPT_TIMES,
@@ -147,12 +147,12 @@ def _unchanged(message: FailedMessage) -> dict[str, Any]:
     if (user := values.pop("user_id", None)) is not None:
         headers.setdefault(HEADER_SENT_BY, message.sent_by or user)
     values["headers"] = headers
-    return values
+    return sendable(values)
 
 
 def _prepared(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> PreparedMessage:
     # A message without a message id gets none here: its id in the error queue is computed from its contents.
-    message_id = message.message_id or message.id
+    message_id = values.get("message_id") or message.message_id or message.id
     return PreparedMessage(
         target=QueueTarget(queue), body=message.body, message_id=message_id, values=values, is_copy=True
     )
