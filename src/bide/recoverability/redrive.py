@@ -20,7 +20,7 @@ from bide.delay.recognition import refuse_target
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.messages.prepared import PreparedMessage, new_message_id
-from bide.recoverability.copies import copy_of, senders_due, sendable
+from bide.recoverability.copies import copy_of, sendable, senders_due
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
 from bide.recoverability.history import (
     HEADER_ATTEMPT_TIMES,
