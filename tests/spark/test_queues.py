@@ -191,7 +191,7 @@ def test_messages_of_a_killed_drain_stay_in_the_queue(spark: SparkSession, vhost
         vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "test")
 
     for _ in range(4):
-        with pytest.raises(DeliveryLostError, match="2 messages"):
+        with pytest.raises(DeliveryLostError, match="2 written messages"):
             bide.spark.drain(spark, "q", write=cut, url=vhost.url, management_url=vhost.broker.management_url)
     values: set[bytes] = set()
     bide.spark.drain(spark, "q", write=lambda frame: values.update(row.value for row in frame.collect()), url=vhost.url)
