@@ -23,7 +23,7 @@ demo: setup ## send delayed messages on a private RabbitMQ (or that of BIDE_URL)
 	@.venv/bin/bide demo
 
 check: lint ## lint, type-check, and run the unit tests (about a minute)
-	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal tests/unit
+	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal -m "not long" tests/unit
 
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
