@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -164,8 +165,9 @@ def circle(graph: dict[str, set[str]]) -> str | None:
     return None
 
 
-def imports_of(module: str) -> list[Import]:
-    return list(_imports(ast.parse(MODULES[module].read_text())))
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    return tuple(_imports(ast.parse(MODULES[module].read_text())))
 
 
 def _imports(node: ast.AST) -> Iterator[Import]:
