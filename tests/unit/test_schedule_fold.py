@@ -10,7 +10,15 @@ import pytest
 
 from bide.schedules.encoding import decode, encode
 from bide.schedules.entries import RememberedAnswer, ScheduleAnswer
-from bide.schedules.fold import ANSWER_TICKS, MAX_ANSWER_KEYS, MAX_RANGES, SESSION_TICKS, FoldResult, ScheduleFold
+from bide.schedules.fold import (
+    ANSWER_TICKS,
+    MAX_ANSWER_KEYS,
+    MAX_ANSWER_UNDER_WAY,
+    MAX_RANGES,
+    SESSION_TICKS,
+    FoldResult,
+    ScheduleFold,
+)
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
 from bide.schedules.records import (
@@ -310,3 +318,18 @@ def test_the_answer_to_a_filter_fits_in_a_chunk() -> None:
     answer = RememberedAnswer(request="a-1", tick=0, answer=ScheduleAnswer(outcome="cancelled", keys=keys))
     (chunk,) = cut("c", LogPosition(), [answer])
     assert decode(encode(chunk)) == chunk
+
+
+def test_an_answer_names_a_thousand_occurrences_under_way_at_most(log: Log) -> None:
+    """A recurring schedule whose target refuses has more and more of them."""
+    log.read(log.add(recurrence=DAILY))
+    for _ in range(MAX_ANSWER_UNDER_WAY + 5):
+        log.read(log.change("run-now"))
+    cancelled = log.answer(log.change("cancel"))
+    assert len(cancelled.under_way) == MAX_ANSWER_UNDER_WAY
+
+
+def test_chunks_with_many_long_answers_can_be_read() -> None:
+    answer = ScheduleAnswer(outcome="cancelled", under_way=("x" * 163,) * MAX_ANSWER_UNDER_WAY)
+    answers = [RememberedAnswer(request=f"a-{number}", tick=0, answer=answer) for number in range(1, 120)]
+    assert all(decode(encode(chunk)) == chunk for chunk in cut("c", LogPosition(), answers))

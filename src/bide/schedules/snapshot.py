@@ -67,7 +67,7 @@ def _size(entry: StateEntry) -> int:
         case ScheduleSession():
             return _ENTRY_BYTES + _RANGE_BYTES * len(entry.applied.starts)
         case RememberedAnswer():
-            return _ENTRY_BYTES + sum(map(len, entry.answer.keys))
+            return _ENTRY_BYTES + sum(map(len, entry.answer.keys)) + sum(map(len, entry.answer.under_way))
         case FinishedKey():
             return _ENTRY_BYTES
 
