@@ -52,7 +52,7 @@ def follow(index: ScheduleIndex, end: int, batch: int) -> None:
             for offset in range(start, min(start + batch, end)):
                 found = record(offset)
                 fold.apply(offset, found, by_gate=isinstance(found, Claim))
-                state.checksum = zlib.crc32(encode(found))
+                state.position.checksum = zlib.crc32(encode(found))
 
 
 def expected(end: int) -> ScheduleMemory:
@@ -60,6 +60,7 @@ def expected(end: int) -> ScheduleMemory:
     for offset in range(end):
         found = record(offset)
         fold.apply(offset, found, by_gate=isinstance(found, Claim))
+        fold.state.position.checksum = zlib.crc32(encode(found))
     assert isinstance(fold.state, ScheduleMemory)
     return fold.state
 
@@ -83,7 +84,6 @@ def test_a_killed_gate_goes_on_where_its_index_is(tmp_path: Path, kills: int) ->
         index = ScheduleIndex(path)
         position = index.state.position
         assert position.offset >= 0
-        assert index.state.checksum == zlib.crc32(encode(record(position.offset)))
         wanted = expected(position.offset + 1)
         assert position == wanted.position
         assert list(index.state.entries()) == list(wanted.entries())

@@ -67,7 +67,6 @@ class SqliteState:
 
     Attributes:
         position: the last record that the state contains.
-        checksum: CRC-32 of that record's body.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -79,8 +78,7 @@ class SqliteState:
         """Read the position, and forget sessions that were not written: after a rollback."""
         self._changed_sessions.clear()
         row = self._sql.execute("SELECT record, count, tick, carried, checksum FROM position").fetchone()
-        self.position = LogPosition(offset=row[0], count=row[1], tick=row[2], carried=row[3])
-        self.checksum: int = row[4]
+        self.position = LogPosition(offset=row[0], count=row[1], tick=row[2], carried=row[3], checksum=row[4])
 
     def flush(self) -> None:
         """Write the position, and the sessions that have changed."""
@@ -92,7 +90,7 @@ class SqliteState:
         at = self.position
         self._sql.execute(
             "UPDATE position SET record = ?, count = ?, tick = ?, carried = ?, checksum = ?",
-            (at.offset, at.count, at.tick, at.carried, self.checksum),
+            (at.offset, at.count, at.tick, at.carried, at.checksum),
         )
 
     def clear(self) -> None:
@@ -100,7 +98,7 @@ class SqliteState:
         for table in _TABLES:
             self._sql.execute(f"DELETE FROM {table}")  # noqa: S608 (names of our own)
         self._changed_sessions.clear()
-        self.position, self.checksum = LogPosition(), 0
+        self.position = LogPosition()
 
     # -- one entry
 
