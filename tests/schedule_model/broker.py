@@ -41,6 +41,9 @@ TICKET = 5
 FRESH = 150
 """Milliseconds for which a beat that was read back keeps a gate current."""
 
+REPEAT_BEAT = 500
+"""Milliseconds after which a gate sends a beat although the last one is unread."""
+
 TICK = 400
 
 

@@ -15,6 +15,9 @@ BEAT_EVERY: Final = 1.0
 TAKE_OVER_AFTER: Final = 3.0
 """Seconds without a beat after which another gate takes over."""
 
+REPEAT_AFTER: Final = 60.0
+"""Seconds after which a gate sends a beat although the last one is unread."""
+
 CURRENT_FOR: Final = 5.0
 """Seconds for which a beat that was read back proves that its gate is not behind."""
 
@@ -42,24 +45,26 @@ class PartitionLeadership:
 
     Attributes:
         leader: the name of the leading gate; None if there is none, or none is known.
+        has_missed: whether this gate has read a beat of its own and not the one before it: retention has overtaken it.
     """
 
     def __init__(self, gate: str, now: float) -> None:
         self.leader: str | None = None
+        self.has_missed = False
         self._gate = gate
         self._leader_offset = -1
         self._heard_leader_at = now
         self._heard_at: dict[str, float] = {}
-        self._sent: tuple[int, float] | None = None
+        self._unread: dict[int, float] = {}
         self._current_until = now
         self._next_beat_at = now
 
     def read(self, offset: int, beat: Beat, now: float) -> None:
         """Take the next beat of the log."""
         self._heard_at[beat.gate] = now
-        if beat.gate == self._gate and self._sent is not None and self._sent[0] == beat.clock:
-            self._current_until = self._sent[1] + CURRENT_FOR
-            self._sent = None
+        if beat.gate == self._gate and (sent_at := self._unread.pop(beat.clock, None)) is not None:
+            self._current_until = sent_at + CURRENT_FOR
+            self.has_missed = self.has_missed or any(other < sent_at for other in self._unread.values())
         if beat.after < self._leader_offset:
             return
         if beat.takes_over or beat.gate == self.leader or (beat.leads and self.leader is None):
@@ -71,17 +76,17 @@ class PartitionLeadership:
                 del self._heard_at[beat.gate]
 
     def sent(self, clock: int, now: float) -> None:
-        """Remember a beat that was sent.
+        """Remember a beat that was sent. All beats are sent on one channel, in order.
 
         Args:
             clock: the wall clock in the beat.
         """
-        self._sent = (clock, now)
+        self._unread[clock] = now
         self._next_beat_at = now + BEAT_EVERY
 
     def on_connection_lost(self) -> None:
-        """Forget the beat that was sent: it may never be in the log."""
-        self._sent = None
+        """Forget the beats that were sent: they may never be in the log."""
+        self._unread.clear()
 
     def is_current(self, now: float) -> bool:
         """Whether this gate has read a beat of its own that it sent a short while ago."""
@@ -99,14 +104,16 @@ class PartitionLeadership:
     def next_beat(self, now: float, *, may_take: bool, let_go: bool = False) -> BeatFlags | None:
         """The beat to send now, or None.
 
-        A gate has one unread beat at a time, because one that is behind does not know how full the log is.
+        A gate has one unread beat at a time, because one that is behind does not know how full the log is. But
+        retention may have taken that beat, so the gate sends another one after a while.
 
         Args:
             may_take: whether to take over at once where there is no leader, as :func:`may_take` says.
             let_go: whether to leave the partition to others.
         """
-        if self._sent is not None:
-            return None
+        if self._unread:
+            is_overdue = now - max(self._unread.values()) >= REPEAT_AFTER
+            return BeatFlags(leads=False) if is_overdue else None
         leads = self.leader == self._gate
         if let_go and leads:
             return BeatFlags(leads=False)
