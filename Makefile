@@ -12,7 +12,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo check test test-timing test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 clean
+.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,8 +22,12 @@ demo: setup ## send delayed messages on a private RabbitMQ (or that of BIDE_URL)
 	@scripts/install-java.sh || true # without Java, the demo ends before its report
 	@.venv/bin/bide demo
 
-check: lint ## lint, type-check, and run the unit tests (about a minute)
-	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal tests/unit
+check: setup ## lint, type-check, and run the unit tests with fewer generated examples (a minute)
+	@$(MAKE) --no-print-directory --jobs=2 lint unit-tests
+
+unit-tests: setup # beside lint, whose mypy uses one core only
+	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "not long" \
+		tests/unit
 
 test: lint rabbitmq java browser ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
@@ -31,6 +35,8 @@ test: lint rabbitmq java browser ## lint, type-check, and run the tests on the i
 test-timing: setup rabbitmq ## measure the lateness of delayed messages, without other load (two minutes)
 	@$(TIMING)
 
+# These start JVMs and clusters of their own. Spark gives a Python worker ten seconds to start, however busy the machine.
+test-long: WORKERS = 3
 test-long: setup rabbitmq java browser iproute2 ## run the tests that `test` leaves out: a night, clusters, more kills (seven minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 

@@ -41,6 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.
 settings.register_profile("bide", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+settings.register_profile("quick", settings.get_profile("bide"), max_examples=25)  # for make check; make test takes 100
 settings.register_profile("thorough", settings.get_profile("bide"), max_examples=2000)  # --hypothesis-profile=thorough
 settings.load_profile("bide")
 

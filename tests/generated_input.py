@@ -201,8 +201,8 @@ def fault(outcome: Outcome) -> str | None:
         return "bad usage in several lines"
     if outcome.code == 1 and not outcome.err and not outcome.out:
         return "a failure, and nothing says so"
-    if any(not (one.isprintable() or one == "\n") for one in outcome.err):
-        return "control characters on standard error"
+    if any(not (one.isprintable() or one == "\n") for one in outcome.out + outcome.err):
+        return "control characters in the output"
     return None
 
 

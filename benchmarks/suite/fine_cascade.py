@@ -7,8 +7,8 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Final
 
-from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade
-from bide.delay.protocol import HEADER_TO, DelayInfrastructure, DelayRoute, QueueTarget, Step, Target, round_up
+from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, CascadeInfrastructure
+from bide.delay.protocol import HEADER_TO, DelayRoute, QueueTarget, Step, Target, round_up
 from bide.errors import UnsupportedTargetError
 from bide.topology import Argument, Binding, Queue, Topology
 
@@ -16,7 +16,7 @@ _TIMES_FINER: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineCascade(DelayInfrastructure):
+class FineCascade(CascadeInfrastructure):
     """Delays of 0 to 2^levels - 1 units of 10 ms, to queues.
 
     Its levels are quorum queues that dead-letter at least once, as those of NServiceBus.RabbitMQ are in version 2.
@@ -35,53 +35,30 @@ class FineCascade(DelayInfrastructure):
         return RESOLUTION / _TIMES_FINER
 
     @property
-    def max_delay(self) -> timedelta:
-        """The wait of all levels together."""
-        return self._cascade.max_delay / _TIMES_FINER
-
-    @property
-    def delivery_exchange(self) -> str:
-        """The exchange that targets are bound to."""
-        return self._cascade.delivery
-
-    @property
-    def undeliverable(self) -> str:
-        """Not used: there is no guard."""
-        return self._cascade.undeliverable
-
-    @property
-    def _cascade(self) -> Cascade:
+    def cascade(self) -> Cascade:
+        """The levels as a binary cascade in seconds."""
         return _cascade(self.levels)
 
     def topology(self) -> Topology:
         """That of a cascade in seconds, with shorter waits."""
-        coarse = self._cascade.topology()
-        return replace(coarse, queues=tuple(_finer(queue) for queue in coarse.queues))
-
-    def probes(self) -> Topology:
-        """The delivery exchange, and the queues of the highest and the lowest level."""
-        coarse = self._cascade.probes()
+        coarse = CascadeInfrastructure.topology(self)
         return replace(coarse, queues=tuple(_finer(queue) for queue in coarse.queues))
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
         """The way to a queue; zero goes through the lowest level, as with NServiceBus."""
         units = round_up(delay, self.resolution, maximum=self.max_delay)
-        route = self._cascade.route(units, self._bound(target), headers={HEADER_TO: str(target)})
+        route = self.cascade.route(units, self._bound(target), headers={HEADER_TO: str(target)})
         return replace(route, delay=units * self.resolution)
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the way of a message, in order."""
         units = round_up(delay, self.resolution, maximum=self.max_delay)
-        coarse = self._cascade.steps(units, self._bound(target), target)
+        coarse = self.cascade.steps(units, self._bound(target), target)
         return tuple(replace(step, delay=step.delay / _TIMES_FINER) for step in coarse)
-
-    def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to it."""
-        return self._cascade.owns(name)
 
     def _bound(self, target: Target) -> BoundTarget:
         address = _address(target)
-        binding = Binding(self.delivery_exchange, address, self._cascade.exact_key(address))
+        binding = Binding(self.delivery_exchange, address, self.cascade.exact_key(address))
         return BoundTarget(address=address, routed_to=address, requires=Topology(bindings=[binding]))
 
 

@@ -17,12 +17,14 @@ import pytest
 import bide
 from bide.cli.app import cli
 from bide.topology import Argument
+from tests.acceptance.command_line import WARNINGS, CommandLine
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
 
 SMALL = ("--max-delay", "20s", "--resolution", "50ms")
+COMMAND_LINE = CommandLine()
 
 
 class Program:
@@ -33,15 +35,18 @@ class Program:
             **{name: value for name, value in os.environ.items() if not name.startswith("BIDE_")},
             "BIDE_URL": vhost.url,
             "BIDE_MANAGEMENT_URL": vhost.broker.management_url,
-            "PYTHONWARNINGS": "error",
+            "PYTHONWARNINGS": WARNINGS,
         }
 
     def run(self, *arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
+        everything = {**self.environment, **environment}
+        if not any(name.startswith("PYTHON") for name in environment):
+            return COMMAND_LINE.run(arguments, stdin=stdin, environment=everything)
         return subprocess.run(
             [sys.executable, "-m", "bide", *arguments],
             input=stdin,
             capture_output=True,
-            env={**self.environment, **environment},
+            env=everything,
             timeout=TIMEOUT,
             check=False,
         )

@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.acceptance.test_cli import Program
+from tests.spark.spark_processes import QUICK_JAVA
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
 
@@ -27,8 +28,12 @@ class Demo:
     """Runs ``bide demo`` on one virtual host."""
 
     def __init__(self, vhost: Vhost, into: Path) -> None:
-        # Warnings of Spark's own code are not ours to forbid.
-        self.environment = {**Program(vhost).environment, "PYTHONWARNINGS": "default"}
+        self.environment = {
+            **Program(vhost).environment,
+            # Warnings of Spark's own code are not ours to forbid.
+            "PYTHONWARNINGS": "default",
+            "PYSPARK_SUBMIT_ARGS": f"--driver-java-options '{QUICK_JAVA}' pyspark-shell",
+        }
         self.into = into
         self.vhost = vhost
 

@@ -47,7 +47,7 @@ def test_a_pattern_is_applied_compared_and_destroyed(program: Program, vhost: Vh
     missing = program.run("topology", "diff", "1", *options)
     assert missing.returncode == 1
     assert missing.stdout.decode().splitlines()[0] == "- missing exchange  news (fanout)"
-    assert "1 exchanges, 2 queues, 2 bindings" in program.ok("topology", "apply", "1", *options)
+    assert "1 exchange, 2 queues, 2 bindings" in program.ok("topology", "apply", "1", *options)
     assert program.ok("topology", "diff", "1", *options) == "fanout-broadcast is on the broker as it should be\n"
     # Existing objects with other properties are reported and left unchanged.
     other = ("--exchange", "news", "--queue", "a", "--queue-type", "classic")
@@ -90,7 +90,7 @@ def test_a_policy_on_the_queues_of_an_event_bus_does_not_pass_diff(program: Prog
 def test_destroy_asks_for_confirmation(program: Program) -> None:
     done = program.run("topology", "destroy", "5", "--queue", "q", stdin=b"n\n")
     assert done.returncode == 1
-    assert b"Delete 0 exchanges and 1 queues" in done.stderr
+    assert b"Delete 0 exchanges and 1 queue on" in done.stderr
     assert b"guest:" not in done.stderr
 
 

@@ -17,6 +17,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
+from bide.client.broker_state import BrokerState
 from bide.topology import Queue
 from tests.timeouts import TIMEOUT
 
@@ -69,9 +70,19 @@ async def ready_at(url: str, queue: str) -> int:
         return await ready(connection, queue)
 
 
+async def state_of(client: bide.Client) -> BrokerState:
+    """What a client knows of its broker, for tests of what happens to it: no public name leads there."""
+    return await client._publisher.state()
+
+
 async def connection_of(client: bide.Client) -> Connection:
-    """The connection that a client publishes over, for tests of what happens to it: no public name leads there."""
-    return await client._publisher.connection()
+    """The connection that a client publishes over."""
+    return (await state_of(client)).connection
+
+
+async def consuming_connection_of(client: bide.Client) -> Connection:
+    """The connection that a client consumes over."""
+    return await client._consuming_connection.connection()
 
 
 async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = TIMEOUT, step: float = 0.05) -> None:

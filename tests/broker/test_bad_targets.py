@@ -13,6 +13,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import HEADER_DUE, HEADER_TO
 from bide.error_queues.undeliverable import resend
+from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
 from tests.timeouts import MAX_LATENESS
@@ -187,6 +188,38 @@ async def test_undeliverable_messages_are_resent_when_the_target_is_back(vhost: 
         assert (message.body, message.message_id, message.headers, message.priority) == (b"1", "m1", {"mine": 1}, 2)
         assert await ready(other, SMALL_CLOCK.undeliverable) == 1
         await other.close()
+
+
+async def test_resending_in_vain_does_not_use_up_the_delivery_limit(
+    vhost: Vhost, vhost_connection: Connection, api: ManagementApi
+) -> None:
+    """A quorum queue drops a message that was requeued more often. Since RabbitMQ 4.0 the default is 20 times."""
+    undeliverable, management = SMALL_CLOCK.undeliverable, vhost.broker.management_url
+    gone = bide.Topology([bide.Exchange("gone-too", "topic")], [bide.Queue.quorum("gone")])
+    body = {"pattern": "undeliverable", "definition": {"delivery-limit": 5}, "apply-to": "queues"}
+    await api.call("PUT", "policies", vhost.name, "limit", body=body)
+
+    async def were_set_aside() -> bool:
+        return await ready(vhost_connection, undeliverable) == 2
+
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(gone)
+        await client.publish(b"1", to="gone", delay="300ms", headers={"mine": 1}, message_id="m1")
+        await client.destroy(gone)
+        # To an exchange, with its own routing key, as the relay of a waiting hall sets it aside.
+        async with await vhost_connection.channel(confirms=True) as channel:
+            values = {"message_id": "m2", "headers": {HEADER_TO: "x:gone-too"}}
+            await channel.publish(exchange=undeliverable, routing_key="a.b", values=values, body=b"2")
+        await eventually(were_set_aside)
+        for _ in range(12):
+            result = await resend(client, allow=["*"], management_url=management)
+            assert (result.sent, sum(result.kept.values())) == (0, 2)
+        await client.declare(gone | bide.Topology(bindings=[bide.Binding("gone-too", "gone", "a.*")]))
+        result = await resend(client, allow=["*"], management_url=management)
+        assert (result.sent, result.kept) == (2, {})
+        messages = await receive(client, "gone", 2)
+    found = {one.message_id: (one.body, one.routing_key, one.headers) for one in messages}
+    assert found == {"m1": (b"1", "gone", {"mine": 1}), "m2": (b"2", "a.b", {})}
 
 
 async def test_a_forged_target_that_is_refused_does_not_keep_other_messages_from_being_sent_on(vhost: Vhost) -> None:

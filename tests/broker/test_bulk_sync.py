@@ -165,7 +165,7 @@ else:
 def test_a_forked_process_is_refused_the_publisher_of_its_parent(clock_url: str, queue: str) -> None:
     command = [sys.executable, "-c", FORK, clock_url, queue]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
-    refusal = "this publisher was made before a fork: make it after that"
+    refusal = "this publisher belongs to the parent process: create another one after the fork"
     assert output.splitlines() == [refusal, refusal, "1500 confirmed"]
     assert len(received(clock_url, queue, 1_500)) == 1_500
 

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,9 @@ async def running(folder: Path, url: str, *arguments: str, **options: Any) -> As
         yield process
     finally:
         if process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            # It may have ended already, and asyncio has not noticed it yet.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 

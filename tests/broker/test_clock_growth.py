@@ -19,7 +19,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import connection_of, eventually, ready, receive
+from tests.broker.receiving import connection_of, eventually, ready, receive, state_of
 from tests.support import Vhost
 
 TARGET = bide.Topology(queues=[bide.Queue.quorum("q")])
@@ -120,7 +120,7 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     await eventually(set_aside)
     assert await ready(connection, "q") == 0
     # After half a minute it looks again. Here that is over at once.
-    state = await client._publisher.state()
+    state = await state_of(client)
     monkeypatch.setattr(state, "_recheck_at", 0.0)
     receipt = await client.publish(b"again", to="q", delay="1s")
     (message,) = await receive(client, "q", 1)
@@ -158,7 +158,7 @@ async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
         await channel.delete_exchange(f"bide.v1.{exchange}")
     await client.publish(b"soon", to="q", delay="10ms")
     # Every half a minute the client looks at what it uses. Here that is over at once.
-    state = await client._publisher.state()
+    state = await state_of(client)
     monkeypatch.setattr(state, "_recheck_at", 0.0)
     await client.publish(b"later", to="q", delay="10ms")
     # What had no way waits for the broker to try again.
@@ -190,7 +190,7 @@ async def test_who_may_not_declare_is_not_in_doubt_where_an_exchange_was_deleted
         await receive(client, "q", 1)
         async with await connection.channel() as channel:
             await channel.delete_exchange(f"bide.v1.{exchange}")
-        state = await modest._publisher.state()
+        state = await state_of(modest)
         state.forget("bide.v1.delivery")
         missing = r"every delay needs are missing|is not complete"
         with pytest.raises(NotAppliedError, match=missing):
@@ -255,6 +255,27 @@ async def test_a_mismatched_digit_queue_fails_only_its_own_delays(
     assert "bide.v1.s7" in str(error)
     messages = await receive(client, "q", 8)
     assert all(message.lateness is not None and message.lateness >= timedelta(0) for message in messages)
+
+
+async def test_a_mismatched_digit_queue_does_not_fail_other_delays_of_a_bulk(
+    client: bide.Client, connection: Connection
+) -> None:
+    async with await connection.channel() as channel:
+        await channel.declare_queue(bide.Queue("bide.v1.s7", arguments={"x-message-ttl": 1}))
+    failed = asyncio.Event()
+
+    async def messages() -> AsyncIterator[bide.OutgoingMessage]:
+        for delay in ["7s"] * 10 + ["1s"] * 10:
+            if delay == "1s":
+                await failed.wait()
+            yield bide.OutgoingMessage(b"", to="q", delay=delay)
+
+    statuses = {}
+    async for one in client.publish_many(messages()):
+        statuses[one.position] = one.status
+        failed.set()
+    assert [statuses[position] for position in range(20)] == ["failed"] * 10 + ["confirmed"] * 10
+    assert len(await receive(client, "q", 10)) == 10
 
 
 # -- who may not declare

@@ -102,7 +102,7 @@ async def test_destroy_removes_only_its_own_queues(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         await client.publish(b"waiting", to="q", delay="20s")
-    with pytest.raises(NotEmptyError, match=r"1 messages wait in bide\.v1\.s20 \(1\)"):
+    with pytest.raises(NotEmptyError, match=r"1 message waits in bide\.v1\.s20 \(1\)"):
         await destroy(connection, SMALL_CLOCK.topology())
     removed = await destroy(connection, SMALL_CLOCK.topology(), force=True)
     assert (removed.queues, removed.messages) == (len(SMALL_CLOCK.topology().queues), 1)

@@ -23,7 +23,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.error_queues import ErrorQueue, Selection
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import receive
+from tests.broker.receiving import receive, state_of
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ async def test_an_endpoint_started_during_publishing_is_not_poisoned(vhost: Vhos
 
 async def forget_what_is_known(client: bide.Client) -> None:
     """What a client remembers of the broker for 30 s."""
-    state = await client._publisher.state()
+    state = await state_of(client)
     state._nservicebus_checked_until = 0.0
     state._targets.clear()
     state._templates.clear()

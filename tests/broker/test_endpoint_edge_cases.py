@@ -81,6 +81,9 @@ STRANGE = {
     "a header with such a time": headers(b"\x02abT" + b"\xff" * 8),
     "an id that is not text": struct.pack(">H", 1 << 7) + b"\x03\xff\xfe\x00",
     "a header's name that is not text": headers(b"\x02\xff\xfeI\x00\x00\x00\x07"),
+    "a long id that is not text": struct.pack(">H", 1 << 7) + b"\x64" + b"\xff" * 100,
+    "a long type that is not text": struct.pack(">H", 1 << 5) + b"\x64" + b"\xff" * 100,
+    "a header's long name that is not text": headers(b"\x64" + b"\xff" * 100 + b"I\x00\x00\x00\x07"),
     "a header that is not text": headers(b"\x02abS\x00\x00\x00\x01\xff"),
     "our own headers, nonsense": codec.properties({"headers": {**LARGEST, "bide-to": 5, "bide-exchange": b"\xff"}}),
     "our own headers, other nonsense": codec.properties(

@@ -12,6 +12,7 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.error_queues import ErrorQueue, Selection
+from bide.error_queues.undeliverable import resend
 from bide.errors import DelayQueueError
 from bide.local_broker import LocalBroker
 from bide.patterns.event_bus import EventBusQueue
@@ -114,6 +115,23 @@ async def test_delay_queues_are_refused_as_targets(client: bide.Client, broker: 
     assert [one.message_id for one in await listed(queue)] == ["m"]
 
 
+async def test_a_delay_queue_in_the_headers_gets_no_message(client: bide.Client, connection: Connection) -> None:
+    """Such a message has no target: it would end in the undeliverable queue."""
+    error = fresh("error")
+    await client.declare(SMALL_CLOCK.topology() | bide.Topology(queues=[Queue.quorum(error)]))
+    values = {"message_id": "m", "headers": {"bide-failed-queue": DIGIT}}
+    async with await connection.channel(confirms=True) as channel:
+        await channel.publish(exchange="", routing_key=error, values=values, body=b"x")
+    queue = ErrorQueue(client, error, management_url=NOWHERE)
+    for operation in (queue.retry(Selection()), queue.replay(lambda _: client.now())):
+        found = await operation
+        assert (found.done, list(found.kept.values())) == (0, [1])
+        assert "has no target" in next(iter(found.kept))
+    with pytest.raises(DelayQueueError, match="has no target"):
+        await queue.edit("m", body=b"y")
+    assert [one.message_id for one in await listed(queue)] == ["m"]
+
+
 @pytest.mark.parametrize("management", [True, False], ids=["management", "amqp"])
 async def test_a_level_under_another_name_is_refused(
     client: bide.Client, broker: LocalBroker, management: bool
@@ -165,6 +183,24 @@ async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.C
     assert (await queue.archive(mine)).done == 1
     assert (await queue.unarchive(mine)).done == 1
     assert (await queue.discard(mine)).done == 1
+
+
+async def test_a_message_that_lacks_a_digit_queue_does_not_hide_the_undeliverable_queue(
+    client: bide.Client, connection: Connection
+) -> None:
+    """It was set aside on its way, and still has the keys of queues that it did not pass."""
+    target = fresh("orders")
+    await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
+    await client.publish(b"x", to=target, delay="1.05s", message_id=target)
+    async with await connection.channel() as channel:
+        await channel.delete_queue("bide.v1.c5")
+    queue = ErrorQueue(client, SMALL_CLOCK.undeliverable, management_url=NOWHERE)
+    async with asyncio.timeout(TIMEOUT):
+        while not await queue.count(Selection(ids=frozenset({target}))):  # noqa: ASYNC110 (there is no event)
+            await asyncio.sleep(0.05)
+    assert (await resend(client, allow=[target], management_url=NOWHERE)).sent == 1
+    (message,) = await receive(client, target, 1)
+    assert message.message_id == target
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])

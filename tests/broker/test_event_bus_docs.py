@@ -56,7 +56,8 @@ async def test_the_program_prints_the_documented_output(vhost_url: str, tmp_path
         async with asyncio.timeout(TIMEOUT):
             printed = [await process.stdout.readline() for _ in expected.splitlines()]
     finally:
-        process.kill()
+        if process.returncode is None:
+            process.kill()
         await process.wait()
     assert b"".join(printed).decode().replace(f"{tmp_path}/", "") == expected
 

@@ -109,7 +109,8 @@ async def test_a_policy_that_hastens_messages_does_not_pass_verify(
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders", {"x-message-ttl": 900_000})]))
         await put(api, vhost.name, {"message-ttl": 1000}, kind=kind, pattern="^bide")
         found = await problems(connection, SMALL_CLOCK, api)
-        assert found == ""  # the infrastructure is not there yet
+        # Those of s2 to s20, and the undeliverable queue.
+        assert "policy 'housekeeping' sets message-ttl to 1000 on 20 queues that do not exist yet" in found
         for _ in range(10):
             await client.publish(b"", to="orders", delay="20s")
         found = await problems(connection, SMALL_CLOCK, api)
@@ -117,6 +118,21 @@ async def test_a_policy_that_hastens_messages_does_not_pass_verify(
         assert "policy 'housekeeping' sets message-ttl to 1000 on 2 of 2 queues" in found
         messages = await receive(client, "orders", 10)
     assert all(one.lateness is not None and one.lateness.total_seconds() < -1 for one in messages)
+
+
+@pytest.mark.parametrize("kind", [POLICY, OPERATOR])
+async def test_a_policy_on_queues_of_unused_digits_does_not_pass_verify(
+    vhost: Vhost, connection: Connection, api: ManagementApi, kind: str
+) -> None:
+    """The first message that needs such a queue would be deleted with it."""
+    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+        await client.publish(b"", to="orders", delay="20s")
+        await put(api, vhost.name, {"expires": 3000}, kind=kind, pattern=r"^bide\.v1\.s1")
+        found = await problems(connection, SMALL_CLOCK, api)
+    # s1 and s10 to s19
+    assert "policy 'housekeeping' sets expires to 3000 on 11 queues that do not exist yet" in found
+    assert found.count("housekeeping") == 1
 
 
 @pytest.mark.parametrize("layout", [SMALL_CLOCK, NSB, CLASSIC, bide.Celery(), HALL], ids=lambda one: one.name)

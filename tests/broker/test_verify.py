@@ -127,7 +127,7 @@ async def test_undeliverable_messages_are_reported(vhost: Vhost, connection: Con
 
     await eventually(was_set_aside)
     assert (
-        "1 messages in 'bide.v1.undeliverable'" in (await found(connection, SMALL_CLOCK, api))["undeliverable messages"]
+        "1 message in 'bide.v1.undeliverable'" in (await found(connection, SMALL_CLOCK, api))["undeliverable messages"]
     )
 
 

@@ -419,7 +419,7 @@ async def test_verify_reports_a_missing_relay(vhost: Vhost, connection: Connecti
 
 async def test_destroy_refuses_while_messages_wait(client: bide.Client, vhost: Vhost, connection: Connection) -> None:
     await client.publish(b"", to="orders", delay="1h")
-    with pytest.raises(NotEmptyError, match=r"1 messages wait in bide\.hall-100ms\.v1\.receiving"):
+    with pytest.raises(NotEmptyError, match=r"1 message waits in bide\.hall-100ms\.v1\.receiving"):
         await remove(connection, HALL, None)
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         other = bide.WaitingHall(levels=3, prefix="other")

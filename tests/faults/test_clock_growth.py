@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
+from bide.admin.apply import exists
 from bide.errors import BideError, PublishError
-from tests.broker.receiving import connection_of, eventually, fresh, ready
+from tests.broker.receiving import connected, connection_of, eventually, fresh, ready
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
@@ -118,11 +119,8 @@ async def test_a_publish_timeout_does_not_cancel_its_declarations(vhost: Vhost, 
         reason = "the queues and bindings that it needs were not declared yet"
         with pytest.raises(BideError, match=rf"not sent within 0\.5 s: {reason}"):
             await client.publish(b"", to=queue, delay="1s")
-        state = await client._publisher.state()
-
-        async def declared() -> bool:
-            return state._applied
-
-        await eventually(declared)
+        connection = await connection_of(client)
+        async with connected(vhost.url) as direct:
+            await eventually(lambda: exists(direct, bide.Clock().core_topology()))
         proxy.rate = None
-        assert await client._publisher.state() is state
+        assert await connection_of(client) is connection

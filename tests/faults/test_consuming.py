@@ -20,7 +20,7 @@ from bide.errors import (
     DeliveryLostError,
     TargetNotFoundError,
 )
-from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, consuming_connection_of, eventually, fresh, ready, receive
 from tests.faults.proxy import CONSUME, Proxy
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
@@ -291,8 +291,7 @@ async def test_a_cancelled_close_leaves_no_connection_open(vhost: Vhost, proxy: 
     messages = client.consume(queue)
     first, second = await anext(messages), await anext(messages)
     await first.ack()
-    assert second._subscription is not None
-    connections = [second._subscription.channel.connection, await connection_of(client)]
+    connections = [await consuming_connection_of(client), await connection_of(client)]
     proxy.stall()
     started = asyncio.get_running_loop().time()
     with pytest.raises(TimeoutError):

@@ -16,7 +16,7 @@ from bide.endpoint import Event
 from bide.errors import ConsumerCancelledError
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
-from tests.broker.receiving import eventually, ready_at, receive
+from tests.broker.receiving import consuming_connection_of, eventually, ready_at, receive
 from tests.faults.conftest import CLOCK
 from tests.faults.cutting import Proxy
 from tests.support import Vhost
@@ -230,8 +230,7 @@ async def test_a_cut_while_handlers_run_repeats_only_their_messages(cutting: Pro
         for number in range(20):
             await sender.publish(b"x", to=QUEUE, message_id=f"m{number}")
         await asyncio.wait_for(started.wait(), TIMEOUT)
-        connection = client._consuming_connection._connection
-        assert connection is not None
+        connection = await consuming_connection_of(client)
         cutting.cut()
         # The handlers end on a connection that is gone: their messages were handled, and come back.
         await noticed(connection)

@@ -164,7 +164,7 @@ async def test_with_on_lost_raise_a_publish_on_a_stopped_node_is_in_doubt(
     async with bide.connect(url_of(first, second), infrastructure=CLOCK, on_lost="raise") as client:
         queue = await prepared(client)
         first.stall()
-        with pytest.raises(PublishInDoubtError, match=r"was left: the node at .* answers nothing at all"):
+        with pytest.raises(PublishInDoubtError, match=r"left the host .*: the node at .* answers nothing at all"):
             await client.publish(b"", to=queue, message_id="second")
         await client.publish(b"", to=queue, message_id="third")
         assert second.accepted == 1

@@ -26,7 +26,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive
+from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive, state_of
 from tests.faults.conftest import CLOCK, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
 from tests.support import Vhost
@@ -188,9 +188,8 @@ async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost
         publishing = asyncio.create_task(client.publish(b"", to="nowhere", message_id="back"))
 
         async def returned() -> bool:
-            state = client._publisher._state
-            waiting = state._channel.confirms._unconfirmed.values() if state and state._channel else ()
-            return any(one.returned for one in waiting)
+            channel = await (await state_of(client)).channel()
+            return any(one.returned for one in channel.confirms.waiting)
 
         await eventually(returned)
         proxy.cut()

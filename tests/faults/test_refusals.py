@@ -21,7 +21,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.local_broker.installation import numbers
-from tests.broker.receiving import connected, fresh, receive
+from tests.broker.receiving import connected, fresh, receive, state_of
 from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, free_port, too_old
 from tests.faults.proxy import Proxy
 from tests.support import Rabbitmq, Vhost
@@ -333,10 +333,9 @@ async def test_only_bodies_over_the_limit_of_the_broker_fail(dedicated: Dedicate
         limit = f"'30' has {BODY_LIMIT + 30} bytes, the broker's limit is {BODY_LIMIT}"
         assert f"{limit}: send a smaller body" in str(failed[30])
         # Now that the limit is known, nothing is sent that is over it.
-        channel = client._publisher._state._channel  # type: ignore[union-attr]
+        channel = await (await state_of(client)).channel()
         with pytest.raises(bide.errors.MessageTooLargeError, match=str(BODY_LIMIT)):
             await client.publish(b"x" * (BODY_LIMIT + 1), to=queue, delay="1s")
-        assert channel is not None
         assert channel.is_open
         await client.publish(b"x" * BODY_LIMIT, to=queue)
         # Those that were on their way with one that is too large may be there twice.

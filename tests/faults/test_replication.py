@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Iterator
 from urllib.parse import quote
@@ -56,14 +57,15 @@ async def test_verify_reports_queues_without_replicas(nodes: list[Node]) -> None
 
         assert await is_fine("replication")
         for node in (two, three):
-            node.join_cluster(one)
+            # In a thread: on a slow machine it takes longer than the broker waits for the connection's heartbeats.
+            await asyncio.to_thread(node.join_cluster, one)
         (finding,) = await findings("replication")
         assert finding.status == "problem", finding.text
         assert "23 of 23 queues have fewer than 3 members ('bide.v1.s1', 'bide.v1.s10' and 21 more)" in finding.text
         # The only member of a queue is its leader, and to spread leaders would be no help.
         assert await findings("leaders") == []
         for tool, *arguments in commands(finding):
-            one.rabbitmqctl(*arguments, tool=tool)
+            await asyncio.to_thread(one.rabbitmqctl, *arguments, tool=tool)
         await eventually(lambda: is_fine("replication"), step=1)
 
         (finding,) = await findings("leaders")
@@ -71,11 +73,12 @@ async def test_verify_reports_queues_without_replicas(nodes: list[Node]) -> None
         assert f"{one.name} leads 21 of 21 quorum queues" in finding.text
         assert (await verify(connection, CLOCK, api)).ok
         for tool, *arguments in commands(finding):
-            one.rabbitmqctl(*arguments, tool=tool)
+            await asyncio.to_thread(one.rabbitmqctl, *arguments, tool=tool)
         await eventually(lambda: is_fine("leaders"), step=1)
 
         for name in (one.name, two.name):
-            one.rabbitmqctl("delete_member", "--vhost", VHOST, "bide.v1.s5", name, tool="rabbitmq-queues")
+            command = ("delete_member", "--vhost", VHOST, "bide.v1.s5", name)
+            await asyncio.to_thread(one.rabbitmqctl, *command, tool="rabbitmq-queues")
         (finding,) = await findings("replication")
         assert "1 of 23 queues have fewer than 3 members ('bide.v1.s5')" in finding.text
         three.kill()

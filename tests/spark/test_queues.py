@@ -191,7 +191,7 @@ def test_messages_of_a_killed_drain_stay_in_the_queue(spark: SparkSession, vhost
         vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "test")
 
     for _ in range(4):
-        with pytest.raises(DeliveryLostError, match="2 messages"):
+        with pytest.raises(DeliveryLostError, match="2 written messages"):
             bide.spark.drain(spark, "q", write=cut, url=vhost.url, management_url=vhost.broker.management_url)
     values: set[bytes] = set()
     bide.spark.drain(spark, "q", write=lambda frame: values.update(row.value for row in frame.collect()), url=vhost.url)
@@ -229,7 +229,7 @@ def test_written_but_unacknowledged_messages_are_reported(spark: SparkSession, v
         frame.collect()
         vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "test")
 
-    with pytest.raises(DeliveryLostError, match="2 messages of 'q' were written, but could not be acknowledged"):
+    with pytest.raises(DeliveryLostError, match="2 written messages of 'q' could not be acknowledged"):
         bide.spark.drain(spark, "q", write=cut, url=vhost.url, quiet="200ms")
 
 

@@ -413,7 +413,7 @@ def test_invalid_command_lines_are_refused(
 
     assert schedule(csv, "--to", queue, *where, "--rejects", tmp_path / "rejects", "--name", "2", "--ledger",
                     tmp_path / "ledger-2") == 0  # fmt: skip
-    assert "1 rows were rejected: they are in" in capsys.readouterr().out
+    assert "1 rejected row is in" in capsys.readouterr().out
     assert len(drain(clock_url, queue, 10)) == 10
 
 

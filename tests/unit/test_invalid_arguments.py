@@ -19,6 +19,7 @@ from bide.errors import (
     InvalidDueTimeError,
     InvalidInputError,
     InvalidNameError,
+    InvalidTopologyError,
     InvalidUrlError,
     UndecodableMessageError,
 )
@@ -111,6 +112,15 @@ async def test_an_invalid_queue_name_is_refused(name: Any) -> None:
     async with MemoryBroker() as broker, broker.connect() as client:
         with pytest.raises(InvalidNameError):
             await client.exists(name)
+
+
+@pytest.mark.parametrize("value", [None, 5, [], {"queues": []}, bide.Queue("q")])
+async def test_a_value_that_is_not_a_topology_is_refused(value: Any) -> None:
+    async with MemoryBroker() as broker, broker.connect() as client:
+        with pytest.raises(InvalidTopologyError, match="give a Topology"):
+            await client.declare(value)
+        with pytest.raises(InvalidTopologyError, match="give a Topology"):
+            await client.destroy(value)
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])

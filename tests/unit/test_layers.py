@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +57,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"patterns": "topologies as functions, one for each messaging pattern"},
     {"delay": "delay infrastructures: a delay and a target -> a route"},
     {"topology": "exchanges, queues and bindings as data, and where a message would go"},
-    {"runtime": "tasks, cancellation, backoff, caches, loggers"},
+    {"runtime": "tasks, cancellation, backoff, caches, loggers, numbers with nouns"},
     {"arguments": "range checks of callers' values", "durations": "delays and due times"},
     {
         "errors": "the error classes",
@@ -164,8 +165,9 @@ def circle(graph: dict[str, set[str]]) -> str | None:
     return None
 
 
-def imports_of(module: str) -> list[Import]:
-    return list(_imports(ast.parse(MODULES[module].read_text())))
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    return tuple(_imports(ast.parse(MODULES[module].read_text())))
 
 
 def _imports(node: ast.AST) -> Iterator[Import]:

@@ -57,7 +57,6 @@ def test_a_rare_planted_fault_is_found_without_a_known_seed(fault: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(8))
-def test_ten_thousand_histories_are_judged_right(part: int) -> None:
-    for seed in range(10_000 + part * 1250, 10_000 + (part + 1) * 1250):
+def test_a_thousand_histories_are_judged_right() -> None:
+    for seed in range(10_000, 11_000):
         assert run(seed) == []

@@ -22,6 +22,7 @@ from bide.errors import (
     UnsupportedBrokerError,
 )
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
 
 log = logger(__name__)
@@ -57,7 +58,7 @@ class Applied:
     bindings: int
 
     def __str__(self) -> str:
-        return f"{self.exchanges} exchanges, {self.queues} queues, {self.bindings} bindings"
+        return ", ".join(quantity(getattr(self, kind), kind[:-1]) for kind in ("exchanges", "queues", "bindings"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +362,8 @@ def _check_empty(counts: Mapping[str, int], force: bool) -> None:
         shown = ", ".join(f"{name} ({count})" for name, count in list(held.items())[:5])
         more = f" and {len(held) - 5} more queues" if len(held) > 5 else ""
         raise NotEmptyError(
-            f"{sum(held.values())} messages wait in {shown}{more}: let them be delivered, or delete them with --force",
+            f"{quantity(sum(held.values()), 'message waits', 'messages wait')} in {shown}{more}: let them be "
+            "delivered, or delete them with --force",
             counts=held,
         )
 

@@ -15,6 +15,7 @@ from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
 from bide.management.api import ManagementApi
+from bide.runtime.wording import quantity
 from bide.topology import Binding, Topology
 
 
@@ -142,8 +143,9 @@ async def remove(
             if held and not force:
                 name, count = next(iter(held.items()))
                 raise NotEmptyError(
-                    f"{sum(held.values())} messages wait in {len(held)} queues, {name!r} ({count}) among them: let "
-                    "them be delivered, or delete them with --force",
+                    f"{quantity(sum(held.values()), 'message waits', 'messages wait')} in "
+                    f"{quantity(len(held), 'queue')}, {name!r} ({count}) among them: let them be delivered, or delete "
+                    "them with --force",
                     counts=held,
                 )
             found = Topology([one.exchange for one in exchanges.values()], [one.queue for one in queues.values()])

@@ -13,6 +13,7 @@ from bide.admin.snapshot import Snapshot, is_readable, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import FoundQueue, ManagementApi
+from bide.runtime.wording import quantity
 from bide.topology import Argument
 
 _QUEUE_FULL_EFFECT: Final = "a full queue refuses or drops messages"
@@ -54,23 +55,35 @@ def owned_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> dic
 def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, release: tuple[int, ...]) -> list[Finding]:
     """One problem for each key of a policy or operator policy that changes how long messages wait, or where they go.
 
+    Queues that do not exist yet are checked too, because clients may declare them when they first need them.
+
     Args:
         snapshot: the snapshot of the infrastructure.
         infrastructure: the infrastructure whose queues are checked.
         release: the broker's release.
     """
     queues = owned_queues(snapshot, infrastructure)
-    problems = policy_problems(snapshot, queues, release, ways_out=_FIXES)
+    missing = [one for one in infrastructure.topology().queues if one.name not in queues]
+    planned = {one.name: FoundQueue(queue=one, type=one.type) for one in missing}
+    problems = policy_problems(snapshot, queues, release, ways_out=_FIXES, planned=planned)
     unreadable = [one for one in snapshot.operator_policies.values() if not is_readable(one)]
+    if planned:
+        # The broker reports only which policy applies to a queue that exists.
+        unreadable += [one for one in snapshot.policies.values() if not is_readable(one)]
     if unreadable:
         names = listed(one.name for one in unreadable)
-        why = f"the patterns of the operator policies {names} are beyond bide: see which queues they apply to"
+        why = f"the patterns of the policies {names} are beyond bide: see which queues they apply to"
         return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
-    return judged("policies", problems, f"none changes the {len(queues)} queues for the worse")
+    return judged("policies", problems, f"no harmful policy on {quantity(len(queues), 'queue')}")
 
 
 def policy_problems(
-    snapshot: Snapshot, queues: Mapping[str, FoundQueue], release: tuple[int, ...], *, ways_out: Mapping[str, str]
+    snapshot: Snapshot,
+    queues: Mapping[str, FoundQueue],
+    release: tuple[int, ...],
+    *,
+    ways_out: Mapping[str, str],
+    planned: Mapping[str, FoundQueue] | None = None,
 ) -> list[str]:
     """One text for each key of a policy or operator policy that is harmful to queues.
 
@@ -79,18 +92,24 @@ def policy_problems(
         queues: the queues to check, by name.
         release: the broker's release.
         ways_out: how to fix it, for a ``policy`` and an ``operator policy``.
+        planned: queues that do not exist yet. They are named if no existing queue has the same problem.
     """
-    changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-    texts: dict[tuple[str, str, str], tuple[Argument, str]] = {}
-    for name, found in queues.items():
-        for kind, policy, key in _harmful_keys(snapshot, found, release):
-            changed[kind, policy.name, key].append(name)
-            texts[kind, policy.name, key] = policy.definition[key], _effects(found)[key]
-    return [
-        f"the {kind} {name!r} sets {key} to {texts[kind, name, key][0]} on {len(names)} of {len(queues)} queues "
-        f"({listed(sorted(names), limit=2)}): {texts[kind, name, key][1]}; {ways_out[kind]}"
-        for (kind, name, key), names in changed.items()
-    ]
+    texts: dict[tuple[str, str, str], str] = {}
+    for group, description in ((queues, f"of {len(queues)} queues"), (planned or {}, "queues that do not exist yet")):
+        changed: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+        settings: dict[tuple[str, str, str], tuple[Argument, str]] = {}
+        for name, found in group.items():
+            for kind, policy, key in _harmful_keys(snapshot, found, release):
+                changed[kind, policy.name, key].append(name)
+                settings[kind, policy.name, key] = policy.definition[key], _effects(found)[key]
+        for (kind, policy_name, key), names in changed.items():
+            value, effect = settings[kind, policy_name, key]
+            texts.setdefault(
+                (kind, policy_name, key),
+                f"the {kind} {policy_name!r} sets {key} to {value} on {len(names)} {description} "
+                f"({listed(sorted(names), limit=2)}): {effect}; {ways_out[kind]}",
+            )
+    return list(texts.values())
 
 
 async def harmful_policies(

@@ -34,6 +34,7 @@ from bide.errors import (
 )
 from bide.management.api import FoundQueue, ManagementApi
 from bide.recoverability.policy import Retry, poison_limit
+from bide.runtime.wording import quantity
 from bide.topology import Binding, Exchange, Queue, Topology
 
 DEFAULT_PREFETCH: Final = 32
@@ -206,8 +207,8 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
             idle.append(queue.name)
             waiting += answer.message_count
     problem = (
-        f"no relay consumes from {listed(idle)}, where {waiting} messages wait: run 'bide relay' with the same "
-        "options, and --allow for each target that it may deliver to"
+        f"no relay consumes from {listed(idle)}, where {quantity(waiting, 'message waits', 'messages wait')}: run "
+        "'bide relay' with the same options, and --allow for each target that it may deliver to"
     )
     return judged("relays", [problem] if idle else [], f"{min(relays)} at work") if relays else []
 
@@ -280,7 +281,7 @@ def _check_targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> l
                 f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up all "
                 "messages in the delay queues: send to it with isolated=True, so that only its own messages wait"
             )
-    return judged("targets", problems, f"{len(targets)} queues are bound, none refuses messages")
+    return judged("targets", problems, f"{quantity(len(targets), 'bound queue')}, none refuses messages")
 
 
 def _check_delivery_limits(
@@ -301,7 +302,7 @@ def _check_delivery_limits(
                 f"the queue {found.queue.name!r} drops a message after {limit} deliveries (or dead-letters it, if it "
                 f"has a dead-letter exchange); an endpoint with the default retries needs {least}: raise the limit"
             )
-    fine = f"{len(queues)} quorum queues are bound, all deliver a message at least {least} times"
+    fine = f"{quantity(len(queues), 'bound quorum queue')}, each delivers a message at least {least} times"
     return judged("delivery limits", problems, fine)
 
 
@@ -394,8 +395,8 @@ async def _check_stuck(
         again = (await take_snapshot(api, vhost, infrastructure)).queues
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
-        f"{count} messages are stuck in {name!r}: they are due, and their target accepts none. Fix the "
-        "target (is it bound, is it full?); the broker tries again within three minutes"
+        f"{quantity(count, 'message is', 'messages are')} stuck in {name!r} after the due time, because the target "
+        "accepts none. Fix the target (is it bound, is it full?); the broker tries again within three minutes"
         for name, count in second.items()
         if count
     ]
@@ -412,8 +413,9 @@ async def _check_undeliverable(connection: Connection, infrastructure: DelayInfr
     problems = []
     if answer.message_count:
         problems.append(
-            f"{answer.message_count} messages in {name!r} found no target: their header bide-to names it; fix it, and "
-            f"send them on (see them with 'bide receive {name} --json')"
+            f"{quantity(answer.message_count, 'message')} in {name!r} found no target, or no queue of their delay: "
+            f"see them with 'bide errors list --queue {name}', fix what is missing, and run "
+            "'bide delay resend --allow ...'"
         )
     return judged("undeliverable messages", problems, "none")
 

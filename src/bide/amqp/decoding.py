@@ -213,7 +213,7 @@ def _text(part: bytes) -> str:
 
 
 def _too_short_error(raw: bytes, start: int, end: int) -> IndexError:
-    return IndexError(f"{end - start} bytes announced, {len(raw) - start} there")
+    return IndexError(f"{end - start} bytes expected, {len(raw) - start} left")
 
 
 def _short_string(raw: bytes, place: int) -> tuple[str, int]:

@@ -52,7 +52,7 @@ def cli() -> None:
     host of the broker's URL, and port 15672.
 
     Exit codes: 0 done; 1 a check or an operation failed, or the answer to a question was no; 2 bad usage, nothing was
-    done; 130 interrupted.
+    done; 130 interrupted, 143 by SIGTERM.
     """
 
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from bide.cli.settings import PROGRAM
 
-_PASSWORD: Final = re.compile(r"(://[^:/@]*):[^@]*@")
+_PASSWORD: Final = re.compile(r"(://[^:/]*):[^/]*@")
+"""The user and password of a URL. A password may have an unescaped ``@`` or ``:``, so the last ``@`` ends it."""
 
 
 def command(

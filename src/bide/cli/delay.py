@@ -13,7 +13,6 @@ from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
     allow_option,
-    broker_options,
     json_option,
     layout_options,
     management_options,
@@ -21,6 +20,7 @@ from bide.cli.settings import (
 )
 from bide.errors import InvalidInputError, ManagementApiError
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.admin.infrastructure import RemovedInfrastructure
@@ -51,10 +51,10 @@ def delay() -> None:
 
 
 @delay.command()
-@click.option("--guard", is_flag=True, help="Set a policy for undeliverables (nservicebus, celery).")
+@click.option("--guard", is_flag=True, help="Keep messages whose target is gone (nservicebus, celery).")
 @click.option("--protect", is_flag=True, help="Set a policy that overrides other policies on the queues.")
 @layout_options()
-@json_option("what was declared")
+@json_option("the counts and the policies")
 @management_options
 @pass_settings
 def apply(
@@ -65,6 +65,8 @@ def apply(
     An exchange or queue with other properties is an error that names the difference, and is not changed. Policies that
     delete delayed messages or deliver them early are reported as warnings if the management API answers.
     """
+    from bide.admin.apply import Applied
+
     with working("declaring"):
         result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
     for warning in result["warnings"]:
@@ -72,11 +74,8 @@ def apply(
     if as_json:
         print_json(result)
         return
-    counts = result["declared"]
-    click.echo(
-        f"{infrastructure.name}: {counts['exchanges']} exchanges, {counts['queues']} queues, "
-        f"{counts['bindings']} bindings on {result['broker']}, virtual host {result['vhost']}"
-    )
+    declared = Applied(**result["declared"])
+    click.echo(f"{infrastructure.name}: {declared} on {result['broker']}, virtual host {result['vhost']}")
     if guard:
         click.echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
@@ -150,7 +149,7 @@ def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     count = len(report.problems)
     if as_json:
         return 1
-    raise click.ClickException(f"{count} problem{'s' if count > 1 else ''} with {report.layout} on {report.broker}")
+    raise click.ClickException(f"{quantity(count, 'problem')} with {report.layout} on {report.broker}")
 
 
 async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> VerifyReport:
@@ -171,7 +170,7 @@ def _print_report(report: VerifyReport) -> None:
 @click.option("--force", is_flag=True, help="Also delete messages that still wait.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @layout_options()
-@json_option("what was deleted")
+@json_option("the counts")
 @management_options
 @pass_settings
 def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: bool, yes: bool, as_json: bool) -> None:
@@ -190,7 +189,8 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
         print_json({**asdict(result.removed), "complete": result.complete, "kept": result.kept})
         return
     removed = result.removed
-    click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
+    deleted = f"{quantity(removed.exchanges, 'exchange')} and {quantity(removed.queues, 'queue')}"
+    click.echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
     if not result.complete:
         click.echo(
             "the management API did not answer: release queues of targets, and policies of bide, may remain", err=True
@@ -212,7 +212,7 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 @allow_option
 @layout_options()
 @json_option("the result for each message")
-@broker_options
+@management_options
 @pass_settings
 def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
     """Send the messages in the undeliverable queue to their targets; exit with 1 if some stay.
@@ -225,7 +225,8 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
     if as_json:
         print_json(asdict(result))
     else:
-        click.echo(f"{result.sent} messages sent on, {sum(result.kept.values())} stay in the undeliverable queue")
+        kept = quantity(sum(result.kept.values()), "stays", "stay")
+        click.echo(f"{quantity(result.sent, 'message')} sent on, {kept} in the undeliverable queue")
         for reason, count in result.kept.items():
             click.echo(f"  {count} for {visible(reason)}")
     return 1 if result.kept else 0
@@ -236,7 +237,7 @@ async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow
     from bide.error_queues.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
-        return await resend(client, allow=allow)
+        return await resend(client, allow=allow, management_url=settings.management_url)
 
 
 @delay.command()

@@ -21,6 +21,7 @@ from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -89,7 +90,7 @@ _allow_option = click.option(
 @selection_options
 @queue_option
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages.")
-@json_option("one line for each message")
+@json_option("the messages", lines=True)
 @management_options
 @pass_settings
 def list_(settings: Settings, selection: Selection, queue: str, limit: int | None, as_json: bool) -> None:
@@ -134,7 +135,7 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 @queue_option
 @click.option("--by", type=click.Choice(["exception", "type"]), default="exception", show_default=True,
               help="Group by exception and stack frame, or message type.")  # fmt: skip
-@json_option("one line for each group")
+@json_option("the groups", lines=True)
 @management_options
 @pass_settings
 def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_json: bool) -> None:
@@ -310,7 +311,7 @@ def edit(
 
 
 @errors.command()
-@json_option("one line for each record")
+@json_option("the records", lines=True)
 @management_options
 @pass_settings
 def history(settings: Settings, as_json: bool) -> None:
@@ -371,7 +372,7 @@ def _run_operation(
 
     async def work() -> OperationResult:
         async with _open_error_queue(settings, queue, audit=not options.no_audit) as error_queue:
-            with _progress_bar(verb) as progress:
+            with progress_bar(verb) as progress:
                 try:
                     return await act(error_queue, progress)
                 except asyncio.CancelledError:
@@ -384,7 +385,7 @@ def _run_operation(
         if options.dry_run:
             view.write_count(summary, verb, targets, as_json=options.as_json)
             return 0
-        what = f"{view.counted(summary.total)} of {counted or queue}"
+        what = f"{quantity(summary.total, 'message')} of {counted or queue}"
         where = "" if targets is None else f": {targets.describe(summary)}"
         if ask:
             confirm(visible(f"{what} will be {verb}{where}: go on?"))
@@ -400,7 +401,7 @@ def _run_operation(
         raise
     view.write_moved(moved, verb, as_json=options.as_json)
     for reason, number in moved.kept.items():
-        click.echo(f"bide: {view.counted(number)} stay{'s' if number == 1 else ''}: {visible(reason)}", err=True)
+        click.echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {visible(reason)}", err=True)
     for one in moved.missing:
         click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
     return 1 if moved.kept or moved.missing else 0
@@ -435,8 +436,8 @@ async def _open_error_queue(settings: Settings, queue: str, *, audit: bool = Tru
 
 
 @contextmanager
-def _progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar, if standard error is a terminal."""
+def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar, if standard error is a terminal. It is shown once the messages are counted."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -445,5 +446,5 @@ def _progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
 
     columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(verb, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(verb, visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)

@@ -11,6 +11,7 @@ import click
 
 from bide.cli.output import json_line, print_json, text_or_base64
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,11 +67,6 @@ def write_json_line(value: Mapping[str, Any]) -> None:
     """Print one line of JSON."""
     sys.stdout.buffer.write(json_line(value))
     sys.stdout.buffer.flush()
-
-
-def counted(number: int) -> str:
-    """A number of messages as text."""
-    return f"{number:,} message{'' if number == 1 else 's'}"
 
 
 def write_line(message: FailedMessage) -> None:
@@ -135,7 +131,7 @@ def write_groups(groups: list[Group]) -> None:
 def write_summary(summary: Summary) -> None:
     """Print the counts of ``bide errors stats``."""
     found = summary.to_dict()
-    click.echo(f"{counted(summary.total)}, {summary.size:,} bytes")
+    click.echo(f"{quantity(summary.total, 'message')}, {summary.size:,} bytes")
     if summary.first and summary.last:
         click.echo(f"failed from {_local_time(summary.first)} to {_local_time(summary.last)}")
     for name in ("queue", "reason", "endpoint", "exception", "message_type", "hour"):
@@ -152,7 +148,7 @@ def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
         print_json(moved.to_dict())
         return
     where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
-    click.echo(visible(f"{counted(moved.done)} {verb}{f': {where}' if where else ''}"))
+    click.echo(visible(f"{quantity(moved.done, 'message')} {verb}{f': {where}' if where else ''}"))
 
 
 def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
@@ -161,14 +157,14 @@ def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str,
         print_json({**moved.to_dict(), "interrupted": True, "go_on": again})
         return
     if moved.left is None:
-        done, left = f"{counted(moved.done)} {verb}", "the others are"
+        done, left = f"{quantity(moved.done, 'message')} {verb}", "the others are"
     else:
         total = moved.done + sum(moved.kept.values()) + moved.left
-        done = f"{moved.done:,} of {counted(total)} {verb}"
+        done = f"{moved.done:,} of {quantity(total, 'message')} {verb}"
         left = f"{moved.left:,} not yet due," if paced else f"{moved.left:,}"
     click.echo(visible(f"bide: interrupted: {done}, {left} still in {queue}"), err=True)
     for reason, number in moved.kept.items():
-        click.echo(visible(f"bide: {counted(number)} cannot be sent: {reason}"), err=True)
+        click.echo(visible(f"bide: {quantity(number, 'message')} cannot be sent: {reason}"), err=True)
     click.echo(f"bide: go on with: {again}", err=True)
 
 
@@ -227,11 +223,11 @@ def write_count(summary: Summary, verb: str, targets: Targets | None, *, as_json
         print_json({"would_be_done": summary.total, **more})
     else:
         where = "" if targets is None or not summary.total else f": {targets.describe(summary)}"
-        click.echo(visible(f"{counted(summary.total)} would be {verb}{where}"))
+        click.echo(visible(f"{quantity(summary.total, 'message')} would be {verb}{where}"))
 
 
 def _stay_text(number: int) -> str:
-    return f"{number:,} stay{'s' if number == 1 else ''}"
+    return quantity(number, "stays", "stay")
 
 
 def write_record(record: AuditRecord) -> None:
@@ -249,7 +245,7 @@ def write_record(record: AuditRecord) -> None:
 
 def write_malformed(number: int, stream: str) -> None:
     """Print how many messages of the audit stream could not be read and were left out."""
-    what = "1 message is not a record" if number == 1 else f"{number:,} messages are not records"
+    what = quantity(number, "message is not a record", "messages are not records")
     click.echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
 
 

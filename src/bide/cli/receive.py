@@ -18,6 +18,7 @@ from bide.runtime.logs import logger
 if TYPE_CHECKING:
     from bide.client.client import Client
     from bide.client.message import Message
+    from bide.error_queues.delivery_count import DeliveryCountReset
 
 log = logger(__name__)
 
@@ -33,7 +34,7 @@ PREFETCH: Final = 100
     metavar="DELAY",
     help="End after this time; exit with 1 if below --count.",
 )
-@json_option("one object per line")
+@json_option("the messages", lines=True)
 @broker_options
 @pass_settings
 def receive(
@@ -69,10 +70,10 @@ async def _receive(
     from bide.topology import Queue, Topology
 
     async with connect(settings.broker_url()) as client:
-        await refuse_delay_queue(client, queue, None)
+        count_reset = await refuse_delay_queue(client, queue, None)
         if declare:
             await client.declare(Topology(queues=[Queue.quorum(queue)]))
-        received = await _print_messages(client, queue, count=count, time_limit=time_limit, render=render)
+        received = await _print_messages(client, count_reset, count=count, time_limit=time_limit, render=render)
     if count is not None and received < count:
         assert time_limit is not None
         raise click.ClickException(
@@ -82,11 +83,15 @@ async def _receive(
 
 
 async def _print_messages(
-    client: Client, queue: str, *, count: int | None, time_limit: timedelta | None, render: Callable[[Message], bytes]
+    client: Client,
+    count_reset: DeliveryCountReset,
+    *,
+    count: int | None,
+    time_limit: timedelta | None,
+    render: Callable[[Message], bytes],
 ) -> int:
     """Print up to *count* messages until the timeout, and return their number."""
-    from bide.delay.recognition import refusal
-    from bide.error_queues.delay_queues import holds_waiting
+    from bide.error_queues.delay_queues import refuse_waiting
 
     writer = LineWriter()
     prefetch = PREFETCH if count is None else min(PREFETCH, count)
@@ -96,11 +101,10 @@ async def _print_messages(
     last: list[Message] = []
     limit = asyncio.timeout(None if time_limit is None else time_limit.total_seconds())
     try:
-        async with limit, client.consume(queue, prefetch=prefetch) as messages:
+        async with limit, client.consume(count_reset.queue, prefetch=prefetch) as messages:
             try:
                 async for message in messages:
-                    if holds_waiting(message.raw):
-                        raise refusal(queue, "waiting")
+                    refuse_waiting(message.raw, count_reset)
                     await writer.write(render(message))
                     received += 1
                     if count is None or received <= count - prefetch:

@@ -52,7 +52,7 @@ IN_FLIGHT: Final = 1_000
     help="Declare the delay infrastructure if it is missing.",
 )
 @layout_options()
-@json_option("one receipt per line")
+@json_option("the receipts", lines=True)
 @broker_options
 @pass_settings
 def send(
@@ -77,7 +77,7 @@ def send(
 ) -> None:
     """Send BODY now, after a delay or at a due time, and return when the broker has confirmed it.
 
-    Without BODY and --file, the body is read from standard input. With --in and --at, the message waits in the broker,
+    Without BODY and --file, the body is read from standard input. With --in or --at, the message waits in the broker,
     and this command ends at once. --json prints message_id, due, hops and attempts.
     """
     if (to is None) == (exchange is None):

@@ -156,13 +156,15 @@ def management_options(command: _Decorated) -> _Decorated:
     return _url_option(None)(_management_url_option(verbose_option(command)))
 
 
-def json_option(what: str) -> Callable[[_Decorated], _Decorated]:
+def json_option(what: str, *, lines: bool = False) -> Callable[[_Decorated], _Decorated]:
     """Add ``--json``.
 
     Args:
         what: the printed values, for the help text.
+        lines: whether each value is one line.
     """
-    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
+    text = f"Print {what} as JSON{', one per line' if lines else ''}."
+    return click.option("--json", "as_json", is_flag=True, help=text)
 
 
 def allow_option(command: _Decorated) -> _Decorated:
@@ -176,25 +178,27 @@ def allow_option(command: _Decorated) -> _Decorated:
     )(command)
 
 
-def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Decorated]:
+def layout_options(*, fewer_levels: bool = False, taps: bool = False) -> Callable[[_Decorated], _Decorated]:
     """Add the options that choose a delay infrastructure, and pass it as the argument ``infrastructure``.
 
     Args:
         fewer_levels: let ``--levels`` also shorten the cascade of NServiceBus, for commands that use no broker.
+        taps: leave out the waiting hall, which has no taps.
     """
     from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS
 
+    hall = "" if taps else ", waiting-hall"
     options = [
         click.option(
             "--layout",
-            type=click.Choice(LAYOUTS),
+            type=click.Choice([one for one in LAYOUTS if not (taps and one == "waiting-hall")]),
             default="clock",
             show_default=True,
             help="Delay infrastructure.",
         ),
         click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]"),
         click.option("--max-delay", metavar="DELAY", help="Longest delay that gets queues (clock)."),
-        click.option("--resolution", metavar="DELAY", help="Round delays up to this: 10ms, 1s (clock, waiting-hall)."),
+        click.option("--resolution", metavar="DELAY", help=f"Round delays up to this: 10ms, 1s (clock{hall})."),
         click.option("--lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
         click.option(
             "--routing",
@@ -206,15 +210,10 @@ def layout_options(*, fewer_levels: bool = False) -> Callable[[_Decorated], _Dec
             type=click.Choice(QUEUE_TYPES),
             help="Type of the delay queues (celery). [default: quorum]",
         ),
-        click.option(
-            "--levels",
-            type=int,
-            metavar="N",
-            help="Number of levels (waiting-hall, nservicebus)."
-            if fewer_levels
-            else "Number of levels (waiting-hall).",
-        ),
     ]
+    if not taps:
+        levels_help = f"Number of levels (waiting-hall{', nservicebus' if fewer_levels else ''})."
+        options.append(click.option("--levels", type=int, metavar="N", help=levels_help))
 
     def decorate(command: _Decorated) -> _Decorated:
         wrapped = _with_infrastructure(command, fewer_levels=fewer_levels)
@@ -238,7 +237,7 @@ def _with_infrastructure(command: _Decorated, *, fewer_levels: bool) -> _Decorat
         lanes: int | None,
         routing: Any,
         queue_type: Any,
-        levels: int | None,
+        levels: int | None = None,
         **kwargs: Any,
     ) -> Any:
         from bide.delay.by_name import make_infrastructure

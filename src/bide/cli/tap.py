@@ -20,6 +20,7 @@ from bide.cli.settings import (
     pass_settings,
 )
 from bide.errors import InvalidInputError
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.admin.taps import StreamStatus, TapStatus, TurnedOff, TurnedOn
@@ -41,8 +42,8 @@ def tap() -> None:
 @tap.command()
 @click.option("--max-age", metavar="DELAY", help="Age limit of messages in each stream. [default: 7d]")
 @click.option("--max-bytes", metavar="SIZE", help="Size limit of each stream: 500MB, 2TB. [default: 10GB]")
-@layout_options()
-@json_option("what was done")
+@layout_options(taps=True)
+@json_option("the result")
 @broker_options
 @pass_settings
 def on(
@@ -87,8 +88,8 @@ async def _on(
 @tap.command()
 @click.option("--delete", is_flag=True, help="Also delete the streams with their messages.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@layout_options()
-@json_option("what was done")
+@layout_options(taps=True)
+@json_option("the result")
 @broker_options
 @pass_settings
 def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool, yes: bool, as_json: bool) -> None:
@@ -107,7 +108,7 @@ def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool
     if done.kept:
         said += f"; {' and '.join(done.kept)} stay with their messages"
     if done.deleted:
-        said += f"; {' and '.join(done.deleted)} deleted, with about {done.messages} messages"
+        said += f"; {' and '.join(done.deleted)} deleted, with about {quantity(done.messages, 'message')}"
     click.echo(f"{infrastructure.name}: {said}")
 
 
@@ -119,8 +120,8 @@ async def _off(settings: Settings, infrastructure: DelayInfrastructure, *, delet
 
 
 @tap.command()
-@layout_options()
-@json_option("what was found")
+@layout_options(taps=True)
+@json_option("the status")
 @management_options
 @pass_settings
 def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: bool) -> int:
@@ -164,7 +165,7 @@ def _print_status(found: TapStatus) -> None:
 def _stream_text(stream: StreamStatus) -> str:
     if not stream.exists:
         return "does not exist"
-    parts = [f"{stream.messages} messages"]
+    parts = [quantity(stream.messages, "message")]
     if stream.bindings is not None:
         parts.append(f"{stream.bindings} of {stream.wanted} bindings")
     limits = [str(stream.arguments[name]) for name in ("x-max-age", "x-max-length-bytes") if name in stream.arguments]

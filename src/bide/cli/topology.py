@@ -16,9 +16,10 @@ from bide.cli.output import print_json, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
 from bide.errors import InvalidInputError
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from bide.admin.apply import Removed
+    from bide.admin.apply import Applied, Removed
     from bide.admin.live_topology import Comparison
     from bide.amqp.connection import Connection
     from bide.management.api import ManagementApi
@@ -35,7 +36,7 @@ def topology() -> None:
 
 
 @topology.command("list")
-@json_option("one array, with options and caveats")
+@json_option("the patterns, with options and caveats,")
 def list_patterns(*, as_json: bool) -> None:
     """List all patterns, the eighteen numbered ones first."""
     from bide.cli.topology_view import pattern_lines, pattern_values
@@ -139,29 +140,26 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
                 click.echo(f"take care: {pattern.caveat}")
 
 
-@json_option("what was declared")
+@json_option("the counts")
 @broker_options
 @pass_settings
 def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> None:
     with working("declaring"):
-        result = run_async(_apply_topology(settings, made))
+        applied, broker, vhost = run_async(_apply_topology(settings, made))
     if as_json:
-        print_json({"pattern": pattern.name, **result})
+        print_json({"pattern": pattern.name, **asdict(applied), "broker": broker, "vhost": vhost})
         return
-    click.echo(
-        f"{pattern.name}: {result['exchanges']} exchanges, {result['queues']} queues, {result['bindings']} bindings "
-        f"on {result['broker']}, virtual host {result['vhost']}"
-    )
+    click.echo(f"{pattern.name}: {applied} on {broker}, virtual host {vhost}")
 
 
-async def _apply_topology(settings: Settings, made: Topology) -> dict[str, Any]:
+async def _apply_topology(settings: Settings, made: Topology) -> tuple[Applied, str, str]:
     from bide.admin.apply import apply
     from bide.patterns.building import references
 
     _refuse_exclusive(made)
     async with _open_connection(settings) as connection:
         applied = await apply(connection, made, external=references(made))
-        return {**asdict(applied), "broker": connection.address, "vhost": connection.url.vhost}
+        return applied, connection.address, connection.url.vhost
 
 
 def _refuse_exclusive(made: Topology) -> None:
@@ -200,14 +198,15 @@ async def _compare_topology(settings: Settings, made: Topology) -> Comparison:
 
 @click.option("--force", is_flag=True, help="Also delete queues that hold messages.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option("what was deleted")
+@json_option("the counts")
 @broker_options
 @pass_settings
 def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: bool, yes: bool, as_json: bool) -> None:
     if not yes:
         names = ", ".join([*(one.name for one in made.exchanges), *(one.name for one in made.queues)][:6])
         confirm(
-            f"Delete {len(made.exchanges)} exchanges and {len(made.queues)} queues on {settings.broker_url()} "
+            f"Delete {quantity(len(made.exchanges), 'exchange')} and {quantity(len(made.queues), 'queue')} on "
+            f"{settings.broker_url()} "
             f"({names}{', ...' if len(made.exchanges) + len(made.queues) > 6 else ''})"
             f"{', with the messages in them' if force else ''}?"
         )
@@ -216,7 +215,8 @@ def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: boo
     if as_json:
         print_json(asdict(removed))
         return
-    click.echo(f"{removed.exchanges} exchanges and {removed.queues} queues deleted, with {removed.messages} messages")
+    deleted = f"{quantity(removed.exchanges, 'exchange')} and {quantity(removed.queues, 'queue')}"
+    click.echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
 
 
 async def _destroy_topology(settings: Settings, made: Topology, *, force: bool) -> Removed:

@@ -106,8 +106,8 @@ class BrokerState:
     ) -> None:
         self.connection = connection
         self.infrastructure = infrastructure
-        growing = infrastructure.growing()
-        self._growth = Growth(connection, growing, tasks, declare=declare) if growing is not None else None
+        grows = infrastructure.growing() is not None
+        self._growth = Growth(connection, infrastructure, tasks, declare=declare) if grows else None
         ready = self._growth.ready if self._growth is not None else None
         self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, ready=ready)
         self.suspects = asyncio.Lock()

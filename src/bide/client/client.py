@@ -19,7 +19,7 @@ from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
-from bide.errors import BrokerUnreachableError
+from bide.errors import BrokerUnreachableError, InvalidTopologyError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.topology import Queue, Topology
@@ -263,11 +263,12 @@ class Client:
                 refer to.
 
         Raises:
-            InvalidTopologyError: the topology contradicts itself; nothing was declared.
+            InvalidTopologyError: it is not a topology, or contradicts itself; nothing was declared.
             DeclarationMismatchError: an item exists with other properties.
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
         """
+        _check_topology(topology)
         connection = await self._within_timeout(self._publisher.connection())
         return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
@@ -279,9 +280,11 @@ class Client:
             external: as for :meth:`declare`.
 
         Raises:
+            InvalidTopologyError: it is not a topology; nothing was deleted.
             NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
             BrokerError: the broker cannot be reached, or refuses.
         """
+        _check_topology(topology)
         connection = await self._within_timeout(self._publisher.connection())
         return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
@@ -358,3 +361,9 @@ def connect(
         max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
     return Connecting(Client(address, publisher, stamp=stamp))
+
+
+def _check_topology(topology: Any) -> None:
+    if not isinstance(topology, Topology):
+        kind = type(topology).__name__
+        raise InvalidTopologyError([f"it is of type {kind}: give a Topology, such as Topology(queues=[Queue('q')])"])

@@ -11,6 +11,7 @@ from bide.amqp import codec
 from bide.amqp.connection import Connection
 from bide.delay.clock_digits import Digit
 from bide.delay.growing import Growing, ReadyDigits
+from bide.delay.protocol import DelayInfrastructure
 from bide.errors import AccessRefusedError, BideError, BrokerError, NotAppliedError
 from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
@@ -25,7 +26,7 @@ class Growth:
     Digits that are needed while a declaration runs are declared together after it.
 
     Args:
-        growing: the infrastructure in its variant for this broker's release.
+        infrastructure: an infrastructure that grows, in its variant for this broker's release.
         tasks: shared tasks, so that a declaration serves all callers that wait for it.
         declare: whether to declare missing items; if not, they are an error.
 
@@ -35,9 +36,14 @@ class Growth:
             keeps its messages when its node is killed.
     """
 
-    def __init__(self, connection: Connection, growing: Growing, tasks: SharedTasks, *, declare: bool) -> None:
+    def __init__(
+        self, connection: Connection, infrastructure: DelayInfrastructure, tasks: SharedTasks, *, declare: bool
+    ) -> None:
+        growing = infrastructure.growing()
+        assert growing is not None
         self.is_complete = False
         self._connection = connection
+        self._infrastructure = infrastructure
         self._growing = growing
         self.ready = ReadyDigits(growing, codec.field_value)
         self._declare = declare
@@ -129,7 +135,7 @@ class Growth:
         elif queues.queues:
             try:
                 await apply(self._connection, queues, external=names_in(queues), can_move=False)
-                await settle(self._connection, prefix=self._growing.delivery_exchange, can_move=False)
+                await settle(self._connection, prefix=self._infrastructure.delivery_exchange, can_move=False)
             except AccessRefusedError as error:
                 if not (self.is_complete and await exists(self._connection, queues)):
                     raise self.not_applied(str(error)) from error
@@ -137,7 +143,7 @@ class Growth:
     def not_applied(self, reason: str = "") -> NotAppliedError:
         """The error for a client that may not declare what is missing."""
         return NotAppliedError(
-            f"the delay infrastructure {self._growing.name!r} is not complete on the virtual host "
+            f"the delay infrastructure {self._infrastructure.name!r} is not complete on the virtual host "
             f"{self._connection.url.vhost!r} of {self._connection.address}{reason and f' ({reason})'}: run 'bide delay "
             "apply' with the same options as a user who may declare it, or connect with declare=True (on the command "
             "line, without --no-declare) as such a user"

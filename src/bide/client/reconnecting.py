@@ -154,8 +154,8 @@ class ReconnectingConnection:
             self._give_up(connection)
 
     def _give_up(self, connection: Connection) -> None:
-        why = connection.trouble or "it was found broken"
-        connection.give_up(ConnectionLostError(f"the connection to {connection.address} was left: {why}"))
+        why = connection.trouble or "another connection found this host broken"
+        connection.give_up(ConnectionLostError(f"this client left the host {connection.address}: {why}"))
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):

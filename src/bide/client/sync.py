@@ -141,7 +141,7 @@ class SyncClient:
         """
         if os.getpid() != self._pid:
             work.close()
-            raise ClosedError("this client was made before a fork: connect after it")
+            raise ClosedError("this client belongs to the parent process: create another one after the fork")
         if threading.current_thread() is self._thread:
             work.close()
             raise InvalidInputError(
@@ -161,7 +161,7 @@ class SyncClient:
             ClosedError: the client was closed, or belongs to another process.
         """
         if os.getpid() != self._pid:
-            raise ClosedError("this client was made before a fork: connect after it")
+            raise ClosedError("this client belongs to the parent process: create another one after the fork")
         with self._submit_lock:
             if self._closed:
                 raise ClosedError("the client was closed")

@@ -15,6 +15,7 @@ the target's messages and no others.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +26,7 @@ from bide.delay.cascade_keys import LEVELS
 from bide.delay.cascade_route import CascadeRoute
 from bide.delay.protocol import (
     MAX_NAME_BYTES,
+    DelayInfrastructure,
     DelayRoute,
     QueueTarget,
     Step,
@@ -133,30 +135,9 @@ class Cascade:
         """The number of levels."""
         return len(self.level_names)
 
-    @property
-    def max_delay(self) -> timedelta:
-        """The sum of the waits of all levels."""
-        return timedelta(seconds=(1 << self.levels) - 1)
-
-    @property
-    def undeliverable(self) -> str:
-        """The name of the guard's exchange and queue for undeliverable messages."""
-        return f"bide.undeliverable.{self.family}"
-
     def tap_stream(self, which: str) -> str:
         """The name of a tap's stream (see :mod:`bide.delay.taps`). NServiceBus and Celery use no such names."""
         return f"bide.tap.{self.family}.{which}"
-
-    def topology(self) -> Topology:
-        """All exchanges, queues and bindings, without targets."""
-        return _topology(self)
-
-    def probes(self) -> Topology:
-        """The delivery exchange, and the queues of the highest and the lowest level."""
-        ends = {self.level_names[0], self.level_names[-1]}
-        return Topology(
-            [Exchange(self.delivery, "topic")], [queue for queue in self.topology().queues if queue.name in ends]
-        )
 
     def below(self, level: int) -> str:
         """The exchange after a level."""
@@ -235,10 +216,6 @@ class Cascade:
             delay_header=delay_header,
         )
 
-    def taps(self) -> Taps:
-        """See :mod:`bide.delay.taps`."""
-        return _taps(self)
-
     def steps(self, seconds: int, bound: BoundTarget, target: Target) -> Iterator[Step]:
         """Every exchange on the route, from the entry to the target."""
         key = self.key(seconds, bound.address)
@@ -267,17 +244,70 @@ class Cascade:
             routed_to=target.queue if isinstance(target, QueueTarget) else "its bindings",
         )
 
+
+class CascadeInfrastructure(DelayInfrastructure):
+    """A delay infrastructure whose messages wait in one binary cascade."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def cascade(self) -> Cascade:
+        """The levels as a binary cascade."""
+
+    @property
+    def resolution(self) -> timedelta:
+        """One second."""
+        return RESOLUTION
+
+    @property
+    def max_delay(self) -> timedelta:
+        """The sum of the waits of all levels: 268,435,455 seconds with 28 levels."""
+        return ((1 << self.cascade.levels) - 1) * self.resolution
+
+    @property
+    def delivery_exchange(self) -> str:
+        """The exchange that targets are bound to."""
+        return self.cascade.delivery
+
+    @property
+    def undeliverable(self) -> str:
+        """The name of the guard's exchange and queue for undeliverable messages."""
+        return f"bide.undeliverable.{self.cascade.family}"
+
+    @property
+    def release_prefix(self) -> str:
+        """The start of the names of release queues."""
+        return self.cascade.release_prefix
+
+    def topology(self) -> Topology:
+        """All exchanges, queues and bindings of the infrastructure, without targets."""
+        return _topology(self.cascade)
+
+    def probes(self) -> Topology:
+        """The delivery exchange, and the queues of the highest and the lowest level."""
+        ends = {self.cascade.level_names[0], self.cascade.level_names[-1]}
+        return Topology(
+            [Exchange(self.delivery_exchange, "topic")],
+            [queue for queue in self.topology().queues if queue.name in ends],
+        )
+
+    def taps(self) -> Taps:
+        """Taps bound to the levels and to the delivery exchange."""
+        return _taps(self.cascade)
+
     def label(self, name: str) -> str | None:
         """A readable name of an exchange or queue of the cascade (``Level 03``, ``Delivery``); None for any other."""
-        if name == self.delivery:
+        levels = self.cascade.level_names
+        if name == self.delivery_exchange:
             return "Delivery"
-        return f"Level {self.level_names.index(name):02}" if name in self.level_names else None
+        return f"Level {levels.index(name):02}" if name in levels else None
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to the cascade, its guard or its release queues."""
         return (
-            name in (self.delivery, self.undeliverable)
-            or name in self.level_names
+            name in (self.delivery_exchange, self.undeliverable)
+            or name in self.cascade.level_names
             or name.startswith(self.release_prefix)
         )
 
@@ -294,11 +324,12 @@ class Cascade:
 
         Without the policy, such a message stays in its level's queue, and 32 of them block that level for all targets.
         An ``alternate-exchange`` argument instead of a policy would make the declarations of NServiceBus and Celery
-        fail. The policy does not cover a message that is unroutable at its target exchange.
+        fail. The policy does not cover a message that is unroutable at its target exchange: the exchange of an
+        NServiceBus endpoint whose queue was deleted drops it.
         """
-        names = "|".join(re.escape(name) for name in (*self.level_names, self.delivery))
+        names = "|".join(re.escape(name) for name in (*self.cascade.level_names, self.delivery_exchange))
         return Policy(
-            name=f"bide.guard.{self.family}",
+            name=f"bide.guard.{self.cascade.family}",
             pattern=f"^({names})$",
             definition={"alternate-exchange": self.undeliverable},
             apply_to="exchanges",

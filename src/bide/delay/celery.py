@@ -20,12 +20,11 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, Policy
+from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, CascadeInfrastructure
 from bide.delay.cascade_keys import LEVELS, queue_word
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
-    DelayInfrastructure,
     DelayRoute,
     ExchangeTarget,
     QueueTarget,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from bide.delay.cascade_route import CascadeRoute
     from bide.delay.compiled import WireFormat
     from bide.delay.growing import ReadyDigits
-    from bide.delay.taps import Taps
 
 _QUEUE_ARGUMENTS: Final[dict[str, dict[str, Argument]]] = {
     "quorum": {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-dead-letter-strategy": "at-least-once"},
@@ -56,7 +54,7 @@ _MAX_ADDRESS_BYTES: Final = MAX_NAME_BYTES - 2 * LEVELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Celery(DelayInfrastructure):
+class Celery(CascadeInfrastructure):
     """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels that Celery's workers declare.
 
     Which target to choose:
@@ -68,7 +66,8 @@ class Celery(DelayInfrastructure):
         key has its own release queue, which costs one hop: use few different keys.
 
     If an exchange or an isolated queue accepts no messages, only messages for that target wait. A message with a delay
-    of zero goes straight to the target.
+    of zero goes straight to the target. Celery does not check the longest delay: beyond it, its routing key fits no
+    level.
 
     Args:
         prefix: starts every name (``<prefix>_celery_delayed_0``...), as kombu's own ``prefix`` does; None or the
@@ -99,37 +98,9 @@ class Celery(DelayInfrastructure):
         return "celery"
 
     @property
-    def resolution(self) -> timedelta:
-        """One second."""
-        return RESOLUTION
-
-    @property
-    def max_delay(self) -> timedelta:
-        """268,435,455 seconds. Celery does not check this limit: beyond it, its routing key fits no level."""
-        return self.cascade.max_delay
-
-    @property
-    def delivery_exchange(self) -> str:
-        """The exchange that targets are bound to."""
-        return self.cascade.delivery
-
-    @property
-    def undeliverable(self) -> str:
-        """The name of the guard's exchange and queue for undeliverable messages."""
-        return self.cascade.undeliverable
-
-    @property
     def cascade(self) -> Cascade:
         """The levels as a binary cascade."""
         return _cascade(self.prefix or "", self.queue_type)
-
-    def topology(self) -> Topology:
-        """All exchanges, queues and bindings of the infrastructure, without targets."""
-        return self.cascade.topology()
-
-    def probes(self) -> Topology:
-        """The delivery exchange, and the queues of the highest and the lowest level."""
-        return self.cascade.probes()
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
         """The route by which a message reaches ``target`` after ``delay``, rounded up to the second.
@@ -158,15 +129,6 @@ class Celery(DelayInfrastructure):
     def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> None:
         """None: Celery's message protocol has all the headers that a worker needs."""
 
-    def taps(self) -> Taps:
-        """Taps bound to the levels and to the delivery exchange."""
-        return self.cascade.taps()
-
-    @property
-    def release_prefix(self) -> str:
-        """The start of the names of release queues."""
-        return self.cascade.release_prefix
-
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the route of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
@@ -176,22 +138,6 @@ class Celery(DelayInfrastructure):
             to = target.queue if isinstance(target, QueueTarget) else "its bindings"
             return (Step(exchange=exchange or "(default)", segment=key, value=key, routed_to=to),)
         return tuple(self.cascade.steps(seconds, bound, target))
-
-    def label(self, name: str) -> str | None:
-        """A readable name of an exchange or queue of the infrastructure; None for any other."""
-        return self.cascade.label(name)
-
-    def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to the infrastructure or to its guard."""
-        return self.cascade.owns(name)
-
-    def guard_topology(self) -> Topology:
-        """The exchange and the queue for messages whose target is gone; see :meth:`guard_policy`."""
-        return self.cascade.guard_topology()
-
-    def guard_policy(self) -> Policy:
-        """The policy that sends undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`."""
-        return self.cascade.guard_policy()
 
 
 @lru_cache(maxsize=64)

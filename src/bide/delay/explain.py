@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure, Step, Target
@@ -198,7 +199,7 @@ class _Chart:
         here = self._exchange(step.exchange)
         if len(others) > _MAX_DRAWN_BINDINGS:
             counts = Counter(kind for kind, _ in others)
-            text = ", ".join(f"{count} more {kind}{'s' if count > 1 else ''}" for kind, count in counts.items())
+            text = ", ".join(quantity(count, f"more {kind}") for kind, count in counts.items())
             self._arrow(here, "-.->", self._node("more", step.exchange, f"[{_quoted(text)}]"))
             return
         for kind, name in others:

@@ -15,15 +15,7 @@ Keys = list[list[bytes | None]]
 
 
 class Growing(Protocol):
-    """An infrastructure whose core is declared first, and the queue of a digit when a message first needs it."""
-
-    @property
-    def name(self) -> str:
-        """The layout's name on the command line."""
-
-    @property
-    def delivery_exchange(self) -> str:
-        """The exchange that targets are bound to."""
+    """The growing part of an infrastructure: first its core is declared, then each queue when a message needs it."""
 
     @property
     def complete_mark(self) -> Exchange:

@@ -13,11 +13,10 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, Policy, check_address
+from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, CascadeInfrastructure, check_address
 from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.delay.protocol import (
     HEADER_TO,
-    DelayInfrastructure,
     DelayRoute,
     ExchangeTarget,
     Step,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from bide.delay.compiled import WireFormat
     from bide.delay.growing import ReadyDigits
     from bide.delay.levels import DelayLevels
-    from bide.delay.taps import Taps
 
 Routing = Literal["conventional", "direct"]
 
@@ -57,7 +55,7 @@ _QUEUE_ARGUMENTS: Final[dict[int, dict[str, Argument]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NServiceBus(DelayInfrastructure):
+class NServiceBus(CascadeInfrastructure):
     """Delays in whole seconds, of up to 3106 d 21:24:15, through the levels of NServiceBus.RabbitMQ.
 
     Messages reach the queue of an endpoint in the same way as messages of .NET. The endpoint must exist. If it does
@@ -101,37 +99,9 @@ class NServiceBus(DelayInfrastructure):
         return "nservicebus" if self.version == 2 else "nservicebus-v1"
 
     @property
-    def resolution(self) -> timedelta:
-        """One second."""
-        return RESOLUTION
-
-    @property
-    def max_delay(self) -> timedelta:
-        """268,435,455 seconds, with 28 levels."""
-        return self.cascade.max_delay
-
-    @property
-    def delivery_exchange(self) -> str:
-        """The exchange that targets are bound to."""
-        return self.cascade.delivery
-
-    @property
-    def undeliverable(self) -> str:
-        """The name of the guard's exchange and queue for undeliverable messages."""
-        return self.cascade.undeliverable
-
-    @property
     def cascade(self) -> Cascade:
         """The levels as a binary cascade."""
         return _cascade(self.version, self.levels)
-
-    def topology(self) -> Topology:
-        """All exchanges, queues and bindings of the infrastructure, without targets."""
-        return self.cascade.topology()
-
-    def probes(self) -> Topology:
-        """The delivery exchange, and the queues of the highest and the lowest level."""
-        return self.cascade.probes()
 
     def route(self, delay: timedelta, target: Target, *, message_id: str = "") -> DelayRoute:
         """The route by which a message reaches the endpoint after ``delay``.
@@ -189,32 +159,15 @@ class NServiceBus(DelayInfrastructure):
         )
         return DelayLevels(levels=tuple(levels)[::-1])
 
-    def taps(self) -> Taps:
-        """Taps bound to the levels and to the delivery exchange."""
-        return self.cascade.taps()
-
     @property
     def writes_nservicebus_headers(self) -> bool:
         """True: endpoints write these headers so that .NET and its tools can read them."""
         return True
 
-    @property
-    def release_prefix(self) -> str:
-        """The start of the names of release queues."""
-        return self.cascade.release_prefix
-
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the route of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)
         return tuple(self.cascade.steps(seconds, _bound(self, target), target))
-
-    def label(self, name: str) -> str | None:
-        """A readable name of an exchange or queue of the infrastructure; None for any other."""
-        return self.cascade.label(name)
-
-    def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to the infrastructure or to its guard."""
-        return self.cascade.owns(name)
 
     def endpoint_topology(self, queue: str) -> Topology:
         """What a bide endpoint needs besides its queue, so that .NET endpoints can send to it, delayed or not.
@@ -240,18 +193,6 @@ class NServiceBus(DelayInfrastructure):
         if self.routing == "direct":
             return Topology()
         return Topology([Exchange(queue, "fanout")], bindings=[Binding(queue, queue)])
-
-    def guard_topology(self) -> Topology:
-        """The exchange and the queue for messages whose endpoint is gone; see :meth:`guard_policy`."""
-        return self.cascade.guard_topology()
-
-    def guard_policy(self) -> Policy:
-        """The policy that sends undeliverable messages to the guard's queue; see :meth:`Cascade.guard_policy`.
-
-        With conventional routing it covers an endpoint whose exchange was deleted. It does not cover an endpoint whose
-        exchange exists without its queue: that exchange drops the message.
-        """
-        return self.cascade.guard_policy()
 
     def delivery_binding(self, address: str) -> Binding:
         """The binding for the delayed messages of one endpoint, and no others. The address is not checked."""

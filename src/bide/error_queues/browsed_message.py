@@ -15,19 +15,24 @@ class BrowsedMessage:
 
     Attributes:
         message: the failed message.
-        tag: the delivery tag.
+        delivery: the message as the broker sent it.
         deliveries: how often it was requeued before; 0 if the queue does not count deliveries.
     """
 
     message: FailedMessage
-    tag: int
+    delivery: Delivery
     deliveries: int
 
     @classmethod
     def of(cls, delivery: Delivery) -> Self:
         """Read the message of a delivery."""
         message = FailedMessage.read(delivery.exchange, delivery.routing_key, delivery.values, delivery.body)
-        return cls(message, delivery.delivery_tag, deliveries_of(delivery))
+        return cls(message, delivery, deliveries_of(delivery))
+
+    @property
+    def tag(self) -> int:
+        """The delivery tag."""
+        return self.delivery.delivery_tag
 
 
 def deliveries_of(delivery: Delivery) -> int:

@@ -12,9 +12,8 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
-from bide.delay.recognition import refusal
 from bide.error_queues.browsed_message import BrowsedMessage, deliveries_of
-from bide.error_queues.delay_queues import holds_waiting
+from bide.error_queues.delay_queues import refuse_waiting
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, TargetNotFoundError
@@ -79,7 +78,6 @@ class QueueBrowser:
         self.others = others
         self._prefetch = prefetch
         self._capacity = 0
-        self._holds_waiting = False
         self._count_reset = count_reset
         self._connection = connection
         self._channel = channel
@@ -133,9 +131,7 @@ class QueueBrowser:
                 idle = 0.0
                 seen += 1
                 delivery = self._next()
-                if holds_waiting(delivery):
-                    self._holds_waiting = True
-                    raise refusal(self._queue, "waiting")
+                refuse_waiting(delivery, self._count_reset)
                 held = BrowsedMessage.of(delivery)
                 if not self._count_reset.is_copy(held):
                     yield held
@@ -226,8 +222,7 @@ class QueueBrowser:
         while self._unread or not ending.done():
             if self._unread:
                 delivery = self._next()
-                # A copy of a message that waits for its due time would start to wait again.
-                needs_reset = self._count_reset.needs_reset(deliveries_of(delivery)) and not self._holds_waiting
+                needs_reset = self._count_reset.needs_reset(deliveries_of(delivery))
                 if needs_reset and not self._count_reset.is_copy(held := BrowsedMessage.of(delivery)):
                     await self.release(held)
             else:

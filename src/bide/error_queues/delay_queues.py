@@ -20,7 +20,7 @@ async def refuse_delay_queue(
         sends: whether the operation sends messages to the queues that they failed on.
 
     Raises:
-        DelayQueueError: the name or the arguments are those of a delay queue; see also :func:`holds_waiting`.
+        DelayQueueError: the name or the arguments are those of a delay queue; see also :func:`refuse_waiting`.
         BrokerError: the broker cannot be reached.
     """
     found = await DeliveryCountReset.of(client, queue, management_url)
@@ -28,6 +28,22 @@ async def refuse_delay_queue(
     return found
 
 
-def holds_waiting(delivery: Delivery) -> bool:
-    """Whether a message comes from a delay queue, where it waited for its due time."""
-    return recognition.is_waiting(delivery.exchange, delivery.routing_key, delivery.values.get("headers") or {})
+def refuse_waiting(delivery: Delivery, count_reset: DeliveryCountReset) -> None:
+    """Refuse a queue whose messages show that it is a delay queue. Its messages must not be replaced by copies either,
+    because a copy would start to wait again.
+
+    Messages in an undeliverable queue do not wait, also those that lack a queue of their delay.
+
+    Args:
+        delivery: a message of the queue.
+        count_reset: the result of :func:`refuse_delay_queue` for the queue.
+
+    Raises:
+        DelayQueueError: the message waits for its due time.
+    """
+    if recognition.part_of(count_reset.queue) == "undeliverable":
+        return
+    headers = delivery.values.get("headers") or {}
+    if recognition.is_waiting(delivery.exchange, delivery.routing_key, headers):
+        count_reset.stop()
+        raise recognition.refusal(count_reset.queue, "waiting")

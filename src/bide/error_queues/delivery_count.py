@@ -80,6 +80,10 @@ class DeliveryCountReset:
             self._client, self.queue, self._limit, assumed=self._assumed, arguments=self.arguments
         )
 
+    def stop(self) -> None:
+        """Replace no more messages."""
+        self._limit = None
+
     def needs_reset(self, deliveries: int) -> bool:
         """Whether a message with this many deliveries must be replaced instead of requeued."""
         if self._limit is None:

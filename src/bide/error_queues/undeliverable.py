@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +12,8 @@ from bide.client.message import KEPT_PROPERTIES, Message
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX
+from bide.error_queues.browser import browse
+from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.errors import (
     AccessRefusedError,
     DeclarationMismatchError,
@@ -23,12 +24,6 @@ from bide.errors import (
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
-
-QUIET: Final = 1.0
-"""Seconds without a message after which the queue counts as processed."""
-
-PREFETCH: Final = 10_000
-"""Upper bound of messages that stay in the queue: beyond it, the rest cannot be reached."""
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
 
@@ -59,43 +54,39 @@ class Resent:
     kept: Mapping[str, int]
 
 
-async def resend(client: Client, *, allow: Iterable[str]) -> Resent:
+async def resend(client: Client, *, allow: Iterable[str], management_url: str | None = None) -> Resent:
     """Send every message of the undeliverable queue to its target, once.
 
     Overdue messages are delivered immediately; others wait for the rest of their delay. A message is acknowledged after
     its copy was confirmed, so a crash repeats at most one message and loses none. Messages that cannot be sent stay in
-    the queue.
+    the queue. This does not count against the queue's delivery limit: see :class:`bide.error_queues.ErrorQueue`.
 
     Args:
         allow: patterns of the targets that messages may be sent to; see :class:`bide.Relay`. Every client that may
             write to the delay infrastructure can make messages with any target end in this queue.
+        management_url: URL of the management API, for reading the queue's delivery limit; see :class:`bide.Endpoint`.
 
     Raises:
         InvalidInputError: a pattern is invalid.
         TargetNotFoundError: there is no undeliverable queue.
     """
     allowed = AllowedTargets.of(allow)
-    infrastructure = await client.infrastructure()
+    queue = (await client.infrastructure()).undeliverable
+    count_reset = await DeliveryCountReset.of(client, queue, management_url)
     kept: Counter[str] = Counter()
     sent = 0
-    async with client.consume(infrastructure.undeliverable, prefetch=PREFETCH) as messages:
-        while True:
-            try:
-                async with asyncio.timeout(QUIET):
-                    message = await anext(messages)
-            except TimeoutError:
-                break
+    async with browse(client.url, queue, count_reset) as browser:
+        async for held in browser:
+            message = Message(held.delivery, None, client.now())
             try:
                 copy = _copy_for_target(message)
                 allowed.check(copy.target)
                 await client.forward(copy)
             except _TARGET_ERRORS as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1
-                # Left unsettled until the consumer closes; the broker would redeliver a requeued message at once.
-                if kept.total() == PREFETCH:
-                    break
+                await browser.release(held)
             else:
-                await message.ack()
+                browser.ack(held)
                 sent += 1
     return Resent(sent=sent, kept=dict(kept))
 

@@ -209,8 +209,8 @@ def delayed_message_exchange(
     :class:`bide.messaging.delayed_message.DelayedMessagePublisher` does the same with a plain exchange and the same
     header.
 
-    Caveats: delayed messages are on one node only, and are lost with it. Mandatory does not work. The longest delay is
-    49 days.
+    Caveats: delayed messages are on one node only. None is delivered while the node is down, and all are lost with its
+    disk. Mandatory does not work. The longest delay is 49 days.
 
     Args:
         exchange: the exchange.

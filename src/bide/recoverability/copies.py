@@ -17,6 +17,7 @@ from bide.delay.protocol import (
     HEADER_EXPIRATION,
     HEADER_ROUTING_KEY,
     HEADER_SENT,
+    MAX_NAME_BYTES,
     QueueTarget,
 )
 from bide.delay.received import DEATH_HEADERS, SentMessage
@@ -85,9 +86,9 @@ def raw(sent: SentMessage, body: bytes, *, queue: str) -> PreparedMessage:
     left_out = {"user_id", "expiration"}
     values = {name: value for name, value in sent.values.items() if name not in left_out}
     values["headers"] = _copied(sent)
-    message_id = str(values.get("message_id") or new_message_id())
+    message_id = _short(str(values.get("message_id") or new_message_id()))
     return PreparedMessage(
-        target=QueueTarget(queue), body=body, message_id=message_id, values=_sendable(values), is_copy=True
+        target=QueueTarget(queue), body=body, message_id=message_id, values=sendable(values), is_copy=True
     )
 
 
@@ -130,9 +131,9 @@ def copy_of(
     return PreparedMessage(
         target=QueueTarget(queue),
         body=body,
-        message_id=str(message_id),
+        message_id=_short(str(message_id)),
         delay=delay,
-        values=_sendable(values),
+        values=sendable(values),
         is_copy=True,
     )
 
@@ -141,17 +142,29 @@ def _copied(sent: SentMessage) -> dict[str, Any]:
     return {name: value for name, value in (sent.values.get("headers") or {}).items() if name not in _NOT_COPIED}
 
 
-def _sendable(values: Mapping[str, Any]) -> dict[str, Any]:
-    # The decoder returns a timestamp after the year 9999 as a number, which cannot be encoded as a timestamp again.
-    sendable = {name: _within_64_bits(value) for name, value in values.items()}
-    if not isinstance(sendable.get("timestamp"), datetime):
-        sendable.pop("timestamp", None)
-    return sendable
+def sendable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties of a received message, changed where AMQP cannot carry what the decoder returned.
+
+    The decoder returns a timestamp after the year 9999 as a number, which is left out. It escapes bytes that are not
+    UTF-8, so that a name or an id may take more than the 255 bytes of a short string; it is cut off.
+    """
+    found = {name: _within_limits(value) for name, value in values.items()}
+    for name, value in found.items():
+        if isinstance(value, str):
+            found[name] = _short(value)
+    if not isinstance(found.get("timestamp"), datetime):
+        found.pop("timestamp", None)
+    return found
 
 
-def _within_64_bits(value: Any) -> Any:
+def _within_limits(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _within_64_bits(one) for name, one in value.items()}
+        return {_short(name): _within_limits(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_within_64_bits(one) for one in value]
+        return [_within_limits(one) for one in value]
     return str(value) if isinstance(value, int) and value >= 1 << 63 else value
+
+
+def _short(text: str) -> str:
+    raw = text.encode()
+    return text if len(raw) <= MAX_NAME_BYTES else raw[:MAX_NAME_BYTES].decode(errors="ignore")

@@ -16,10 +16,11 @@ from bide.delay.protocol import (
     QueueTarget,
 )
 from bide.delay.received import OWN_PREFIX, SentMessage
+from bide.delay.recognition import refuse_target
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
 from bide.messages.prepared import PreparedMessage, new_message_id
-from bide.recoverability.copies import copy_of, senders_due
+from bide.recoverability.copies import copy_of, sendable, senders_due
 from bide.recoverability.failed import HEADER_ARCHIVED_AT, FailedMessage
 from bide.recoverability.history import (
     HEADER_ATTEMPT_TIMES,
@@ -48,11 +49,14 @@ def back(message: FailedMessage, *, to: str | None = None, run: str | None = Non
         run: the name of the operation.
 
     Raises:
-        InvalidInputError: the queue that it failed on is unknown, and *to* is None.
+        InvalidInputError: *to* is None, and the queue that it failed on is unknown or a delay queue.
     """
     queue = to or message.queue
     if queue is None:
         raise InvalidInputError("its headers do not say which queue it failed on: name a queue with --to")
+    if to is None:
+        # Any sender can write these headers, and a policy can dead-letter messages from a delay queue.
+        refuse_target(queue)
     before, sent = message.history, _sent(message)
     due = senders_due(sent, before)
     history = replace(
@@ -84,7 +88,7 @@ def edited(
 
     Raises:
         ReservedHeaderError: a header belongs to bide or the broker.
-        InvalidInputError: nothing would change, or the queue that it failed on is unknown.
+        InvalidInputError: nothing would change, or the queue that it failed on is unknown or a delay queue.
     """
     for name in (*headers, *without):
         if name.startswith(OWN_PREFIX) or name in LOCKED:
@@ -143,12 +147,12 @@ def _unchanged(message: FailedMessage) -> dict[str, Any]:
     if (user := values.pop("user_id", None)) is not None:
         headers.setdefault(HEADER_SENT_BY, message.sent_by or user)
     values["headers"] = headers
-    return values
+    return sendable(values)
 
 
 def _prepared(message: FailedMessage, queue: str, values: Mapping[str, Any]) -> PreparedMessage:
     # A message without a message id gets none here: its id in the error queue is computed from its contents.
-    message_id = message.message_id or message.id
+    message_id = values.get("message_id") or message.message_id or message.id
     return PreparedMessage(
         target=QueueTarget(queue), body=message.body, message_id=message_id, values=values, is_copy=True
     )

@@ -28,6 +28,7 @@ from bide.errors import (
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
 log = logger(__name__)
@@ -157,7 +158,7 @@ class ConnectionLoop:
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
         if self._unsettled:
-            log.warning("%d messages go back to their queues: they were not confirmed in time", len(self._unsettled))
+            log.warning("requeueing %s, not confirmed in time", quantity(len(self._unsettled), "message"))
             # Close without the handshake, which would wait for an answer of the broker.
             self._connection.give_up(ClosedError("the relay was stopped"))
 
@@ -319,7 +320,7 @@ class ConnectionLoop:
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish a message to the undeliverable queue, with the reason."""
-        self._warn(f"set aside in {self._hall.undeliverable}: {reason}")
+        self._warn(f"moving a message to {self._hall.undeliverable!r}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._to_undeliverable.put(RelayedInFlight(delivery, decision))
 
@@ -330,7 +331,7 @@ class ConnectionLoop:
             return
         # The message is too large with one more header, or this user may not write to the queue: reject it, so that the
         # queue dead-letters it without the reason.
-        log.info("the message %r is set aside without the reason: %s", message.message_id, error)
+        log.info("moving %r to the undeliverable queue without the reason: %s", message.message_id, error)
         self._settle(message.delivery, lambda channel: channel.reject(message.delivery.delivery_tag, requeue=False))
 
     def _requeue_paused(self, message: RelayedInFlight) -> None:

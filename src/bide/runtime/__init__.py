@@ -1,1 +1,1 @@
-"""Tasks, cancellation, backoff, bounded caches and loggers."""
+"""Tasks, cancellation, backoff, bounded caches, loggers, and numbers with nouns."""

@@ -23,13 +23,13 @@ from bide.arguments import whole_number
 from bide.client.subscription import Subscription
 from bide.client.sync import connect_sync
 from bide.delay.protocol import check_name
-from bide.delay.recognition import refusal
 from bide.durations import DelayLike, parse_delay
 from bide.error_queues.browsed_message import BrowsedMessage
-from bide.error_queues.delay_queues import holds_waiting, refuse_delay_queue
+from bide.error_queues.delay_queues import refuse_delay_queue, refuse_waiting
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
 from bide.topology import Queue
@@ -132,7 +132,6 @@ class _DrainConsumer:
         self._queue = queue
         self._client = connect_sync(url, declare=False)
         self._held: list[BrowsedMessage] = []
-        self._holds_waiting = False
         try:
             self._client.wait_for(self._open(url, prefetch, management_url))
         except BaseException:
@@ -168,9 +167,7 @@ class _DrainConsumer:
             if channel.is_open:
                 # The queue counts the delivery of prefetched messages too, even of those that were never used.
                 delivered = [*self._held, *map(BrowsedMessage.of, await self._subscription.end())]
-                # The copy of a message that waits for its due time would start to wait again.
-                if not self._holds_waiting:
-                    await self._renew(delivered)
+                await self._renew(delivered)
                 # Closing the channel would requeue too, but since RabbitMQ 4.3 only a nack leaves the count unchanged.
                 channel.nack(0, multiple=True)
         except BideError as error:
@@ -216,9 +213,7 @@ class _DrainConsumer:
             try:
                 async with asyncio.timeout(quiet):
                     delivery, _ = await self._subscription.next()
-                if holds_waiting(delivery):
-                    self._holds_waiting = True
-                    raise refusal(self._queue, "waiting")
+                refuse_waiting(delivery, self._delivery_count)
                 found.append(BrowsedMessage.of(delivery))
             except TimeoutError:
                 if found:
@@ -230,8 +225,8 @@ class _DrainConsumer:
                     break
                 if waited >= _TIMEOUT:
                     raise BrokerError(
-                        f"the queue {self._queue!r} has {ready:,} messages and delivered none within {_TIMEOUT:g} s: "
-                        "another consumer has priority, or is the single active one. Stop it"
+                        f"the queue {self._queue!r} has {quantity(ready, 'message')} and delivered none within "
+                        f"{_TIMEOUT:g} s: another consumer has priority, or is the single active one. Stop it"
                     ) from None
         return found
 
@@ -249,8 +244,8 @@ class _DrainConsumer:
             self._client.wait_for(self._acknowledge(held[-1].tag))
         except BideError as error:
             raise DeliveryLostError(
-                f"{len(held):,} messages of {self._queue!r} were written, but could not be acknowledged ({error}): "
-                "they are still in the queue, and the next drain writes them again, with the same ids"
+                f"{quantity(len(held), 'written message')} of {self._queue!r} could not be acknowledged ({error}): "
+                "the queue still has them, and the next drain writes them again, with the same ids"
             ) from error
 
     async def _acknowledge(self, tag: int) -> None:

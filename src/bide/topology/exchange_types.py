@@ -155,7 +155,10 @@ class _TopicTable:
         for one in bindings:
             node = self._root
             for word in _split(one.routing_key):
-                node = node.after.setdefault(word, _TopicNode(repeats=word == "#"))
+                following = node.after.get(word)
+                if following is None:
+                    following = node.after[word] = _TopicNode(repeats=word == "#")
+                node = following
             node.destinations.add(_destination(one))
 
     def matches(self, message: RoutedMessage) -> Collection[Destination]:
@@ -166,11 +169,15 @@ class _TopicTable:
             for word in words:
                 following: set[_TopicNode] = set()
                 for state in states:
+                    after = state.after
                     if state.repeats:
                         following.add(state)
-                        _enter(state.after.get("#"), following, found)
-                    _enter(state.after.get(word), following, found)
-                    _enter(state.after.get("*"), following, found)
+                        if "#" in after:
+                            _enter(after["#"], following, found)
+                    if word in after:
+                        _enter(after[word], following, found)
+                    if "*" in after:
+                        _enter(after["*"], following, found)
                 states = following
                 if not states:
                     break
@@ -179,15 +186,16 @@ class _TopicTable:
         return found
 
 
-def _enter(node: _TopicNode | None, states: set[_TopicNode], found: set[Destination]) -> None:
+def _enter(node: _TopicNode, states: set[_TopicNode], found: set[Destination]) -> None:
     """Add a state, and those that a ``#`` reaches from it without reading a word."""
-    if node is None or node in states:
+    if node in states:
         return
     if node.repeats and not node.after:
         found |= node.destinations  # a final "#" matches all remaining words
         return
     states.add(node)
-    _enter(node.after.get("#"), states, found)
+    if "#" in node.after:
+        _enter(node.after["#"], states, found)
 
 
 def _split(key: str) -> list[str]:

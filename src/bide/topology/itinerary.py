@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from bide.durations import format_delay
 from bide.errors import InvalidTopologyError, UnsupportedTargetError
+from bide.runtime.wording import quantity
 from bide.topology import DEFAULT_EXCHANGE, Binding, DestinationType, Exchange, Topology
 from bide.topology.exchange_types import RoutedMessage, binding_table
 from bide.topology.routing import PREDECLARED, Arrival, Model
@@ -273,7 +274,7 @@ def _topic_difference(pattern: list[str], words: list[str]) -> str:
 
 
 def _count(words: int) -> str:
-    return f"{words} word{'' if words == 1 else 's'}"
+    return quantity(words, "word")
 
 
 def _headers(binding: Binding, message: RoutedMessage, goes: bool) -> str:

@@ -53,7 +53,7 @@ _OPTIONS_ADVICE: Final = "with the same --layout, --prefix and --events as befor
     help="Continue although messages or a stream were lost.",
 )
 @spark_options
-@json_option("the result, one line for each round")
+@json_option("the results of the rounds", lines=True)
 @broker_options
 @pass_settings
 def audit(

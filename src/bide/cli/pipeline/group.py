@@ -19,6 +19,7 @@ from bide.cli.settings import Settings, broker_options, json_option, layout_opti
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.foreign_text import visible
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +108,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--id-column", metavar="COLUMN", help="Column of message ids. [default: digest of the row]")
 @click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
 @click.option("--name", default="", metavar="TEXT", help="Name of the schedule; another name changes message ids.")
-@click.option("--ledger", metavar="DIR", help="Folder that records what was sent; see below.")
+@click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent.")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
               help="Rows per part of the ledger; more if over 10,000 parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Folder for rows that cannot be sent, as Parquet files.")
@@ -287,13 +288,13 @@ def _send(
         print_json({**summary(found, plan), **now})
         return
     rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
-    click.echo(f"scheduled {now['sent']:,} messages{rate}")
+    click.echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
     if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
-        click.echo(f"{before:,} rows were finished by an earlier run")
+        click.echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
     if dropped := now["dropped"] + now["dropped_before"]:
-        click.echo(f"{dropped:,} rows were dropped, because they were overdue")
+        click.echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
     if rejected := now["rejected"] + now["rejected_before"]:
-        click.echo(f"{rejected:,} rows were rejected: they are in {plan.settings.rejects}")
+        click.echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
     click.echo(f"ledger: {ledger.folder}")
 
 

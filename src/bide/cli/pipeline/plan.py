@@ -53,16 +53,17 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
               help="Size of a body in bytes.")  # fmt: skip
 @click.option("--layout", "layouts", type=click.Choice(["clock", "nservicebus"]), multiple=True,
               help="Layout to plan for. Repeatable. [default: both]")  # fmt: skip
-@click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, help="Queues per digit (clock).")
+@click.option("--lanes", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N",
+              help="Queues per digit (clock).")  # fmt: skip
 @click.option("--every", metavar="DELAY", default="1h", show_default=True, help="Length of each reporting interval.")
 @click.option("--tick", metavar="DELAY", default="1s", show_default=True, help="Time over which peaks are averaged.")
 @click.option("--broker", type=click.Choice(_BROKERS), default="4.3", show_default=True,
               help="Release of RabbitMQ that was measured.")  # fmt: skip
 @click.option("--prefetch", type=click.Choice(_PREFETCHES), default="32", show_default=True,
               help="dead_letter_worker_consumer_prefetch of the broker.")  # fmt: skip
-@click.option("--hops", type=click.FloatRange(0, min_open=True),
+@click.option("--hops", type=click.FloatRange(0, min_open=True), metavar="N",
               help="Capacity of the broker in hops/s. [default: measured]")  # fmt: skip
-@click.option("--release", type=click.FloatRange(0, min_open=True),
+@click.option("--release", type=click.FloatRange(0, min_open=True), metavar="N",
               help="Capacity of a queue in releases/s. [default: measured]")  # fmt: skip
 @click.option("--disk", metavar="SIZE", help="Disk for messages, as 200G. [default: no limit]")
 @click.option("--memory", metavar="SIZE", help="Memory for messages, as 8G. [default: no limit]")

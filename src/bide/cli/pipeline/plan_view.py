@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from bide.durations import format_delay
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.pipelines.plan.capacity import Judgement
@@ -19,7 +20,8 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def plan_text(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> str:
     """The text of a plan, one layout after the other."""
-    lines = [f"{workload.messages:,.0f} messages, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"]
+    messages = quantity(round(workload.messages), "message")
+    lines = [f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"]
     if workload.undelayed:
         lines.append(f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets")
     for report in reports:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline.group import spark_options
 from bide.cli.pipeline.replay_view import Stopped
@@ -19,6 +18,7 @@ from bide.cli.pipeline.view import progress
 from bide.cli.running import ended_by_signals
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--queue", metavar="NAME", help="Error queue or dead-letter queue to replay.")
 @click.option("--audit", "audited", metavar="DIR", help="Folder of an audit to replay from, instead of --queue.")
-@click.option("--where", metavar="SQL", help="SQL condition on messages; see below. [default: all]")
+@click.option("--where", metavar="SQL", help="SQL condition on the messages. [default: all]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Largest number of messages. [default: all]")
 @click.option("--over", metavar="DELAY",
               help="Time to spread messages over, as 2h. [default: none]")  # fmt: skip
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit (--queue).")
 @click.option("--parked", is_flag=True, help="Also send copies of parked messages (--audit).")
 @click.option("--skip-missing", is_flag=True, help="Leave out messages without a body in a tap (--audit).")
-@click.option("--ledger", metavar="DIR", help="Folder that records what was sent (--audit); see below.")
+@click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent (--audit).")
 @click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
               help="Messages per part of the ledger (--audit).")  # fmt: skip
 @spark_options
@@ -245,10 +245,10 @@ def _send(
     else:
         where = ", ".join(f"{count:,} to {visible(name)}" for name, count in sent.items())
         rate = f" in {seconds:.1f} s: {where}" if number else ""
-        click.echo(f"replayed {counted(number)}{rate}")
+        click.echo(f"replayed {quantity(number, 'message')}{rate}")
     for reason, count_kept in kept.items():
-        stay = "stays" if count_kept == 1 else "stay"
-        click.echo(f"bide: {counted(count_kept)} {stay} in {source.queue}: {visible(reason)}", err=True)
+        stay = quantity(count_kept, "message stays", "messages stay")
+        click.echo(f"bide: {stay} in {source.queue}: {visible(reason)}", err=True)
     if gone:
-        click.echo(f"bide: {counted(gone)} left {source.queue} since they were chosen", err=True)
+        click.echo(f"bide: {quantity(gone, 'message')} left {source.queue} since they were chosen", err=True)
     return 1 if kept else 0

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline.replay_view import Stopped, preview, show
 from bide.cli.pipeline.view import progress
 from bide.errors import NotFoundError, TargetNotFoundError
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -210,11 +210,13 @@ def _send(
         result = {"sent": sent, "sent_before": before, **counts, "gone": rejected, "seconds": round(seconds, 3)}
         print_json({**result, "ledger": place})
         return
-    click.echo(f"replayed {counted(sent)}{f' in {seconds:.1f} s' if sent else ''}")
+    click.echo(f"replayed {quantity(sent, 'message')}{f' in {seconds:.1f} s' if sent else ''}")
     if before:
-        click.echo(f"{counted(before)} were sent by an earlier run")
+        click.echo(f"{quantity(before, 'message was', 'messages were')} sent by an earlier run")
     if rejected:
-        click.echo(f"{counted(rejected)} were dropped by the streams since they were chosen")
+        click.echo(
+            f"{quantity(rejected, 'message was', 'messages were')} dropped by the streams since they were chosen"
+        )
     if place is not None:
         click.echo(f"ledger: {place}")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.continuation import command, rest_of
-from bide.cli.errors_view import counted
 from bide.cli.output import print_json
 from bide.cli.pipeline.view import histogram, span_for
 from bide.durations import from_microseconds
 from bide.foreign_text import visible
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -91,7 +91,8 @@ class Stopped:
             return
         due = " not yet due," if over else ""
         click.echo(
-            f"bide: interrupted: {self.sent:,} of {counted(total)} replayed, {self.left:,}{due} left of {self.source}",
+            f"bide: interrupted: {self.sent:,} of {quantity(total, 'message')} replayed, {self.left:,}{due} left of "
+            f"{self.source}",
             err=True,
         )
         click.echo(f"bide: go on with: {again}", err=True)
@@ -140,7 +141,7 @@ def show(found: Preview, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(found))
         return
-    click.echo(f"{counted(found.total)} of {found.source}; nothing was sent")
+    click.echo(f"{quantity(found.total, 'message')} of {found.source}; nothing was sent")
     for name, count in found.queues.items():
         click.echo(f"{count:>9,} to {visible(name)}{'  (does not exist)' if name in found.missing else ''}")
     if found.unknown:

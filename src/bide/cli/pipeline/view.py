@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bide.pipelines.schedule.run import Survey
 
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 
 log = logger(__name__)
 
@@ -62,7 +63,7 @@ def survey_text(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, i
 
 def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
     """The number of messages and their due times, in lines."""
-    lines = [f"{found.rows:,} messages to {_target_text(plan)} on {plan.broker}"]
+    lines = [f"{quantity(found.rows, 'message')} to {_target_text(plan)} on {plan.broker}"]
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
     if found.past:

@@ -26,6 +26,7 @@ from bide.errors import (
     InvalidInputError,
     NotAppliedError,
     PublishError,
+    TargetNotFoundError,
     UnsupportedBrokerError,
 )
 from bide.messages.outgoing import OutgoingMessage
@@ -355,7 +356,8 @@ class BulkSender:
                 if isinstance(error, NotAppliedError | UnsupportedBrokerError):
                     # The next message would fail in the same way.
                     self._fatal_error = error
-                if isinstance(error, BrokerError) and in_flight.message is not None:
+                # Other errors may concern only a queue of this message's delay, and not its target.
+                if isinstance(error, TargetNotFoundError) and in_flight.message is not None:
                     self._unreachable.add(in_flight.message.template, error)
         for _, error in ended:
             # If only a separate connection for checks was lost, the message is tried again.

@@ -121,7 +121,7 @@ class BulkPublisher:
             BulkPublishError: some messages were not accepted. The error has the summary; all others are on the broker.
             BulkInDoubtError: the publish ended early. The error lists the messages in doubt and those not sent, and has
                 the summary of all others. Its cause says why.
-            ClosedError: the publisher was closed, or created before a fork of this process.
+            ClosedError: the publisher was closed, or belongs to the parent process.
         """
         self._check_process()
         if self._batch:
@@ -144,7 +144,7 @@ class BulkPublisher:
     def _check_process(self) -> None:
         # The sending thread exists only in the parent process: waiting for it here would never end.
         if os.getpid() != self._pid:
-            raise ClosedError("this publisher was made before a fork: make it after that")
+            raise ClosedError("this publisher belongs to the parent process: create another one after the fork")
 
     def _send(self) -> None:
         """Pass the batch to the sending thread."""

@@ -22,11 +22,6 @@ def brief(number: float) -> str:
     return f"{number:.3g}"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with a noun: ``1 message``, ``2 messages``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or noun + 's'}"
-
-
 def milliseconds(value: float | None) -> str:
     """Format a duration in milliseconds, such as ``12 ms``, ``1.5 s`` or ``2.1 h``; a dash for None."""
     if value is None:

@@ -19,6 +19,7 @@ from bide.pipelines.report.figures import (
     Target,
     UndecodableFigures,
 )
+from bide.runtime.wording import quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,7 @@ def summary(figures: Figures) -> str:
         return "This folder has no table of messages, so their delivery is unknown."
     if not head.scheduled:
         return "No message was scheduled yet."
-    sentence = f"{head.delivered:,} of {texts.counted(head.scheduled, 'message')} {_were(head.delivered)} delivered"
+    sentence = f"{head.delivered:,} of {quantity(head.scheduled, 'message')} {_were(head.delivered)} delivered"
     if head.delivered == 1 and head.max is not None:
         sentence += f", {texts.milliseconds(head.max)} late"
     elif head.p50 is not None and head.p99 is not None:
@@ -124,14 +125,14 @@ def failed(figures: Figures) -> str:
     found = figures.failures
     if found is None or not found.total:
         return ""
-    groups = texts.counted(len(found.groups) + found.others, "group")
-    return f"{texts.counted(found.total, 'attempt')} failed, in {groups}"
+    groups = quantity(len(found.groups) + found.others, "group")
+    return f"{quantity(found.total, 'attempt')} failed, in {groups}"
 
 
 def undecodable(figures: Figures) -> str:
     """A short text about undecodable messages; empty without any."""
     total = figures.undecodable_total
-    return f"{texts.counted(total, 'message')} could not be decoded" if total else ""
+    return f"{quantity(total, 'message')} could not be decoded" if total else ""
 
 
 def sections(figures: Figures) -> Iterator[Section]:
@@ -208,7 +209,7 @@ def _targets(found: Sequence[Target], more: int) -> Section:
         )
         for one in found
     ]
-    left_out = f" {texts.counted(more, 'target')} with fewer {_are(more)} left out." if more else ""
+    left_out = f" {quantity(more, 'target')} with fewer {_are(more)} left out." if more else ""
     return Section(
         name="targets",
         title="Lateness by target",
@@ -240,7 +241,7 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
     note = "Messages waiting for each target, by due time. The dashed line marks the end of the audit."
     for number, when in ((found.earlier, "before"), (found.later, "after")):
         if number:
-            note += f" Not shown: {texts.counted(number, 'message')} due long {when} the others."
+            note += f" Not shown: {quantity(number, 'message')} due long {when} the others."
     return section(
         note=note,
         draw=lambda width: plots.pending(found, now=now, width=width),
@@ -267,9 +268,7 @@ def _failures(found: Failures | None) -> Section:
         )
         for one in found.groups
     ]
-    left_out = (
-        f" {texts.counted(found.others, 'group')} with fewer {_are(found.others)} left out." if found.others else ""
-    )
+    left_out = f" {quantity(found.others, 'group')} with fewer {_are(found.others)} left out." if found.others else ""
     return section(
         note=f"Failed attempts, in groups of similar failures. Each group has its own vertical scale.{left_out}",
         draw=lambda width: plots.failures(found, width=width),
@@ -305,7 +304,7 @@ def _undecodable(found: Sequence[UndecodableFigures], total: int) -> Section:
         for one in found
     ]
     more = total - sum(one.count for one in found)
-    left_out = f" {texts.counted(more, 'message')} with other reasons {_are(more)} left out." if more else ""
+    left_out = f" {quantity(more, 'message')} with other reasons {_are(more)} left out." if more else ""
     return Section(
         name="undecodable",
         title="Undecodable messages",

@@ -22,6 +22,7 @@ from bide.pipelines.report.figures import (
     ReportStep,
     Target,
 )
+from bide.runtime.wording import quantity
 
 _LEFT: Final = 52
 _RIGHT: Final = 12
@@ -104,7 +105,7 @@ def lateness(found: Sequence[ReportStep], headline: Headline, *, width: float) -
                     width=max(end - start - 1, 1),
                     height=frame.bottom - top,
                     role=Role.OUT,
-                    tip=f"{lateness_range(one)}: {texts.counted(one.count, 'message')}",
+                    tip=f"{lateness_range(one)}: {quantity(one.count, 'message')}",
                 )
             )
     marks += _percentiles(headline, across, frame)
@@ -258,7 +259,7 @@ def _pending_target(
 def pending_name(found: PendingFigures, one: PendingTarget) -> str:
     """The name of a target, or the number of other targets."""
     if found.others and one is found.targets[-1]:
-        return f"{texts.counted(found.others, 'other target')}"
+        return f"{quantity(found.others, 'other target')}"
     return target_name(one.name)
 
 
@@ -305,7 +306,7 @@ def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> 
         if count:
             start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
             tall = max(count / highest * (frame.bottom - frame.top - 24), 2)
-            tip = f"from {texts.moment(found.first + found.width * number)}: {texts.counted(count, 'failure')}"
+            tip = f"from {texts.moment(found.first + found.width * number)}: {quantity(count, 'failure')}"
             wide = max(end - start - (1 if end - start > 3 else 0), 1)
             yield Bar(x=start, y=base - tall, width=wide, height=tall, role=Role.BAD, tip=tip)
 

@@ -1,0 +1,23 @@
+"""The command that continues an interrupted one."""
+
+from __future__ import annotations
+
+import pytest
+
+from bide.cli.continuation import command
+
+
+@pytest.mark.parametrize("option", [["--url"], ["--url="]], ids=["separate", "joined"])
+@pytest.mark.parametrize("password", ["secret", "sec@ret", "sec:r@et", "@secret@", ":secret"])
+@pytest.mark.parametrize("hosts", ["broker", "a:5672,b:5672/vhost?order=given"])
+def test_no_part_of_a_password_is_printed(option: list[str], password: str, hosts: str) -> None:
+    url = f"amqp://ann:{password}@{hosts}"
+    arguments = [option[0] + url] if option[0].endswith("=") else [option[0], url]
+    printed = command(["errors", "retry", *arguments])
+    assert f"amqp://ann:***@{hosts}" in printed.replace("'", "")
+    assert "sec" not in printed
+    assert "et@" not in printed
+
+
+def test_a_url_without_a_password_is_unchanged() -> None:
+    assert command(["send", "--url", "amqp://ann@a:5672,b:5672/"]) == "bide send --url amqp://ann@a:5672,b:5672/"
