@@ -108,6 +108,7 @@ class World:
         self.problems: list[str] = []
         self.versions: list[str] = []
         self.gate_names = 0
+        self.has_naps = random.Random(-1 - seed).random() < 0.2
 
     def publisher(self, name: str) -> Publisher:
         made = Publisher(name)
