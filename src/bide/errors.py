@@ -51,7 +51,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
-    ├── FolderInUseError               another run works with this ledger or audit folder
+    ├── FolderInUseError               another process works with this ledger, audit folder or index
     ├── CallError: a request got no successful reply
     │   ├── ReplyTimeoutError          no reply came in time
     │   ├── ReplyLostError             the reply queue is gone
@@ -397,7 +397,7 @@ class NotFoundError(MessageError):
 
 
 class FolderInUseError(BideError):
-    """Another run works with this folder."""
+    """Another process works with this folder."""
 
 
 class CallError(BideError):

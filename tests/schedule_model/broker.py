@@ -41,6 +41,9 @@ TICKET = 5
 FRESH = 150
 """Milliseconds for which a beat that was read back keeps a gate current."""
 
+REPEAT_BEAT = 500
+"""Milliseconds after which a gate sends a beat although the last one is unread."""
+
 TICK = 400
 
 
@@ -105,6 +108,7 @@ class World:
         self.problems: list[str] = []
         self.versions: list[str] = []
         self.gate_names = 0
+        self.has_naps = random.Random(-1 - seed).random() < 0.2
 
     def publisher(self, name: str) -> Publisher:
         made = Publisher(name)

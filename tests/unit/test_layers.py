@@ -39,7 +39,7 @@ LAYERS: tuple[dict[str, str], ...] = (
         "error_queues": "failed messages: inspect, retry, edit, archive, discard",
         "messaging": "messaging patterns over a client: RPC, event bus, partitions, wire tap",
     },
-    {"relay": "the relay process of a waiting hall"},
+    {"gate": "the process that delivers schedules", "relay": "the relay process of a waiting hall"},
     {"client": "reconnecting connections, confirmed publishing, consuming"},
     {"admin": "topologies on a broker: apply, delete, verify; policies, taps"},
     {"local_broker": "a private RabbitMQ on this machine"},

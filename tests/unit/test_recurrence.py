@@ -89,6 +89,8 @@ class TestRuns:
             {"catch_up": "last", "interval": 5000, "cron": "* * * * *"},
             {"catch_up": "last", "interval": 1},
             {"catch_up": "last", "interval": 5000, "more": 1},
+            {"catch_up": "last", "interval": 5000, "jitter": 2**63 - 1},
+            {"catch_up": "last", "interval": 2**63 - 1},
         ],
     )
     def test_a_foreign_recurrence_is_refused(self, spec: dict[str, Any]) -> None:

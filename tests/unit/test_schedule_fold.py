@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from bide.schedules.entries import ScheduleAnswer
-from bide.schedules.fold import ANSWER_TICKS, MAX_RANGES, SESSION_TICKS, FoldResult, ScheduleFold
+from bide.schedules.encoding import decode, encode
+from bide.schedules.entries import RememberedAnswer, ScheduleAnswer
+from bide.schedules.fold import (
+    ANSWER_TICKS,
+    MAX_ANSWER_KEYS,
+    MAX_ANSWER_UNDER_WAY,
+    MAX_RANGES,
+    SESSION_TICKS,
+    FoldResult,
+    ScheduleFold,
+)
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
 from bide.schedules.records import (
@@ -27,8 +36,8 @@ from bide.schedules.records import (
     Tick,
 )
 from bide.schedules.requests import RequestId
-from bide.schedules.snapshot import SnapshotSearch, cut
-from bide.schedules.state import ScheduleMemory
+from bide.schedules.snapshot import CHUNK_BYTES, SnapshotSearch, cut
+from bide.schedules.state import LogPosition, ScheduleMemory
 
 KEY = "invoice:42"
 DAILY = {"interval": 86_400_000, "catch_up": "last"}
@@ -281,3 +290,46 @@ def test_the_latest_complete_snapshot_counts(log: Log) -> None:
     found = search.result()
     assert found is not None
     assert found.position.offset == 20
+
+
+def test_a_large_message_has_a_chunk_for_itself(log: Log) -> None:
+    """It may be as large as the broker takes, less a little for the record."""
+    small = log.read(log.add())
+    assert small.answer is not None
+    found = log.state.waiting(KEY)
+    assert found is not None
+    large = replace(found, message=ScheduledMessage(b"\0\0", bytes(3 * CHUNK_BYTES)))
+    chunks = list(cut("c", log.state.position, [found, large, large, found, found]))
+    assert [len(chunk.entries) for chunk in chunks] == [1, 1, 1, 2]
+
+
+def test_no_chunk_is_too_long_to_be_read(log: Log) -> None:
+    """An application may send recurrences of 16 long fields, with characters that are long in JSON."""
+    long = {f"{number:x}" + "\1" * 254: "\1" * 255 for number in range(16)}
+    log.read(log.add(recurrence=long, routing_key="\1" * 255))
+    found = log.state.waiting(KEY)
+    assert found is not None
+    for chunk in cut("c", log.state.position, [found] * 600):
+        assert decode(encode(chunk)) == chunk
+
+
+def test_the_answer_to_a_filter_fits_in_a_chunk() -> None:
+    keys = tuple('"' * 250 + f"{number:05}" for number in range(MAX_ANSWER_KEYS))
+    answer = RememberedAnswer(request="a-1", tick=0, answer=ScheduleAnswer(outcome="cancelled", keys=keys))
+    (chunk,) = cut("c", LogPosition(), [answer])
+    assert decode(encode(chunk)) == chunk
+
+
+def test_an_answer_names_a_thousand_occurrences_under_way_at_most(log: Log) -> None:
+    """A recurring schedule whose target refuses has more and more of them."""
+    log.read(log.add(recurrence=DAILY))
+    for _ in range(MAX_ANSWER_UNDER_WAY + 5):
+        log.read(log.change("run-now"))
+    cancelled = log.answer(log.change("cancel"))
+    assert len(cancelled.under_way) == MAX_ANSWER_UNDER_WAY
+
+
+def test_chunks_with_many_long_answers_can_be_read() -> None:
+    answer = ScheduleAnswer(outcome="cancelled", under_way=("x" * 163,) * MAX_ANSWER_UNDER_WAY)
+    answers = [RememberedAnswer(request=f"a-{number}", tick=0, answer=answer) for number in range(1, 120)]
+    assert all(decode(encode(chunk)) == chunk for chunk in cut("c", LogPosition(), answers))

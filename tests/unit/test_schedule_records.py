@@ -49,7 +49,7 @@ RECURRENCES = st.none() | st.fixed_dictionaries({"cron": TEXTS, "jitter": st.int
 ADDS = st.builds(
     AddSchedule,
     request=REQUESTS,
-    key=TEXTS,
+    key=st.text(st.characters(codec="utf-8", min_codepoint=32), min_size=1, max_size=20),
     target=TEXTS,
     routing_key=TEXTS | st.just(""),
     nominal=TIMES,
@@ -261,6 +261,18 @@ def test_a_recurrence_that_could_not_be_written_again_is_refused(every: str) -> 
     with pytest.raises(ScheduleRecordError):
         decode(f"{head}{every}}}\n\0\0".encode())
     decode(f'{head}{{"a":1}}}}\n\0\0'.encode())
+
+
+@pytest.mark.parametrize("key", ["a\0", "a\nb", "\x1f"])
+def test_a_key_with_a_control_character_is_refused(key: str) -> None:
+    """It is six times as long in JSON, and an answer lists 20,000 keys."""
+    record = AddSchedule(
+        request=RequestId("a", 1), key=key, target="q:x", nominal=1, due=1, message=ScheduledMessage(b"\0\0", b"")
+    )
+    with pytest.raises(ScheduleRecordError, match="control"):
+        decode(encode(record))
+    with pytest.raises(InvalidNameError):
+        check_key(key)
 
 
 def test_bytes_too_few_or_too_many_are_refused() -> None:

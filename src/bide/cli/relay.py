@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,15 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli.output import print_json
+from bide.cli.running import stop_by_signals
 from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
-from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.delay.waiting_hall import WaitingHall
     from bide.relay import Relay, Relayed
-
-log = logger(__name__)
 
 
 @click.command()
@@ -74,15 +71,5 @@ def relay(
 
 
 async def _run_until_signal(worker: Relay, started: Callable[[Connection], None]) -> Relayed:
-    loop = asyncio.get_running_loop()
-
-    def stop(number: signal.Signals) -> None:
-        log.info("%s: finishing the messages in flight", number.name)
-        for one in signals:
-            loop.remove_signal_handler(one)
-        worker.stop()
-
-    signals = [one for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
-    for number in signals:
-        loop.add_signal_handler(number, stop, number)
+    stop_by_signals(worker.stop)
     return await worker.run(on_start=started)

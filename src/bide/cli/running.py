@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bide.runtime.logs import logger
+
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.cli.settings import Settings
     from bide.management.api import ManagementApi
+
+log = logger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -55,6 +59,21 @@ async def _run_cancellable(work: Coroutine[Any, Any, _Result], received: list[si
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             loop.add_signal_handler(number, end, number)
     return await work
+
+
+def stop_by_signals(stop: Callable[[], None]) -> None:
+    """Call *stop* at Ctrl-C, SIGTERM or SIGHUP, in the running event loop. A second signal ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        log.info("%s: finishing the messages in flight", number.name)
+        for one in signals:
+            loop.remove_signal_handler(one)
+        stop()
+
+    signals = [one for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    for number in signals:
+        loop.add_signal_handler(number, on_signal, number)
 
 
 def confirm(question: str) -> None:

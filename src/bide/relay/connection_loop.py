@@ -13,6 +13,7 @@ from bide.admin.apply import exists
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
@@ -25,7 +26,6 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
-from bide.relay.sender import RelayedInFlight, RelaySender
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
@@ -59,6 +59,24 @@ class Relayed:
     undeliverable: int = 0
 
 
+class RelayedInFlight(PipelinedMessage):
+    """A message that a relay has consumed and sends on.
+
+    Attributes:
+        delivery: the delivery to acknowledge once the broker has confirmed the copy.
+        decision: how the message is sent on.
+        relayed: the message as it was read; None if it could not be read, or is set aside.
+    """
+
+    __slots__ = ("decision", "delivery", "relayed")
+
+    def __init__(self, delivery: Delivery, decision: RelayDecision, relayed: RelayedMessage | None = None) -> None:
+        super().__init__(decision.exchange, decision.routing_key, decision.values, delivery.body)
+        self.delivery = delivery
+        self.decision = decision
+        self.relayed = relayed
+
+
 class ConnectionLoop:
     """Consumes and publishes on one connection."""
 
@@ -82,10 +100,10 @@ class ConnectionLoop:
         self._consuming_channel: Channel | None = None
         # A publish to an application's exchange may make the broker close the channel, and the other messages on that
         # channel are then sent again. Messages to queues and within the hall have channels of their own to avoid this.
-        self._to_undeliverable = RelaySender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
-        self._to_hall = RelaySender(connection, on_result=self._on_hall_result, failed=self._fail)
-        self._to_queues = RelaySender(connection, on_result=self._on_target_result, failed=self._fail)
-        self._to_exchanges = RelaySender(connection, on_result=self._on_target_result, failed=self._fail)
+        self._to_undeliverable = ConfirmedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
+        self._to_hall = ConfirmedSender(connection, on_result=self._on_hall_result, failed=self._fail)
+        self._to_queues = ConfirmedSender(connection, on_result=self._on_target_result, failed=self._fail)
+        self._to_exchanges = ConfirmedSender(connection, on_result=self._on_target_result, failed=self._fail)
         self._failed: asyncio.Future[BideError] = connection.loop.create_future()
         self._all_settled = asyncio.Event()
         self._draining = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -19,7 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.arguments import whole_number
 from bide.client.consumer import MAX_PREFETCH
-from bide.client.reconnecting import ReconnectingConnection
+from bide.client.reconnecting_worker import ReconnectingWorker
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.durations import DelayLike, parse_delay
@@ -37,9 +36,6 @@ log = logger(__name__)
 PREFETCH: Final = 1000
 GRACE: Final = timedelta(seconds=10)
 """The default time that a stopping relay waits for the confirms of its unacknowledged messages."""
-
-_RETRY_PAUSE: Final = 1.0
-"""Seconds until a relay that the broker refused tries again."""
 
 
 class Relay:
@@ -73,21 +69,20 @@ class Relay:
         declare: bool = True,
         grace: DelayLike = GRACE,
     ) -> None:
-        address = (
-            url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
-        )
         self.done = Relayed()
         self._hall = hall
         self._allowed = AllowedTargets.of(allow)
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
         self._stop_timeout = parse_delay(grace).total_seconds()
-        self._reconnecting = ReconnectingConnection(replace(address, name=f"{address.name} (relay)"))
-        self._stopping = asyncio.Event()
+        self._on_start: Callable[[Connection], None] | None = None
+        self._worker = ReconnectingWorker(
+            url, role="relay", prepare=self._prepare, work=self._work, check=self._check_temporary
+        )
 
     def stop(self) -> None:
         """Stop consuming, and end when all unacknowledged messages are sent on."""
-        self._stopping.set()
+        self._worker.stop()
 
     async def run(self, *, on_start: Callable[[Connection], None] | None = None) -> Relayed:
         """Relay messages until :meth:`stop`. Lost connections are opened again.
@@ -101,45 +96,20 @@ class Relay:
             AccessRefusedError: this user may not read from the hall, or write to it.
             BrokerError: the broker cannot be reached at the start, or is not supported.
         """
-        prepared = False
-        try:
-            while (connection := await self._connection()) is not None:
-                try:
-                    if not prepared:
-                        await self._prepare(connection)
-                        prepared = True
-                    loop = ConnectionLoop(
-                        connection,
-                        self._hall,
-                        self.done,
-                        allowed=self._allowed,
-                        prefetch=self._prefetch,
-                        grace=self._stop_timeout,
-                    )
-                    await loop.work(self._stopping, on_start)
-                except BrokerError as error:
-                    if not prepared:
-                        raise
-                    self._check_temporary(connection, error)
-                    if not self._stopping.is_set():
-                        log.warning("relaying stops until the broker is back: %s", error)
-                    if connection.is_open:
-                        await self._pause()
-        finally:
-            await self._reconnecting.close()
+        self._on_start = on_start
+        await self._worker.run()
         return self.done
 
-    async def _connection(self) -> Connection | None:
-        """The open connection, or None when the relay is stopping."""
-        connecting = asyncio.create_task(self._reconnecting.connection())
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return None if self._stopping.is_set() else await connecting
-        finally:
-            for task in (connecting, stopping):
-                task.cancel()
-            await asyncio.gather(connecting, stopping, return_exceptions=True)
+    async def _work(self, connection: Connection, stopping: asyncio.Event) -> None:
+        loop = ConnectionLoop(
+            connection,
+            self._hall,
+            self.done,
+            allowed=self._allowed,
+            prefetch=self._prefetch,
+            grace=self._stop_timeout,
+        )
+        await loop.work(stopping, self._on_start)
 
     async def _prepare(self, connection: Connection) -> None:
         check_release(connection)
@@ -163,14 +133,12 @@ class Relay:
             f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
         )
 
-    def _check_temporary(self, connection: Connection, error: BrokerError) -> None:
+    def _check_temporary(self, error: BrokerError) -> None:
         """Ignore errors that may be temporary, such as a queue without a leader, or one that is being deleted.
 
         Raises:
             BrokerError: the error is permanent: the user lacks a permission, or the hall was deleted.
         """
-        if not connection.is_open:
-            return
         if isinstance(error, AccessRefusedError):
             raise error
         if isinstance(error, TargetNotFoundError) and not is_temporary(error):
@@ -178,10 +146,3 @@ class Relay:
                 f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to declare it",
                 reply_code=error.reply_code,
             ) from error
-
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(_RETRY_PAUSE):
-                await self._stopping.wait()
-        except TimeoutError:
-            return

@@ -18,6 +18,7 @@ from bide.errors import NewerRecordError, ScheduleRecordError
 from bide.schedules.entries import OUTCOMES
 from bide.schedules.entry_fields import EntryReader, EntryWriter
 from bide.schedules.fields import RecordFields, without_absent
+from bide.schedules.names import has_control_characters
 from bide.schedules.records import (
     ACTIONS,
     AddSchedule,
@@ -174,7 +175,7 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
         case "schedule":
             return AddSchedule(
                 request=RequestId.parse(fields.text("request")),
-                key=fields.text("key"),
+                key=_key(fields),
                 target=fields.text("to", limit=257),
                 routing_key=fields.optional_text("routing_key") or "",
                 nominal=fields.integer("nominal"),
@@ -216,6 +217,13 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
             return _change(kind, fields)
         case _:
             raise ScheduleRecordError(f"the kind {kind!r} of a record is unknown")
+
+
+def _key(fields: RecordFields) -> str:
+    key = fields.text("key")
+    if has_control_characters(key):
+        raise fields.error("key", repr(key), "text without control characters")
+    return key
 
 
 def _change(kind: str, fields: RecordFields) -> ChangeSchedule:

@@ -39,7 +39,7 @@ class ScheduleAnswer:
             or none. ``too-late``: nothing waits, and the last occurrence is under way or ended a short while ago.
             ``forgotten``: the request was applied before, too long ago to know its answer.
         version: of the schedule that waits now, or that was cancelled or claimed by the request.
-        under_way: occurrences of the key that are claimed and may still be delivered.
+        under_way: occurrences of the key that are claimed and may still be delivered; the first 1,000 in their order.
         count: how many schedules a filter matched.
         keys: of these, the first 20,000 in the order of keys.
     """

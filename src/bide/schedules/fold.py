@@ -37,6 +37,7 @@ ANSWER_TICKS: Final = 2
 """Answers and finished keys are forgotten after this many ticks."""
 
 MAX_ANSWER_KEYS: Final = 20_000
+MAX_ANSWER_UNDER_WAY: Final = 1_000
 
 MAX_RANGES: Final = 1_000
 """Ranges of applied numbers that a session may have. A client begins a new session long before; one that leaves out
@@ -229,7 +230,7 @@ class ScheduleFold:
         return ScheduleAnswer(outcome="not-found")
 
     def _under_way(self, key: str) -> tuple[str, ...]:
-        return tuple(sorted(one.occurrence for one in self.state.under_way_of(key)))
+        return tuple(sorted(one.occurrence for one in self.state.under_way_of(key))[:MAX_ANSWER_UNDER_WAY])
 
     # -- records of gates
 

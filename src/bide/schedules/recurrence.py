@@ -131,6 +131,9 @@ class Recurrence:
             raise ScheduleRecordError(
                 f"a recurrence is {str(spec)[:80]}: it needs either a cron expression or an interval"
             )
+        # Times that follow from longer ones could not be written in a claim.
+        if (made.interval or 0) > LONGEST_INTERVAL // _MILLISECOND or made.jitter > LONGEST_JITTER // _MILLISECOND:
+            raise ScheduleRecordError(f"a recurrence is {str(spec)[:80]}: its interval or jitter is too long")
         if made.cron is not None:
             _expression(made.cron, made.time_zone)
         return made

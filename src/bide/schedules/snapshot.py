@@ -19,7 +19,8 @@ from bide.schedules.state import LogPosition, ScheduleMemory
 
 CHUNK_ENTRIES: Final = 500
 CHUNK_BYTES: Final = 500_000
-"""A chunk ends after the entry that reaches either limit; a large message has a chunk for itself."""
+"""A chunk has no more of either, but for a single entry that is larger: a message may be nearly as large as the broker
+accepts. The bytes are estimated; JSON takes up to six times as many for some characters."""
 
 _ENTRY_BYTES: Final = 200
 _RANGE_BYTES: Final = 30
@@ -47,22 +48,26 @@ def cut(
     )
     number, part, size = 0, list[StateEntry](), 0
     for entry in entries:
-        if len(part) == most or size >= CHUNK_BYTES:
+        more = _size(entry)
+        if part and (len(part) == most or size + more > CHUNK_BYTES):
             yield replace(blank, number=number, entries=tuple(part))
             number, part, size = number + 1, [], 0
         part.append(entry)
-        size += _size(entry)
+        size += more
     yield replace(blank, number=number, is_last=True, entries=tuple(part))
 
 
 def _size(entry: StateEntry) -> int:
     match entry:
-        case WaitingSchedule() | UnderWay():
+        case WaitingSchedule():
+            recurrence = sum(len(name) + len(str(value)) for name, value in (entry.recurrence or {}).items())
+            return _ENTRY_BYTES + recurrence + len(entry.message.properties) + len(entry.message.body)
+        case UnderWay():
             return _ENTRY_BYTES + len(entry.message.properties) + len(entry.message.body)
         case ScheduleSession():
             return _ENTRY_BYTES + _RANGE_BYTES * len(entry.applied.starts)
         case RememberedAnswer():
-            return _ENTRY_BYTES + sum(map(len, entry.answer.keys))
+            return _ENTRY_BYTES + sum(map(len, entry.answer.keys)) + sum(map(len, entry.answer.under_way))
         case FinishedKey():
             return _ENTRY_BYTES
 

@@ -26,14 +26,16 @@ class LogPosition:
         offset: its offset; -1 before the first record.
         count: records read since the log began. Offsets have gaps, because a stream keeps records of its own too.
         tick: the last tick.
-        carried: the count of the latest snapshot that is in the log as a whole. A gate keeps it here; the fold does not
-            read it.
+        carried: the count of the latest snapshot that is in the log as a whole.
+        checksum: CRC-32 of the last record's body, by which a gate recognises the log that its index belongs to. The
+            gate keeps both here; the fold reads neither.
     """
 
     offset: int = -1
     count: int = 0
     tick: int = 0
     carried: int = 0
+    checksum: int = 0
 
 
 class ScheduleState(Protocol):

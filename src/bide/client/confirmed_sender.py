@@ -1,43 +1,38 @@
-"""Pipelined, confirmed publishing for the relay."""
+"""Pipelined, confirmed publishing on one connection."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from bide.amqp import codec
 from bide.amqp.channel import Channel
 from bide.amqp.confirms import Unconfirmed
 from bide.amqp.connection import Connection
-from bide.amqp.delivery import Delivery
 from bide.client.channel_closure import ChannelClosure
 from bide.errors import BideError, InvalidInputError, PublishError
-from bide.relay.decision import RelayDecision, RelayedMessage
 from bide.runtime.logs import logger
 
 log = logger(__name__)
 
 
-class RelayedInFlight(Unconfirmed):
-    """A message that a relay has consumed and sends on.
+class PipelinedMessage(Unconfirmed):
+    """A message that a :class:`ConfirmedSender` sends.
 
     Attributes:
-        delivery: the delivery to acknowledge once the broker has confirmed the copy.
-        decision: how the message is sent on.
-        relayed: the message as it was read; None if it could not be read, or is set aside.
+        values: the properties by their AMQP names.
     """
 
-    __slots__ = ("_sender", "decision", "delivery", "relayed")
+    __slots__ = ("_sender", "values")
 
-    def __init__(self, delivery: Delivery, decision: RelayDecision, relayed: RelayedMessage | None = None) -> None:
-        super().__init__(decision.exchange, decision.routing_key, delivery.values.get("message_id"), delivery.body)
-        self.delivery = delivery
-        self.relayed = relayed
-        self.decision = decision
-        self._sender: RelaySender | None = None
+    def __init__(self, exchange: str, routing_key: str, values: Mapping[str, Any], body: bytes) -> None:
+        super().__init__(exchange, routing_key, values.get("message_id"), body)
+        self.values = values
+        self._sender: ConfirmedSender[Any] | None = None
 
-    def sent_by(self, sender: RelaySender) -> None:
+    def sent_by(self, sender: ConfirmedSender[Any]) -> None:
         """Remember the sender, and forget an earlier return."""
         self._sender = sender
         self.returned = None
@@ -48,33 +43,39 @@ class RelayedInFlight(Unconfirmed):
         self._sender.settled(self, error)
 
 
-OnResult = Callable[[RelayedInFlight, BideError | None], None]
-"""Called once for each message: with None if the broker has it, else with the reason why the broker rejects it."""
+_Message = TypeVar("_Message", bound=PipelinedMessage)
 
 
-class RelaySender:
+class ConfirmedSender(Generic[_Message]):
     """A publishing channel with confirms, opened again when the broker closes it.
 
     If it is not known for which message the broker closed the channel, the unconfirmed messages are sent again one at a
     time, until the rejected one is found.
 
     Args:
-        on_result: receives the result of each message. Not called for unconfirmed messages if the connection breaks.
+        on_result: called once for each message: with None if the broker has it, else with the reason why the broker
+            rejects it. It is not called for unconfirmed messages if the connection breaks.
         failed: called when no channel can be opened.
     """
 
-    def __init__(self, connection: Connection, *, on_result: OnResult, failed: Callable[[BideError], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        on_result: Callable[[_Message, BideError | None], None],
+        failed: Callable[[BideError], None],
+    ) -> None:
         self._connection = connection
         self._on_result = on_result
         self._failed = failed
-        self._send_queue: deque[RelayedInFlight] = deque()
-        self._unconfirmed: dict[RelayedInFlight, None] = {}
-        self._lost: list[RelayedInFlight] = []
+        self._send_queue: deque[_Message] = deque()
+        self._unconfirmed: dict[_Message, None] = {}
+        self._lost: list[_Message] = []
         self._suspects_left = 0
         self._channel: Channel | None = None
         self._open_task: asyncio.Task[None] | None = None
 
-    def put(self, message: RelayedInFlight) -> None:
+    def put(self, message: _Message) -> None:
         """Send a message as soon as possible."""
         self._send_queue.append(message)
         self._send_waiting()
@@ -98,14 +99,14 @@ class RelaySender:
         while self._send_queue and not (self._suspects_left and self._unconfirmed):
             self._send(channel, self._send_queue.popleft())
 
-    def _send(self, channel: Channel, message: RelayedInFlight) -> None:
+    def _send(self, channel: Channel, message: _Message) -> None:
         try:
             frames = codec.publish(
                 channel.number,
                 exchange=message.exchange,
                 routing_key=message.routing_key,
                 mandatory=True,
-                encoded_properties=codec.properties(message.decision.values),
+                encoded_properties=codec.properties(message.values),
                 body=message.body,
                 frame_max=self._connection.frame_max,
             )
@@ -126,7 +127,7 @@ class RelaySender:
             self._open_task = None
         self._send_waiting()
 
-    def settled(self, message: RelayedInFlight, error: BideError | None) -> None:
+    def settled(self, message: _Message, error: BideError | None) -> None:
         """Handle the confirm of one message, or the close of the channel."""
         if message not in self._unconfirmed:
             # The sender was closed meanwhile.

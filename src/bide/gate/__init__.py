@@ -1,0 +1,1 @@
+"""The process that follows the schedule log and delivers scheduled messages."""

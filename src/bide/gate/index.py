@@ -1,0 +1,132 @@
+"""The index of a gate: the state of a partition in a file, with the position in the log."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from bide.errors import FolderInUseError, InvalidInputError
+from bide.gate.sqlite_state import SCHEMA, SCHEMA_VERSION, SqliteState
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+_CACHE_KIB: Final = 32_768
+_SUFFIXES: Final = ("", "-wal", "-shm")
+
+
+class ScheduleIndex:
+    """The state of a partition in an SQLite file. It is a cache: a gate builds it from the log if it is missing.
+
+    A lock on a file beside it ensures that one gate at a time uses it. Use it from one thread at a time.
+
+    Args:
+        path: the file; its folder exists. A file that is damaged, or of another release, is replaced by an empty index.
+
+    Attributes:
+        state: the entries and the position; change them within :meth:`batch` only.
+
+    Raises:
+        FolderInUseError: another process uses the index.
+        InvalidInputError: the file cannot be read or created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._lock = _lock(path)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            self._sql = _open_or_replace(path)
+        except BaseException as error:
+            os.close(self._lock)
+            if isinstance(error, sqlite3.OperationalError | OSError):
+                raise _unusable(path, error) from error
+            raise
+        self.state = SqliteState(self._sql)
+
+    @contextmanager
+    def batch(self) -> Iterator[SqliteState]:
+        """Keep all changes of a block, the position included, or none of them if it raises."""
+        self._sql.execute("BEGIN IMMEDIATE")
+        try:
+            yield self.state
+            self.state.flush()
+            self._sql.execute("COMMIT")
+        except BaseException:
+            if self._sql.in_transaction:
+                self._sql.execute("ROLLBACK")
+            self.state.reload()
+            raise
+
+    @contextmanager
+    def snapshot(self) -> Iterator[SqliteState]:
+        """The state of the last batch, for reading in another thread. Later batches do not change it."""
+        with closing(_connect(self._path)) as connection:
+            connection.execute("PRAGMA query_only = ON")
+            connection.execute("BEGIN")
+            yield SqliteState(connection)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._sql.close()
+        os.close(self._lock)
+
+
+def _lock(path: Path) -> int:
+    # The file is never deleted: otherwise a waiting process could lock the deleted file, and a third one a new file.
+    file = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise FolderInUseError(f"the index {path} is in use by another gate: give each gate its own folder") from error
+    return file
+
+
+def _unusable(path: Path, error: Exception) -> InvalidInputError:
+    return InvalidInputError(f"the index {path} cannot be used: {error}; name another folder")
+
+
+def _open_or_replace(path: Path) -> sqlite3.Connection:
+    try:
+        return _prepared(path)
+    except sqlite3.OperationalError:
+        # It is locked, or the disk is full, for example: the file itself may be sound.
+        raise
+    except sqlite3.DatabaseError as error:
+        log.warning("the index %s is built anew: %s", path, error)
+        for suffix in _SUFFIXES:
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return _prepared(path)
+
+
+def _prepared(path: Path) -> sqlite3.Connection:
+    connection = _connect(path)
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        elif version != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(f"another release of bide wrote it (schema {version})")
+        connection.execute("SELECT * FROM position").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # The gate calls from the threads of an executor, one at a time.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    # A commit may be lost with the machine, and is then read from the log again. It is not lost with the process.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    return connection

@@ -1,0 +1,146 @@
+"""Which of several gates leads a partition, as they read each other's beats in the log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bide.schedules.records import Beat
+
+BEAT_EVERY: Final = 1.0
+"""Seconds between two beats of a gate."""
+
+TAKE_OVER_AFTER: Final = 3.0
+"""Seconds without a beat after which another gate takes over."""
+
+REPEAT_AFTER: Final = 60.0
+"""Seconds after which a gate sends a beat although the last one is unread."""
+
+CURRENT_FOR: Final = 5.0
+"""Seconds for which a beat that was read back proves that its gate is not behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeatFlags:
+    """What the next beat says about the leadership, see :class:`bide.schedules.records.Beat`."""
+
+    leads: bool
+    takes_over: bool = False
+
+
+class PartitionLeadership:
+    """The leader of one partition, from the beats in its log.
+
+    A beat counts if its gate had read the latest beat of the leader when it sent it. So of two gates that take over at
+    once the first one leads, and late copies of beats change nothing. All gates agree, because they read the same log.
+    Two leaders would do no harm, so nothing but the speed depends on this.
+
+    All times are seconds by the monotonic clock of this process.
+
+    Args:
+        gate: the name of this gate, different at each start.
+        now: the present.
+
+    Attributes:
+        leader: the name of the leading gate; None if there is none, or none is known.
+        has_missed: whether this gate has read a beat of its own and not the one before it: retention has overtaken it.
+    """
+
+    def __init__(self, gate: str, now: float) -> None:
+        self.leader: str | None = None
+        self.has_missed = False
+        self._gate = gate
+        self._leader_offset = -1
+        self._heard_leader_at = now
+        self._heard_at: dict[str, float] = {}
+        self._unread: dict[int, float] = {}
+        self._current_until = now
+        self._next_beat_at = now
+
+    def read(self, offset: int, beat: Beat, now: float) -> None:
+        """Take the next beat of the log."""
+        self._heard_at[beat.gate] = now
+        if beat.gate == self._gate and (sent_at := self._unread.pop(beat.clock, None)) is not None:
+            self._current_until = sent_at + CURRENT_FOR
+            self.has_missed = self.has_missed or any(other < sent_at for other in self._unread.values())
+        if beat.after < self._leader_offset:
+            return
+        if beat.takes_over or beat.gate == self.leader or (beat.leads and self.leader is None):
+            self.leader = beat.gate if beat.leads else None
+            self._leader_offset = offset
+            self._heard_leader_at = now
+            if not beat.leads:
+                # It is about to end, or has more partitions than others: not a candidate in both cases.
+                del self._heard_at[beat.gate]
+
+    def sent(self, clock: int, now: float) -> None:
+        """Remember a beat that was sent. All beats are sent on one channel, in order.
+
+        Args:
+            clock: the wall clock in the beat.
+        """
+        self._unread[clock] = now
+        self._next_beat_at = now + BEAT_EVERY
+
+    def on_connection_lost(self) -> None:
+        """Forget the beats that were sent: they may never be in the log."""
+        self._unread.clear()
+
+    def is_current(self, now: float) -> bool:
+        """Whether this gate has read a beat of its own that it sent a short while ago."""
+        return now < self._current_until
+
+    def leads(self, now: float) -> bool:
+        """Whether this gate claims, delivers, answers and carries."""
+        return self.leader == self._gate and self.is_current(now)
+
+    def alive(self, now: float) -> set[str]:
+        """The gates that were read a short while ago."""
+        self._heard_at = {gate: at for gate, at in self._heard_at.items() if now - at < TAKE_OVER_AFTER}
+        return set(self._heard_at)
+
+    def next_beat(self, now: float, *, may_take: bool, let_go: bool = False) -> BeatFlags | None:
+        """The beat to send now, or None.
+
+        A gate has one unread beat at a time, because one that is behind does not know how full the log is. But
+        retention may have taken that beat, so the gate sends another one after a while.
+
+        Args:
+            may_take: whether to take over at once where there is no leader, as :func:`may_take` says.
+            let_go: whether to leave the partition to others.
+        """
+        if self._unread:
+            is_overdue = now - max(self._unread.values()) >= REPEAT_AFTER
+            return BeatFlags(leads=False) if is_overdue else None
+        leads = self.leader == self._gate
+        if let_go and leads:
+            return BeatFlags(leads=False)
+        is_silent = now - self._heard_leader_at >= TAKE_OVER_AFTER
+        takes_over = not leads and not let_go and (is_silent or (self.leader is None and may_take))
+        if takes_over and self.is_current(now):
+            return BeatFlags(leads=True, takes_over=True)
+        return BeatFlags(leads=leads) if now >= self._next_beat_at else None
+
+
+def partition_to_release(gate: str, leaders: Mapping[int, str | None], alive: Collection[str]) -> int | None:
+    """A partition that a gate leaves to another one, which leads two less or even fewer; None if there is none.
+
+    Args:
+        leaders: the leader of each partition.
+        alive: gates that were read a short while ago in every partition.
+    """
+    if None in leaders.values() or not _leads_more(gate, leaders, alive, by=2):
+        return None
+    return max(partition for partition, leader in leaders.items() if leader == gate)
+
+
+def may_take(gate: str, leaders: Mapping[int, str | None], alive: Collection[str]) -> bool:
+    """Whether a gate takes a partition without a leader at once. Others wait, so that the partitions spread evenly."""
+    return not _leads_more(gate, leaders, alive, by=1)
+
+
+def _leads_more(gate: str, leaders: Mapping[int, str | None], alive: Collection[str], *, by: int) -> bool:
+    counts = Counter(leaders.values())
+    return any(counts[gate] >= counts[other] + by for other in alive if other != gate)

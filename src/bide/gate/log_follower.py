@@ -1,0 +1,140 @@
+"""The records of a partition's log, applied to the state in their order."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from bide.errors import NewerRecordError, ScheduleRecordError
+from bide.runtime.bounded_cache import BoundedCache
+from bide.runtime.logs import logger
+from bide.schedules.encoding import decode
+from bide.schedules.fold import FoldResult, ScheduleFold
+from bide.schedules.names import ScheduleNames
+from bide.schedules.records import Beat, ScheduleRecord, SnapshotChunk
+
+log = logger(__name__)
+
+_MOST_RUNS: Final = 10_000
+_MOST_CYCLES: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRecord:
+    """A record of the log, and its effect.
+
+    Attributes:
+        record: None for one that cannot be decoded, or came by another exchange.
+        result: the effect on the state.
+        completed: the cycle of a snapshot that is complete with this record.
+    """
+
+    record: ScheduleRecord | None
+    result: FoldResult
+    completed: str | None = None
+
+
+@dataclass(slots=True)
+class _ReadCycle:
+    first_offset: int
+    numbers: set[int] = field(default_factory=set)
+
+
+class LogFollower:
+    """Applies the records of one partition.
+
+    Retention may overtake a reader, and the broker then goes on at the first record that is left, without an error.
+    Beats and snapshots name an offset and the count of records up to it, by which the follower notices what it missed.
+
+    Args:
+        fold: with the state as of the record before the next one.
+
+    Attributes:
+        has_missed: whether records are missing, so that the state is wrong. It has to be built anew from a snapshot.
+        snapshot: the offset of the first chunk of the latest complete snapshot; None if none was read.
+    """
+
+    def __init__(self, fold: ScheduleFold, names: ScheduleNames) -> None:
+        self.has_missed = False
+        self.snapshot: int | None = None
+        self._fold = fold
+        self._names = names
+        self._seen = _SeenOffsets(fold.state.position.offset, fold.state.position.count)
+        self._cycles = BoundedCache[str, _ReadCycle](_MOST_CYCLES)
+
+    def read(self, offset: int, exchange: str, body: bytes) -> ReadRecord:
+        """Apply the next record.
+
+        Args:
+            exchange: that it was published to.
+
+        Raises:
+            NewerRecordError: a later release of bide wrote it, and nothing was applied.
+        """
+        by_gate = exchange == self._names.gates
+        record = _decode(offset, body) if by_gate or exchange == self._names.operations else None
+        result = self._fold.apply(offset, record, by_gate=by_gate)
+        position = self._fold.state.position
+        position.checksum = zlib.crc32(body)
+        self._seen.add(offset, position.count)
+        completed = None
+        if by_gate and isinstance(record, Beat):
+            self._compare(record.after, record.count)
+        elif by_gate and isinstance(record, SnapshotChunk):
+            self._compare(record.as_of, record.count)
+            completed = self._complete(offset, record)
+        return ReadRecord(record=record, result=result, completed=completed)
+
+    def _compare(self, offset: int, count: int) -> None:
+        self.has_missed = self.has_missed or not self._seen.agrees(offset, count)
+
+    def _complete(self, offset: int, chunk: SnapshotChunk) -> str | None:
+        """The cycle that is complete with this chunk. A chunk that was appended twice counts once."""
+        cycle = self._cycles.get(chunk.cycle)
+        if cycle is None:
+            cycle = self._cycles[chunk.cycle] = _ReadCycle(offset)
+        cycle.numbers.add(chunk.number)
+        position = self._fold.state.position
+        if not chunk.is_last or len(cycle.numbers) <= chunk.number:
+            return None
+        if chunk.count > position.carried:
+            position.carried = chunk.count
+            self.snapshot = cycle.first_offset
+        return chunk.cycle
+
+
+class _SeenOffsets:
+    """The offsets that were read, and the count at each, as runs without a gap."""
+
+    def __init__(self, offset: int, count: int) -> None:
+        self._starts = deque([offset], _MOST_RUNS)
+        self._counts = deque([count], _MOST_RUNS)
+        self._last, self._last_count = offset, count
+
+    def add(self, offset: int, count: int) -> None:
+        if offset != self._last + 1:
+            self._starts.append(offset)
+            self._counts.append(count)
+        self._last, self._last_count = offset, count
+
+    def agrees(self, offset: int, count: int) -> bool:
+        """Whether a record was read, as the one of this count. Nothing is known of records before the first one."""
+        place = bisect_right(self._starts, offset) - 1
+        if place < 0:
+            return True
+        is_latest = place + 1 == len(self._starts)
+        end = self._last_count + 1 if is_latest else self._counts[place + 1]
+        return count == self._counts[place] + offset - self._starts[place] < end
+
+
+def _decode(offset: int, body: bytes) -> ScheduleRecord | None:
+    try:
+        return decode(body)
+    except NewerRecordError:
+        raise
+    except ScheduleRecordError as error:
+        log.debug("the record at offset %d changes nothing: %s", offset, error)
+        return None

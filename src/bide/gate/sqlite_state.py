@@ -1,0 +1,291 @@
+"""The state of a partition of the schedule log in SQLite."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Any, Final
+
+from bide.schedules.entries import (
+    FinishedKey,
+    RememberedAnswer,
+    ScheduleSession,
+    StateEntry,
+    UnderWay,
+    WaitingSchedule,
+)
+from bide.schedules.entry_fields import EntryReader, EntryWriter
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.records import ScheduleFilter
+from bide.schedules.state import LogPosition
+
+SCHEMA_VERSION: Final = 1
+
+SCHEMA: Final = """
+CREATE TABLE waiting (
+    key TEXT NOT NULL, id TEXT NOT NULL, version TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
+    nominal INTEGER NOT NULL, due INTEGER NOT NULL, recurrence TEXT, is_paused INTEGER NOT NULL, resumed_at INTEGER,
+    properties BLOB NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX waiting_by_key ON waiting (key, target, due);
+CREATE INDEX waiting_by_due ON waiting (due) WHERE NOT is_paused;
+CREATE TABLE under_way (
+    occurrence TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
+    nominal INTEGER NOT NULL, due INTEGER NOT NULL, is_recurring INTEGER NOT NULL,
+    properties BLOB NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX under_way_by_occurrence ON under_way (occurrence);
+CREATE INDEX under_way_by_key ON under_way (key);
+CREATE TABLE finished (key TEXT PRIMARY KEY, version TEXT NOT NULL, tick INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE sessions (session TEXT PRIMARY KEY, tick INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE answers (request TEXT PRIMARY KEY, tick INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE position (record INTEGER, count INTEGER, tick INTEGER, carried INTEGER, checksum INTEGER);
+INSERT INTO position VALUES (-1, 0, 0, 0, 0);
+"""
+
+_TABLES: Final = ("sessions", "answers", "finished", "under_way", "waiting")
+_WAITING: Final = (
+    "SELECT key, id, version, target, routing_key, nominal, due, recurrence, is_paused, resumed_at, properties, body "
+    "FROM waiting "
+)
+_UNDER_WAY: Final = (
+    "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, properties, body FROM under_way "
+)
+_LAST_CHARACTER: Final = 0x10FFFF
+_SURROGATES: Final = range(0xD800, 0xE000)
+
+
+class SqliteState:
+    """The state on a connection, as a :class:`bide.schedules.state.ScheduleState`.
+
+    Changes belong to the transaction of the connection. Sessions change with each request, so they are written by
+    :meth:`flush` only.
+
+    Args:
+        connection: to a database with :data:`SCHEMA`.
+
+    Attributes:
+        position: the last record that the state contains.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._sql = connection
+        self._changed_sessions: dict[str, ScheduleSession] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the position, and forget sessions that were not written: after a rollback."""
+        self._changed_sessions.clear()
+        row = self._sql.execute("SELECT record, count, tick, carried, checksum FROM position").fetchone()
+        self.position = LogPosition(offset=row[0], count=row[1], tick=row[2], carried=row[3], checksum=row[4])
+
+    def flush(self) -> None:
+        """Write the position, and the sessions that have changed."""
+        self._sql.executemany(
+            "REPLACE INTO sessions VALUES (?, ?, ?)",
+            [(one.session, one.tick, _encode(one)) for one in self._changed_sessions.values()],
+        )
+        self._changed_sessions.clear()
+        at = self.position
+        self._sql.execute(
+            "UPDATE position SET record = ?, count = ?, tick = ?, carried = ?, checksum = ?",
+            (at.offset, at.count, at.tick, at.carried, at.checksum),
+        )
+
+    def clear(self) -> None:
+        """Remove all entries, and set the position before the first record."""
+        for table in _TABLES:
+            self._sql.execute(f"DELETE FROM {table}")  # noqa: S608 (names of our own)
+        self._changed_sessions.clear()
+        self.position = LogPosition()
+
+    # -- one entry
+
+    def waiting(self, key: str) -> WaitingSchedule | None:
+        """The schedule that waits under a key."""
+        row = self._sql.execute(_WAITING + "WHERE key = ?", (key,)).fetchone()
+        return None if row is None else _waiting(row)
+
+    def under_way(self, occurrence: str) -> UnderWay | None:
+        """A claimed occurrence."""
+        row = self._sql.execute(_UNDER_WAY + "WHERE occurrence = ?", (occurrence,)).fetchone()
+        return None if row is None else _under_way(row)
+
+    def under_way_of(self, key: str) -> list[UnderWay]:
+        """The claimed occurrences of a key."""
+        return [_under_way(row) for row in self._sql.execute(_UNDER_WAY + "WHERE key = ?", (key,))]
+
+    def finished(self, key: str) -> FinishedKey | None:
+        """The last end of an occurrence of a key."""
+        row = self._sql.execute("SELECT key, version, tick FROM finished WHERE key = ?", (key,)).fetchone()
+        return None if row is None else FinishedKey(key=row[0], version=row[1], tick=row[2])
+
+    def session(self, session: str) -> ScheduleSession | None:
+        """The applied requests of a session."""
+        if (found := self._changed_sessions.get(session)) is not None:
+            return found
+        row = self._sql.execute("SELECT entry FROM sessions WHERE session = ?", (session,)).fetchone()
+        return None if row is None else _decode(row[0])
+
+    def answer(self, request: str) -> RememberedAnswer | None:
+        """The answer to a request."""
+        row = self._sql.execute("SELECT entry FROM answers WHERE request = ?", (request,)).fetchone()
+        return None if row is None else _decode(row[0])
+
+    def put(self, entry: StateEntry) -> None:
+        """Add or replace an entry."""
+        match entry:
+            case WaitingSchedule():
+                self._sql.execute("DELETE FROM waiting WHERE key = ?", (entry.key,))
+                row = (
+                    *(entry.key, entry.id, entry.version, entry.target, entry.routing_key, entry.nominal, entry.due),
+                    None if entry.recurrence is None else json.dumps(dict(entry.recurrence), ensure_ascii=False),
+                    *(entry.is_paused, entry.resumed_at, entry.message.properties, entry.message.body),
+                )
+                self._sql.execute("INSERT INTO waiting VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            case UnderWay():
+                self._sql.execute("DELETE FROM under_way WHERE occurrence = ?", (entry.occurrence,))
+                values = (
+                    *(entry.occurrence, entry.key, entry.id, entry.target, entry.routing_key, entry.nominal, entry.due),
+                    *(entry.is_recurring, entry.message.properties, entry.message.body),
+                )
+                self._sql.execute("INSERT INTO under_way VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            case FinishedKey():
+                self._sql.execute("REPLACE INTO finished VALUES (?, ?, ?)", (entry.key, entry.version, entry.tick))
+            case ScheduleSession():
+                self._changed_sessions[entry.session] = entry
+            case RememberedAnswer():
+                self._sql.execute("REPLACE INTO answers VALUES (?, ?, ?)", (entry.request, entry.tick, _encode(entry)))
+
+    def remove(self, entry: StateEntry) -> None:
+        """Remove an entry that is there."""
+        match entry:
+            case WaitingSchedule():
+                self._sql.execute("DELETE FROM waiting WHERE key = ?", (entry.key,))
+            case UnderWay():
+                self._sql.execute("DELETE FROM under_way WHERE occurrence = ?", (entry.occurrence,))
+            case FinishedKey():
+                self._sql.execute("DELETE FROM finished WHERE key = ?", (entry.key,))
+            case ScheduleSession():
+                self._changed_sessions.pop(entry.session, None)
+                self._sql.execute("DELETE FROM sessions WHERE session = ?", (entry.session,))
+            case RememberedAnswer():
+                self._sql.execute("DELETE FROM answers WHERE request = ?", (entry.request,))
+
+    def forget(self, *, sessions: int, others: int) -> None:
+        """Forget sessions up to the one tick, and answers and finished keys up to the other."""
+        for name in [one.session for one in self._changed_sessions.values() if one.tick <= sessions]:
+            del self._changed_sessions[name]
+        # A session that was used since it was written is not forgotten: flush() writes it again.
+        self._sql.execute("DELETE FROM sessions WHERE tick <= ?", (sessions,))
+        self._sql.execute("DELETE FROM answers WHERE tick <= ?", (others,))
+        self._sql.execute("DELETE FROM finished WHERE tick <= ?", (others,))
+
+    # -- several entries
+
+    def select(self, wanted: ScheduleFilter) -> list[WaitingSchedule]:
+        """The waiting schedules that a filter matches, by key."""
+        return self.page(wanted, limit=-1)
+
+    def page(self, wanted: ScheduleFilter, *, after: str | None = None, limit: int) -> list[WaitingSchedule]:
+        """The first waiting schedules that a filter matches, by key.
+
+        Args:
+            after: the last key of the page before.
+            limit: the number of schedules; negative for all.
+        """
+        conditions = [
+            ("key >= ?", wanted.prefix or None),
+            ("key < ?", _end_of(wanted.prefix)),
+            ("key > ?", after),
+            ("target = ?", wanted.target),
+            ("due >= ?", wanted.due_from),
+            ("due < ?", wanted.due_before),
+        ]
+        used = [(text, value) for text, value in conditions if value is not None]
+        where = " AND ".join(text for text, _ in used) or "1"
+        # Without the hint, SQLite may walk through the whole index by due time and sort.
+        query = _WAITING.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
+        return [_waiting(row) for row in self._sql.execute(query, (*(value for _, value in used), limit))]
+
+    def due(self, now: int, *, limit: int) -> list[WaitingSchedule]:
+        """Schedules that are due and not paused, by due time.
+
+        Args:
+            now: in milliseconds since the Unix epoch.
+        """
+        query = _WAITING + "WHERE NOT is_paused AND due <= ? ORDER BY due LIMIT ?"
+        return [_waiting(row) for row in self._sql.execute(query, (now, limit))]
+
+    def next_due(self) -> int | None:
+        """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch."""
+        found: int | None = self._sql.execute("SELECT min(due) FROM waiting WHERE NOT is_paused").fetchone()[0]
+        return found
+
+    def all_under_way(self) -> Iterator[UnderWay]:
+        """All claimed occurrences, by id."""
+        return (_under_way(row) for row in self._sql.execute(_UNDER_WAY + "ORDER BY occurrence"))
+
+    def entries(self) -> Iterator[StateEntry]:
+        """All entries that were written, in an order that depends on the state alone."""
+        for row in self._sql.execute("SELECT entry FROM sessions ORDER BY session"):
+            yield _decode(row[0])
+        for row in self._sql.execute("SELECT entry FROM answers ORDER BY request"):
+            yield _decode(row[0])
+        for row in self._sql.execute("SELECT key, version, tick FROM finished ORDER BY key"):
+            yield FinishedKey(key=row[0], version=row[1], tick=row[2])
+        yield from self.all_under_way()
+        for row in self._sql.execute(_WAITING + "ORDER BY key"):
+            yield _waiting(row)
+
+
+def _waiting(row: tuple[Any, ...]) -> WaitingSchedule:
+    key, schedule, version, target, routing_key, nominal, due, recurrence, is_paused, resumed_at, properties, body = row
+    return WaitingSchedule(
+        key=key,
+        id=schedule,
+        version=version,
+        target=target,
+        routing_key=routing_key,
+        nominal=nominal,
+        due=due,
+        recurrence=None if recurrence is None else json.loads(recurrence),
+        is_paused=bool(is_paused),
+        resumed_at=resumed_at,
+        message=ScheduledMessage(properties, body),
+    )
+
+
+def _under_way(row: tuple[Any, ...]) -> UnderWay:
+    occurrence, key, schedule, target, routing_key, nominal, due, is_recurring, properties, body = row
+    return UnderWay(
+        occurrence=occurrence,
+        key=key,
+        id=schedule,
+        target=target,
+        routing_key=routing_key,
+        nominal=nominal,
+        due=due,
+        is_recurring=bool(is_recurring),
+        message=ScheduledMessage(properties, body),
+    )
+
+
+def _encode(entry: ScheduleSession | RememberedAnswer) -> str:
+    return json.dumps(EntryWriter().entry(entry), ensure_ascii=False, separators=(",", ":"))
+
+
+def _decode(text: str) -> Any:
+    return EntryReader(b"").entry(json.loads(text))
+
+
+def _end_of(prefix: str) -> str | None:
+    """The first text behind all that begin with a prefix, in the order of code points; None if there is none."""
+    for place in range(len(prefix) - 1, -1, -1):
+        following = ord(prefix[place]) + 1
+        if following in _SURROGATES:
+            following = _SURROGATES.stop
+        if following <= _LAST_CHARACTER:
+            return prefix[:place] + chr(following)
+    return None

@@ -1,0 +1,174 @@
+"""The index of a gate survives kills, and is replaced when its file is damaged."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+from bide.errors import FolderInUseError, InvalidInputError
+from bide.gate.index import ScheduleIndex
+from bide.schedules.encoding import encode
+from bide.schedules.fold import ScheduleFold
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.names import partition_of
+from bide.schedules.records import AddSchedule, ChangeSchedule, Claim, ClaimedOccurrence, ScheduleRecord
+from bide.schedules.requests import RequestId
+from bide.schedules.state import ScheduleMemory
+from tests.timeouts import TIMEOUT
+
+PARTITION = 5
+KEYS = [key for key in map(str, range(400)) if partition_of(key) == PARTITION]
+
+
+def record(offset: int) -> ScheduleRecord:
+    """The record of a log that is always the same."""
+    key, request = KEYS[offset * 7 % len(KEYS)], RequestId("s", offset + 1)
+    match offset % 5:
+        case 0 | 1 | 2:
+            message = ScheduledMessage(b"\0\0", b"%d" % offset * 50)
+            return AddSchedule(request=request, key=key, target="q:x", nominal=offset, due=offset, message=message)
+        case 3:
+            return ChangeSchedule(request=request, action="cancel", key=key)
+        case _:
+            before = offset - 4
+            item = ClaimedOccurrence(
+                key=KEYS[before * 7 % len(KEYS)], version=f"s-{before + 1}", nominal=before, due=before
+            )
+            return Claim(gate="g", items=(item,))
+
+
+def follow(index: ScheduleIndex, end: int, batch: int) -> None:
+    """Read the log from the position of the index on."""
+    fold = ScheduleFold(index.state, PARTITION)
+    while (start := index.state.position.offset + 1) < end:
+        with index.batch() as state:
+            for offset in range(start, min(start + batch, end)):
+                found = record(offset)
+                fold.apply(offset, found, by_gate=isinstance(found, Claim))
+                state.position.checksum = zlib.crc32(encode(found))
+
+
+def expected(end: int) -> ScheduleMemory:
+    fold = ScheduleFold(ScheduleMemory(), PARTITION)
+    for offset in range(end):
+        found = record(offset)
+        fold.apply(offset, found, by_gate=isinstance(found, Claim))
+        fold.state.position.checksum = zlib.crc32(encode(found))
+    assert isinstance(fold.state, ScheduleMemory)
+    return fold.state
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.long)])
+def test_a_killed_gate_goes_on_where_its_index_is(tmp_path: Path, kills: int) -> None:
+    path, rng = tmp_path / "5.sqlite", random.Random(kills)
+    for _ in range(kills):
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(path), str(rng.choice([1, 3, 40]))],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        for _ in range(rng.randint(1, 30)):
+            if not child.stdout.readline():
+                break
+        child.send_signal(signal.SIGKILL)
+        assert child.wait(TIMEOUT) == -signal.SIGKILL
+        child.stdout.close()
+        index = ScheduleIndex(path)
+        position = index.state.position
+        assert position.offset >= 0
+        wanted = expected(position.offset + 1)
+        assert position == wanted.position
+        assert list(index.state.entries()) == list(wanted.entries())
+        index.close()
+
+
+def test_a_batch_that_fails_changes_nothing(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    follow(index, 50, 20)
+    before = list(index.state.entries())
+
+    def fail() -> None:
+        with index.batch() as state:
+            ScheduleFold(state, PARTITION).apply(50, record(50), by_gate=False)
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        fail()
+    assert index.state.position == expected(50).position
+    follow(index, 60, 20)
+    assert before != list(index.state.entries()) == list(expected(60).entries())
+    index.close()
+
+
+def test_a_snapshot_is_not_changed_by_later_batches(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    follow(index, 50, 20)
+    with index.snapshot() as frozen:
+        follow(index, 90, 20)
+        assert frozen.position == expected(50).position
+        assert list(frozen.entries()) == list(expected(50).entries())
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            frozen.clear()
+    assert list(index.state.entries()) == list(expected(90).entries())
+    index.close()
+
+
+def test_an_index_that_is_cleared_begins_before_the_first_record(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    follow(index, 50, 20)
+    with index.batch() as state:
+        state.clear()
+    assert index.state.position.offset == -1
+    assert not list(index.state.entries())
+    index.close()
+
+
+def test_an_index_is_used_by_one_gate_at_a_time(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    with pytest.raises(FolderInUseError, match="another gate"):
+        ScheduleIndex(tmp_path / "index")
+    index.close()
+    ScheduleIndex(tmp_path / "index").close()
+
+
+@pytest.mark.parametrize("damage", [b"not a database at all", bytes(5000), b"SQLite format 3\0" + b"x" * 5000])
+def test_a_damaged_index_is_replaced_by_an_empty_one(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "index"
+    path.write_bytes(damage)
+    index = ScheduleIndex(path)
+    assert index.state.position.offset == -1
+    follow(index, 10, 5)
+    index.close()
+
+
+def test_an_index_of_another_release_is_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    follow(index, 10, 5)
+    index.close()
+    connection = sqlite3.connect(tmp_path / "index")
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    index = ScheduleIndex(tmp_path / "index")
+    assert index.state.position.offset == -1
+    index.close()
+
+
+def test_an_index_in_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="another folder"):
+        ScheduleIndex(tmp_path / "missing" / "index")
+
+
+if __name__ == "__main__":
+    # A gate that writes a line after each batch, until it is killed.
+    index = ScheduleIndex(Path(sys.argv[1]))
+    while True:
+        follow(index, index.state.position.offset + 1 + int(sys.argv[2]), int(sys.argv[2]))
+        print(flush=True)  # noqa: T201 (a program)

@@ -1,0 +1,165 @@
+"""The state in SQLite, compared with the state in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bide.gate.sqlite_state import SCHEMA, SqliteState
+from bide.schedules.fold import ScheduleFold
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.names import partition_of
+from bide.schedules.records import (
+    ACTIONS,
+    AddSchedule,
+    ChangeSchedule,
+    Claim,
+    ClaimedOccurrence,
+    Done,
+    EndedOccurrence,
+    ScheduleFilter,
+    ScheduleRecord,
+    Tick,
+)
+from bide.schedules.requests import RequestId
+from bide.schedules.state import ScheduleMemory
+
+PARTITION = 3
+STEMS = ("a", "ab", "aé", "a\0", "a\ufffd", "a\U0010ffff", "\ud7ff", "\ue000", "\U0010ffff", "\U0010ffff\U0010ffff")
+KEYS = [next(key for n in range(999) if partition_of(key := f"{stem}{n}") == PARTITION) for stem in STEMS]
+TARGETS = ("q:x", "q:y", "x:z")
+TIMES = st.integers(0, 20) | st.integers(0, 2**63 - 1)
+
+REQUESTS = st.builds(RequestId, st.sampled_from("st"), st.integers(1, 9))
+FILTERS = st.builds(
+    ScheduleFilter,
+    prefix=st.sampled_from(["", *STEMS]),
+    target=st.none() | st.sampled_from(TARGETS),
+    due_from=st.none() | TIMES,
+    due_before=st.none() | TIMES,
+)
+ADDS = st.builds(
+    AddSchedule,
+    request=REQUESTS,
+    key=st.sampled_from(KEYS),
+    target=st.sampled_from(TARGETS),
+    routing_key=st.sampled_from(["", "r"]),
+    nominal=TIMES,
+    due=TIMES,
+    recurrence=st.none() | st.just({"interval": 5000, "catch_up": "last"}),
+    if_absent=st.booleans(),
+    message=st.builds(ScheduledMessage, st.binary(min_size=2, max_size=4), st.binary(max_size=9)),
+)
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> ChangeSchedule:
+    action, chosen = draw(st.sampled_from(ACTIONS)), draw(st.none() | FILTERS)
+    return ChangeSchedule(
+        request=draw(REQUESTS),
+        action=action,
+        key=draw(st.sampled_from(KEYS)) if chosen is None else None,
+        filter=chosen,
+        due=draw(TIMES) if action == "move" else None,
+        at=draw(TIMES) if action == "resume" else None,
+    )
+
+
+STEPS = st.lists(ADDS | changes() | st.sampled_from(["claim", "done", "tick"]), max_size=40)
+
+
+def by_gate(step: str, state: ScheduleMemory, following: int | None) -> ScheduleRecord:
+    """A record of a gate that takes effect in this state."""
+    match step:
+        case "claim":
+            items = [
+                ClaimedOccurrence(
+                    key=one.key,
+                    version=one.version,
+                    nominal=one.nominal,
+                    due=one.due,
+                    next_nominal=following,
+                    next_due=following,
+                )
+                for one in state.select(ScheduleFilter())[::2]
+            ]
+            return Claim(gate="g", items=tuple(items))
+        case "done":
+            going = [one for key in KEYS for one in state.under_way_of(key)][::2]
+            return Done(
+                gate="g",
+                items=tuple(EndedOccurrence(occurrence=one.occurrence, outcome="delivered") for one in going),
+            )
+        case _:
+            return Tick(number=state.position.tick + 1)
+
+
+def database() -> SqliteState:
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.executescript(SCHEMA)
+    return SqliteState(connection)
+
+
+@settings(max_examples=60)
+@given(STEPS, st.data())
+def test_the_same_records_give_the_same_state(steps: list[Any], data: st.DataObject) -> None:
+    memory, stored = ScheduleMemory(), database()
+    fold, other = ScheduleFold(memory, PARTITION), ScheduleFold(stored, PARTITION)
+    for offset, step in enumerate(steps):
+        is_gates = isinstance(step, str)
+        record = by_gate(step, memory, data.draw(st.none() | TIMES)) if is_gates else step
+        expected = fold.apply(offset, record, by_gate=is_gates)
+        assert other.apply(offset, record, by_gate=is_gates) == expected
+        if data.draw(st.integers(0, 9)) == 0:
+            stored.flush()
+    stored.flush()
+    assert list(stored.entries()) == list(memory.entries())
+    stored.reload()
+    assert stored.position == memory.position
+
+
+@settings(max_examples=60)
+@given(st.lists(ADDS, max_size=20), FILTERS, st.integers(1, 4), TIMES)
+def test_filters_pages_and_due_times_agree(
+    adds: list[AddSchedule], wanted: ScheduleFilter, size: int, now: int
+) -> None:
+    memory, stored = ScheduleMemory(), database()
+    for state in (memory, stored):
+        fold = ScheduleFold(state, PARTITION)
+        for offset, record in enumerate(adds):
+            fold.apply(offset, record, by_gate=False)
+    expected = memory.select(wanted)
+    assert stored.select(wanted) == expected
+    pages, last = list[Any](), None
+    while page := stored.page(wanted, after=last, limit=size):
+        pages += page
+        last = page[-1].key
+    assert pages == expected
+    due = sorted(one.due for one in memory.select(ScheduleFilter()) if one.due <= now)
+    assert [one.due for one in stored.due(now, limit=size)] == due[:size]
+    assert stored.next_due() == min((one.due for one in memory.select(ScheduleFilter())), default=None)
+
+
+def test_what_is_paused_is_not_due() -> None:
+    stored = database()
+    fold = ScheduleFold(stored, PARTITION)
+    message = ScheduledMessage(b"\0\0", b"")
+    add = AddSchedule(request=RequestId("s", 1), key=KEYS[0], target="q:x", nominal=5, due=5, message=message)
+    fold.apply(0, add, by_gate=False)
+    fold.apply(1, ChangeSchedule(request=RequestId("s", 2), action="pause", key=KEYS[0]), by_gate=False)
+    assert (stored.due(9, limit=9), stored.next_due()) == ([], None)
+
+
+def test_a_filter_is_answered_from_the_index_by_key() -> None:
+    """A page of 100 among a million may not sort, nor read messages that it does not return."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(SCHEMA)
+    seen = list[str]()
+    connection.set_trace_callback(seen.append)
+    SqliteState(connection).page(ScheduleFilter(prefix="a", target="q:x", due_before=5), limit=100)
+    connection.set_trace_callback(None)
+    plan = " ".join(row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + seen[-1]))
+    assert plan == "SEARCH waiting USING INDEX waiting_by_key (key>? AND key<?)"
