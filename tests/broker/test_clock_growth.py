@@ -208,22 +208,24 @@ async def test_a_message_that_came_back_is_not_in_doubt(
 ) -> None:
     await install(connection, SMALL_CLOCK)
     messages = [bide.OutgoingMessage(b"", to="q", delay="50ms")]
+    # Not due when it has come back: a message that is due needs no delay queue.
+    late = [bide.OutgoingMessage(b"", to="q", delay="9s")]
     async with bide.connect(modest_url) as modest:
         await modest.publish_many(messages)
         await modest.publish(b"", to="q", delay="50ms")
         await receive(client, "q", 2)
         async with await connection.channel() as channel:
-            await channel.delete_exchange("bide.v1.c")
+            await channel.delete_exchange("bide.v1.s")
         with pytest.raises(NotAppliedError, match="every delay needs are missing"):
-            await modest.publish(b"", to="q", delay="50ms")
+            await modest.publish(b"", to="q", delay="9s")
     async with bide.connect(modest_url) as modest:
         await client.publish(b"", to="q", delay="50ms")
         await modest.publish_many(messages)
         await receive(client, "q", 2)
         async with await connection.channel() as channel:
-            await channel.delete_exchange("bide.v1.c")
+            await channel.delete_exchange("bide.v1.s")
         with pytest.raises(NotAppliedError, match="every delay needs are missing"):
-            await modest.publish_many(messages)
+            await modest.publish_many(late)
     assert await ready(connection, "q") == await ready(connection, "bide.v1.undeliverable") == 0
 
 
