@@ -171,7 +171,6 @@ RECORDS: st.SearchStrategy[ScheduleRecord] = st.one_of(
         Beat,
         gate=TEXTS,
         leads=st.booleans(),
-        takes_over=st.booleans(),
         clock=TIMES,
         after=st.integers(-1, 2**40),
         count=TIMES,

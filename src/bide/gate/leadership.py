@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from bide.schedules.records import Beat
@@ -22,19 +21,13 @@ CURRENT_FOR: Final = 5.0
 """Seconds for which a beat that was read back proves that its gate is not behind."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeatFlags:
-    """What the next beat says about the leadership, see :class:`bide.schedules.records.Beat`."""
-
-    leads: bool
-    takes_over: bool = False
-
-
 class PartitionLeadership:
     """The leader of one partition, from the beats in its log.
 
-    A beat counts if its gate had read the latest beat of the leader when it sent it. So of two gates that take over at
-    once the first one leads, and late copies of beats change nothing. All gates agree, because they read the same log.
+    A beat counts if its gate had read the latest beat of the leader when it sent it. If it says that its gate leads,
+    that gate does. So of two gates that take over at once the first one leads, and late copies of beats change nothing.
+    Gates that began to read at different places may disagree. The next beat of a leader that no other beat crosses ends
+    that.
     Two leaders would do no harm, so nothing but the speed depends on this.
 
     All times are seconds by the monotonic clock of this process.
@@ -67,7 +60,7 @@ class PartitionLeadership:
             self.has_missed = self.has_missed or any(other < sent_at for other in self._unread.values())
         if beat.after < self._leader_offset:
             return
-        if beat.takes_over or beat.gate == self.leader or (beat.leads and self.leader is None):
+        if beat.leads or beat.gate == self.leader:
             self.leader = beat.gate if beat.leads else None
             self._leader_offset = offset
             self._heard_leader_at = now
@@ -101,8 +94,8 @@ class PartitionLeadership:
         self._heard_at = {gate: at for gate, at in self._heard_at.items() if now - at < TAKE_OVER_AFTER}
         return set(self._heard_at)
 
-    def next_beat(self, now: float, *, may_take: bool, let_go: bool = False) -> BeatFlags | None:
-        """The beat to send now, or None.
+    def next_beat(self, now: float, *, may_take: bool, let_go: bool = False) -> bool | None:
+        """Whether the beat to send now says that this gate leads; None if it should send none.
 
         A gate has one unread beat at a time, because one that is behind does not know how full the log is. But
         retention may have taken that beat, so the gate sends another one after a while.
@@ -113,15 +106,15 @@ class PartitionLeadership:
         """
         if self._unread:
             is_overdue = now - max(self._unread.values()) >= REPEAT_AFTER
-            return BeatFlags(leads=False) if is_overdue else None
+            return False if is_overdue else None
         leads = self.leader == self._gate
         if let_go and leads:
-            return BeatFlags(leads=False)
+            return False
         is_silent = now - self._heard_leader_at >= TAKE_OVER_AFTER
         takes_over = not leads and not let_go and (is_silent or (self.leader is None and may_take))
         if takes_over and self.is_current(now):
-            return BeatFlags(leads=True, takes_over=True)
-        return BeatFlags(leads=leads) if now >= self._next_beat_at else None
+            return True
+        return leads if now >= self._next_beat_at else None
 
 
 def partition_to_release(gate: str, leaders: Mapping[int, str | None], alive: Collection[str]) -> int | None:

@@ -122,7 +122,6 @@ def _fields(record: ScheduleRecord, writer: EntryWriter) -> dict[str, Any]:
                 "kind": "beat",
                 "gate": record.gate,
                 "leads": record.leads,
-                "takes_over": record.takes_over,
                 "clock": record.clock,
                 "after": record.after,
                 "count": record.count,
@@ -197,7 +196,6 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
             return Beat(
                 gate=fields.text("gate"),
                 leads=fields.flag("leads"),
-                takes_over=fields.flag("takes_over"),
                 clock=fields.integer("clock"),
                 after=fields.integer("after", lowest=-1),
                 count=fields.integer("count"),

@@ -149,8 +149,7 @@ class Beat:
 
     Attributes:
         gate: its name.
-        leads: whether it leads the partition.
-        takes_over: whether it becomes the leader by this record.
+        leads: whether it leads the partition, or takes it over.
         clock: its wall clock, in milliseconds since the Unix epoch.
         after: the offset of the last record that it had applied.
         count: how many records it had read up to that one since the log began.
@@ -160,7 +159,6 @@ class Beat:
 
     gate: str
     leads: bool = False
-    takes_over: bool = False
     clock: int
     after: int
     count: int
