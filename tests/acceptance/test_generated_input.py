@@ -166,7 +166,6 @@ def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
         "topology show point-to-point --queue=",
         "topology show point-to-point --mermaid --queue=",
         "topology show point-to-point --dot --queue=",
-        "topology explain --pattern=point-to-point --exchange=",
         "delay explain 3s --to=",
         "delay explain 3s --mermaid --to=",
     ],

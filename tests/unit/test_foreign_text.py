@@ -178,11 +178,12 @@ def test_colour_does_not_depend_on_the_text(monkeypatch: pytest.MonkeyPatch) -> 
         def isatty(self) -> bool:
             return True
 
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
     echo("\x1b[31mred", mark="✓", colour="green")
     echo("\x1b[31mred", colour="yellow")
     green, yellow, reset = "\x1b[32m", "\x1b[33m", "\x1b[0m"
-    assert sys.stdout.getvalue() == f"{green}✓{reset} \\x1b[31mred\n{yellow}\\x1b[31mred{reset}\n"  # type: ignore[attr-defined]
+    assert terminal.getvalue() == f"{green}✓{reset} \\x1b[31mred\n{yellow}\\x1b[31mred{reset}\n"
 
 
 def test_a_traceback_of_a_command_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
