@@ -146,6 +146,40 @@ def test_inputs_of_former_internal_errors_are_bad_usage(tmp_path: Path, words: s
     assert (outcome.code, outcome.out) == (2, ""), outcome
 
 
+ODD_NAMES = ("\x7f", "a\nb\x1b[2J\u202ec\x9b")
+
+
+def test_names_cannot_control_the_terminal(tmp_path: Path) -> None:
+    some = (
+        one
+        for one in cases(tmp_path)
+        if one.command[:2] in {("broker", "stop"), ("topology", "show"), ("delay", "explain")}
+        and any(argument.removeprefix("--").partition("=")[2] in ODD_NAMES for argument in one.arguments)
+    )
+    assert check(some) > 100
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "broker stop --folder=",
+        "topology show point-to-point --queue=",
+        "topology show point-to-point --mermaid --queue=",
+        "topology show point-to-point --dot --queue=",
+        "delay explain 3s --to=",
+        "delay explain 3s --mermaid --to=",
+    ],
+)
+def test_a_name_cannot_forge_a_line(words: str) -> None:
+    plain, *odd = (run_in_process((words + name).split(" ")) for name in ("ab", *ODD_NAMES))
+    # A pattern refuses line breaks.
+    accepted = [one for one in odd if one.code != 2]
+    assert accepted
+    for one in accepted:
+        assert fault(one) is None, one
+        assert (one.code, one.out.count("\n")) == (plain.code, plain.out.count("\n")), one
+
+
 def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
     """``bide`` as a process, with redirections."""
     done: subprocess.CompletedProcess[str] = subprocess.run(

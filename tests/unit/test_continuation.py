@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+
 import pytest
 
-from bide.cli.continuation import command
+from bide.cli.continuation import command, shell_command
 
 
 @pytest.mark.parametrize("option", [["--url"], ["--url="]], ids=["separate", "joined"])
@@ -21,3 +24,11 @@ def test_no_part_of_a_password_is_printed(option: list[str], password: str, host
 
 def test_a_url_without_a_password_is_unchanged() -> None:
     assert command(["send", "--url", "amqp://ann@a:5672,b:5672/"]) == "bide send --url amqp://ann@a:5672,b:5672/"
+
+
+def test_a_shell_reads_odd_words_as_they_were() -> None:
+    words = ["a b", "plain", "$(id)", "it's\n", "\x1b[2J\u202e\x9b'\\", "\udcff9"]
+    line = shell_command(["printf", "%s\\0", *words])
+    assert line.isprintable()
+    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True)
+    assert done.stdout.split(b"\0")[:-1] == [os.fsencode(one) for one in words]

@@ -47,6 +47,14 @@ def shown(width: int, *, report: DemoReport | None = None, no_report: str = "") 
     return captured.get()
 
 
+def test_names_and_reasons_cannot_control_the_terminal(tmp_path: Path) -> None:
+    odd = "\x1b[2J\n\u202e\x7f[red]"
+    report = DemoReport(page=tmp_path / odd, picture=tmp_path, tables=tmp_path, summary=odd, failed=odd, headline={})
+    for one in (shown(500, report=report), shown(500, no_report=odd)):
+        assert all(sign.isprintable() or sign == "\n" for sign in one)
+        assert "[red]" in one
+
+
 # -- The plan
 
 

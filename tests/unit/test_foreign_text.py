@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +20,10 @@ from hypothesis import strategies as st
 import bide
 from bide.amqp import exposure
 from bide.amqp.url import BrokerUrl
-from bide.cli.output import json_line, print_json
+from bide.cli.app import run
+from bide.cli.output import echo, json_line, print_json
+from bide.cli.running import confirm
+from bide.cli.settings import configure_logging, verbose_option
 from bide.delay.explain import mermaid
 from bide.delay.protocol import QueueTarget
 from bide.durations import parse_delay
@@ -152,6 +158,85 @@ def test_a_password_for_a_management_api_that_others_can_read_is_not_sent_silent
     for _ in range(2):
         exposure.warn_about_http(base, "u", Socket(peer, own))
     assert [base in one and "without TLS" in one for one in caplog.messages] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"err": True}, {"mark": UNSAFE, "colour": "red"}, {"colour": "red", "fit": True}]
+)
+def test_a_printed_line_is_one_line_of_printable_text(
+    capsys: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    echo(f"name {UNSAFE}", **options)
+    shown = "".join(capsys.readouterr())
+    assert shown.count("\n") == 1
+    assert is_safe(shown.removesuffix("\n"))
+    assert "name" in shown
+
+
+def test_colour_does_not_depend_on_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    echo("\x1b[31mred", mark="✓", colour="green")
+    echo("\x1b[31mred", colour="yellow")
+    green, yellow, reset = "\x1b[32m", "\x1b[33m", "\x1b[0m"
+    assert terminal.getvalue() == f"{green}✓{reset} \\x1b[31mred\n{yellow}\\x1b[31mred{reset}\n"
+
+
+def test_a_traceback_of_a_command_is_printable(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    @verbose_option
+    def broken() -> None:
+        raise RuntimeError(UNSAFE)
+
+    try:
+        assert run(["-v"], command=broken) == 1
+    finally:
+        configure_logging(0)
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert is_safe(shown, "\n")
+
+
+def test_a_question_is_one_line_of_printable_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    confirm(f"delete {UNSAFE}?")
+    shown = "".join(capsys.readouterr())
+    assert "delete" in shown
+    assert is_safe(shown.rstrip("\n"))
+
+
+def terminal_output(module: Path) -> set[str]:
+    """The calls by which a module writes to standard output or standard error, or asks a question."""
+    tree = ast.parse(module.read_text())
+    calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    found = {one for one in calls if re.fullmatch(_TERMINAL_OUTPUT, one)}
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "click")
+    return found | {f"from click import {one.name}" for node in imports for one in node.names}
+
+
+_TERMINAL_OUTPUT = (
+    r"print|pprint|click\.(echo|secho|style|echo_via_pager|confirm|prompt|progressbar)|traceback\.print_\w+|os\.write"
+    r"|sys\.(__)?std(out|err)(__)?\.(buffer\.)?write\w*"
+)
+
+
+def test_all_output_of_the_command_line_passes_the_function_that_escapes_it() -> None:
+    """A name in any line may have control characters, and a call that forgets it looks like one that does not."""
+    package = Path(bide.__file__).parent
+    modules = sorted(one for layer in ("cli", "demo", "pipelines") for one in (package / layer).rglob("*.py"))
+    found = {str(one.relative_to(package)): calls for one in modules if (calls := terminal_output(one))}
+    assert found == {
+        "cli/output.py": {"click.echo", "click.style", "os.write"},
+        "cli/running.py": {"click.confirm"},
+        "cli/streams.py": {"sys.stderr.write"},
+        "pipelines/session.py": {"os.write"},  # what Java wrote
+    }
 
 
 def own_loggers(module: Path) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Final
 import click
 
 from bide.cli.lazy_group import LazyCommand, LazyGroup
+from bide.cli.output import echo
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
 from bide.errors import BideError, InvalidInputError
-from bide.foreign_text import visible
 from bide.runtime.logs import logger
 from bide.version import VERSION
 
@@ -91,12 +91,12 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
         return _fail(f"{what}{error.strerror or error}", FAILED, who=program)
     except Exception as error:  # noqa: BLE001 (the last line of defence: a stranger gets no traceback)
         if settings.verbosity:
-            traceback.print_exc()
+            echo(traceback.format_exc().rstrip("\n"), keep="\n\t", err=True)
             return FAILED
         return _fail(f"internal error: {type(error).__name__}: {error} (with -v: the traceback)", FAILED, who=program)
     return result if isinstance(result, int) else 0
 
 
 def _fail(message: str, code: int, *, who: str) -> int:
-    click.echo(f"{who}: {visible(' '.join(message.split()))}", err=True)
+    echo(f"{who}: {' '.join(message.split())}", err=True)
     return code

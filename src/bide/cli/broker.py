@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.output import print_json, working
+from bide.cli.continuation import shell_command
+from bide.cli.output import echo, print_json, working
 from bide.cli.settings import json_option, verbose_option
 
 if TYPE_CHECKING:
@@ -62,15 +63,15 @@ def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path
         print_json(local.to_dict())
         return
     was = "runs already" if running else "runs"
-    click.echo(
+    echo(
         f"RabbitMQ {local.release} {was}, on this machine only, in {local.folder}; "
         f"stop it with: {_command('stop', local, is_default=folder is None and not ephemeral)}",
         err=True,
     )
-    click.echo(f"export BIDE_URL={local.url}")
-    click.echo(f"export BIDE_MANAGEMENT_URL={local.management_url}")
+    echo(shell_command(["export", f"BIDE_URL={local.url}"]))
+    echo(shell_command(["export", f"BIDE_MANAGEMENT_URL={local.management_url}"]))
     if local.stream_port is not None:
-        click.echo(f"export BIDE_STREAM_PORT={local.stream_port}")
+        echo(shell_command(["export", f"BIDE_STREAM_PORT={local.stream_port}"]))
 
 
 @broker.command()
@@ -94,7 +95,7 @@ def stop(*, folder: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"folder": str(place), "stopped": was_running})
     else:
-        click.echo(f"the broker in {place} is stopped" if was_running else f"no broker runs in {place}")
+        echo(f"the broker in {place} is stopped" if was_running else f"no broker runs in {place}")
 
 
 @broker.command()
@@ -121,7 +122,7 @@ def status(*, folder: Path | None, as_json: bool) -> int:
 
 
 def _show(values: dict[str, Any]) -> None:
-    click.echo(f"RabbitMQ {values['release']} runs on this machine, process {values['pid']}")
+    echo(f"RabbitMQ {values['release']} runs on this machine, process {values['pid']}")
     for title, name in (
         ("URL", "url"),
         ("management", "management_url"),
@@ -129,8 +130,8 @@ def _show(values: dict[str, Any]) -> None:
         ("folder", "folder"),
     ):
         if values[name]:
-            click.echo(f"  {title:<11}{values[name]}")
+            echo(f"  {title:<11}{values[name]}")
 
 
 def _command(name: str, local: LocalBroker, *, is_default: bool) -> str:
-    return f"bide broker {name}" if is_default else f"bide broker {name} --folder {local.folder}"
+    return shell_command(["bide", "broker", name, *([] if is_default else ["--folder", str(local.folder)])])

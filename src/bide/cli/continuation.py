@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -35,7 +36,17 @@ def command(
                 kept += [name, value]
         elif one not in without:
             kept.append(_PASSWORD.sub(r"\1:***@", one))
-    return shlex.join([PROGRAM, *kept])
+    return shell_command([PROGRAM, *kept])
+
+
+def shell_command(words: Sequence[str]) -> str:
+    r"""Words as one line for a shell. Words with unprintable characters are quoted as ``$'\033'``."""
+    return " ".join(shlex.quote(one) if one.isprintable() else _quote_bytes(one) for one in words)
+
+
+def _quote_bytes(word: str) -> str:
+    shown = (chr(one) if 32 <= one < 127 and one not in b"'\\" else f"\\{one:03o}" for one in os.fsencode(word))
+    return f"$'{''.join(shown)}'"
 
 
 def rest_of(period: timedelta, *, left: int, total: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bide.cli.output import print_json, working
+from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
@@ -19,7 +19,6 @@ from bide.cli.settings import (
     pass_settings,
 )
 from bide.errors import InvalidInputError, ManagementApiError
-from bide.foreign_text import visible
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -70,14 +69,14 @@ def apply(
     with working("declaring"):
         result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
     for warning in result["warnings"]:
-        click.echo(f"bide: warning: {warning}", err=True)
+        echo(f"bide: warning: {warning}", err=True)
     if as_json:
         print_json(result)
         return
     declared = Applied(**result["declared"])
-    click.echo(f"{infrastructure.name}: {declared} on {result['broker']}, virtual host {result['vhost']}")
+    echo(f"{infrastructure.name}: {declared} on {result['broker']}, virtual host {result['vhost']}")
     if guard:
-        click.echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
+        echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
         _print_protection(result["protection"])
 
@@ -86,9 +85,7 @@ def _print_protection(protection: dict[str, Any]) -> None:
     displaced, left_out = protection["displaced"], protection["left_out"]
     place = f" in place of {', '.join(displaced)}" if displaced else ""
     less = f", without {', '.join(left_out)}" if left_out else ""
-    click.echo(
-        f"policy {protection['policy']}: applies to the queues with priority {protection['priority']}{place}{less}"
-    )
+    echo(f"policy {protection['policy']}: applies to the queues with priority {protection['priority']}{place}{less}")
 
 
 async def _apply(
@@ -160,10 +157,10 @@ async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> Ve
 
 
 def _print_report(report: VerifyReport) -> None:
-    click.echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
+    echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _STATUS_MARKS[finding.status]
-        click.echo(f"{click.style(mark, fg=colour)} {finding.check:<24}{visible(finding.text)}")
+        echo(f"{finding.check:<24}{finding.text}", mark=mark, colour=colour)
 
 
 @delay.command()
@@ -190,15 +187,11 @@ def destroy(settings: Settings, *, infrastructure: DelayInfrastructure, force: b
         return
     removed = result.removed
     deleted = f"{quantity(removed.exchanges, 'exchange')} and {quantity(removed.queues, 'queue')}"
-    click.echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
+    echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
     if not result.complete:
-        click.echo(
-            "the management API did not answer: release queues of targets, and policies of bide, may remain", err=True
-        )
+        echo("the management API did not answer: release queues of targets, and policies of bide, may remain", err=True)
     if result.kept:
-        click.echo(
-            f"{' and '.join(result.kept)} stay, with their messages: 'bide tap off --delete' deletes them", err=True
-        )
+        echo(f"{' and '.join(result.kept)} stay, with their messages: 'bide tap off --delete' deletes them", err=True)
 
 
 async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, force: bool) -> RemovedInfrastructure:
@@ -226,9 +219,9 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
         print_json(asdict(result))
     else:
         kept = quantity(sum(result.kept.values()), "stays", "stay")
-        click.echo(f"{quantity(result.sent, 'message')} sent on, {kept} in the undeliverable queue")
+        echo(f"{quantity(result.sent, 'message')} sent on, {kept} in the undeliverable queue")
         for reason, count in result.kept.items():
-            click.echo(f"  {count} for {visible(reason)}")
+            echo(f"  {count} for {reason}")
     return 1 if result.kept else 0
 
 
@@ -267,9 +260,9 @@ def explain(
     if as_json:
         print_json(explaining.rows(infrastructure, wait, target))
     elif mermaid:
-        click.echo(explaining.mermaid(infrastructure, wait, target))
+        echo(explaining.mermaid(infrastructure, wait, target), keep="\n")
     else:
-        click.echo(explaining.explain(infrastructure, wait, target))
+        echo(explaining.explain(infrastructure, wait, target), keep="\n")
 
 
 def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:

@@ -16,11 +16,10 @@ import click
 
 from bide.cli import errors_view as view
 from bide.cli.continuation import command, rest_of
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json, print_json_line
 from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
-from bide.foreign_text import visible
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def list_(settings: Settings, selection: Selection, queue: str, limit: int | Non
         return count
 
     if not run_async(work()) and not as_json:
-        click.echo("no message", err=True)
+        echo("no message", err=True)
 
 
 @errors.command()
@@ -146,7 +145,7 @@ def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_jso
             found = await error_queue.groups(selection, by=by)
         if as_json:
             for one in found:
-                view.write_json_line(one.to_dict())
+                print_json_line(one.to_dict())
         else:
             view.write_groups(found)
 
@@ -166,7 +165,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
         async with _open_error_queue(settings, queue) as error_queue:
             summary = await error_queue.summary(selection)
         if as_json:
-            view.write_json_line(summary.to_dict())
+            print_json_line(summary.to_dict())
         else:
             view.write_summary(summary)
 
@@ -307,7 +306,7 @@ def edit(
     if as_json:
         print_json({"message_id": message_id, "edit_of": id})
     else:
-        click.echo(f"sent back as {message_id}")
+        echo(f"sent back as {message_id}")
 
 
 @errors.command()
@@ -329,7 +328,7 @@ def history(settings: Settings, as_json: bool) -> None:
         ):
             async for record in records:
                 if as_json:
-                    view.write_json_line(record.to_dict())
+                    print_json_line(record.to_dict())
                 else:
                     view.write_record(record)
         if odd:
@@ -388,9 +387,9 @@ def _run_operation(
         what = f"{quantity(summary.total, 'message')} of {counted or queue}"
         where = "" if targets is None else f": {targets.describe(summary)}"
         if ask:
-            confirm(visible(f"{what} will be {verb}{where}: go on?"))
+            confirm(f"{what} will be {verb}{where}: go on?")
         elif summary.total:
-            click.echo(visible(f"bide: {what}{where}"), err=True)
+            echo(f"bide: {what}{where}", err=True)
     try:
         moved = run_async(work())
     except (KeyboardInterrupt, SystemExit):
@@ -401,9 +400,9 @@ def _run_operation(
         raise
     view.write_moved(moved, verb, as_json=options.as_json)
     for reason, number in moved.kept.items():
-        click.echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {visible(reason)}", err=True)
+        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {reason}", err=True)
     for one in moved.missing:
-        click.echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
+        echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
     return 1 if moved.kept or moved.missing else 0
 
 

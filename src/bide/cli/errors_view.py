@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
-from bide.cli.output import json_line, print_json, text_or_base64
-from bide.foreign_text import visible
+from bide.cli.output import echo, print_json, print_json_line, text_or_base64
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
     from bide.error_queues import AuditRecord, FailedMessage, Group, OperationResult, Summary
@@ -60,20 +55,14 @@ def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
 
 def write_json(message: FailedMessage, *, whole: bool = False) -> None:
     """Print a message as one line of JSON."""
-    write_json_line(as_dict(message, whole=whole))
-
-
-def write_json_line(value: Mapping[str, Any]) -> None:
-    """Print one line of JSON."""
-    sys.stdout.buffer.write(json_line(value))
-    sys.stdout.buffer.flush()
+    print_json_line(as_dict(message, whole=whole))
 
 
 def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
     what = f"{message.exception}: {message.text}" if message.exception else message.reason
     line = f"{message.id}  {_local_time(message.failed_at)}  {message.queue or '?':<20}  {what}"
-    click.echo(_fit_terminal(visible(line)))
+    echo(line, fit=True)
 
 
 def write_whole(message: FailedMessage) -> None:
@@ -98,48 +87,46 @@ def write_whole(message: FailedMessage) -> None:
     ]
     for name, value in rows:
         if value is not None:
-            click.echo(f"{name:<14} {visible(str(value))}")
+            echo(f"{name:<14} {value}")
     for death in message.deaths:
         where = f"{death.get('reason')} in {death.get('queue')} x{death.get('count')}"
         whence = f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
-        click.echo(f"{'died':<14} {visible(f'{where}, {whence}')}")
+        echo(f"{'died':<14} {where}, {whence}")
     for name, value in message.headers.items():
         if name != "x-death":
-            click.echo(f"{'header':<14} {visible(f'{name}: {value}')}")
+            echo(f"{'header':<14} {name}: {value}")
     body, is_base64 = text_or_base64(message.body)
-    click.echo(f"{'body':<14} {len(message.body)} bytes{' (base64)' if is_base64 else ''}")
-    click.echo(visible(body, keep="\n\t"))
+    echo(f"{'body':<14} {len(message.body)} bytes{' (base64)' if is_base64 else ''}")
+    echo(body, keep="\n\t")
     if message.stack:
-        click.echo("")
-        click.echo(visible(message.stack.rstrip(), keep="\n\t"))
+        echo()
+        echo(message.stack.rstrip(), keep="\n\t")
 
 
 def write_groups(groups: list[Group]) -> None:
     """Print groups, the largest first."""
     for one in groups:
         queues = ", ".join(sorted(one.queues)) or "?"
-        click.echo(
-            _fit_terminal(visible(f"{one.count:>7}  {_local_time(one.first)} to {_local_time(one.last)}  {queues}"))
-        )
-        click.echo(f"         {visible(one.name)}")
+        echo(f"{one.count:>7}  {_local_time(one.first)} to {_local_time(one.last)}  {queues}", fit=True)
+        echo(f"         {one.name}")
         if one.text:
-            click.echo(_fit_terminal(f"         such as {one.example}: {visible(one.text)}"))
+            echo(f"         such as {one.example}: {one.text}", fit=True)
     if not groups:
-        click.echo("no message")
+        echo("no message")
 
 
 def write_summary(summary: Summary) -> None:
     """Print the counts of ``bide errors stats``."""
     found = summary.to_dict()
-    click.echo(f"{quantity(summary.total, 'message')}, {summary.size:,} bytes")
+    echo(f"{quantity(summary.total, 'message')}, {summary.size:,} bytes")
     if summary.first and summary.last:
-        click.echo(f"failed from {_local_time(summary.first)} to {_local_time(summary.last)}")
+        echo(f"failed from {_local_time(summary.first)} to {_local_time(summary.last)}")
     for name in ("queue", "reason", "endpoint", "exception", "message_type", "hour"):
         values = found[f"by_{name}"]
         if values:
-            click.echo(f"by {name.replace('_', ' ')}")
+            echo(f"by {name.replace('_', ' ')}")
             for value, count in values.items():
-                click.echo(f"{count:>9,}  {visible(value)}")
+                echo(f"{count:>9,}  {value}")
 
 
 def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
@@ -148,7 +135,7 @@ def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
         print_json(moved.to_dict())
         return
     where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
-    click.echo(visible(f"{quantity(moved.done, 'message')} {verb}{f': {where}' if where else ''}"))
+    echo(f"{quantity(moved.done, 'message')} {verb}{f': {where}' if where else ''}")
 
 
 def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
@@ -162,10 +149,10 @@ def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str,
         total = moved.done + sum(moved.kept.values()) + moved.left
         done = f"{moved.done:,} of {quantity(total, 'message')} {verb}"
         left = f"{moved.left:,} not yet due," if paced else f"{moved.left:,}"
-    click.echo(visible(f"bide: interrupted: {done}, {left} still in {queue}"), err=True)
+    echo(f"bide: interrupted: {done}, {left} still in {queue}", err=True)
     for reason, number in moved.kept.items():
-        click.echo(visible(f"bide: {quantity(number, 'message')} cannot be sent: {reason}"), err=True)
-    click.echo(f"bide: go on with: {again}", err=True)
+        echo(f"bide: {quantity(number, 'message')} cannot be sent: {reason}", err=True)
+    echo(f"bide: go on with: {again}", err=True)
 
 
 class Targets:
@@ -223,7 +210,7 @@ def write_count(summary: Summary, verb: str, targets: Targets | None, *, as_json
         print_json({"would_be_done": summary.total, **more})
     else:
         where = "" if targets is None or not summary.total else f": {targets.describe(summary)}"
-        click.echo(visible(f"{quantity(summary.total, 'message')} would be {verb}{where}"))
+        echo(f"{quantity(summary.total, 'message')} would be {verb}{where}")
 
 
 def _stay_text(number: int) -> str:
@@ -235,18 +222,16 @@ def write_record(record: AuditRecord) -> None:
     details = {name: value for name, value in record.details.items() if name != "ids"}
     count = len(record.details.get("ids", ()))
     what = f"{count} ids" if record.step == "ids" else " ".join(f"{n}={v}" for n, v in details.items())
-    click.echo(
-        visible(
-            f"{_local_time(record.at)}  {record.who} ({record.user})  {record.operation} {record.queue} {record.run} "
-            f"{record.step}: {what}"
-        )
+    echo(
+        f"{_local_time(record.at)}  {record.who} ({record.user})  {record.operation} {record.queue} {record.run} "
+        f"{record.step}: {what}"
     )
 
 
 def write_malformed(number: int, stream: str) -> None:
     """Print how many messages of the audit stream could not be read and were left out."""
     what = quantity(number, "message is not a record", "messages are not records")
-    click.echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
+    echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
 
 
 def _local_time(moment: datetime | None) -> str:
@@ -259,10 +244,3 @@ def _local_time(moment: datetime | None) -> str:
         local, zone = moment, "Z"
     # strftime writes years before 1000 with fewer digits.
     return local.replace(tzinfo=None).isoformat(" ", "seconds") + zone
-
-
-def _fit_terminal(line: str) -> str:
-    if not sys.stdout.isatty():
-        return line
-    width = shutil.get_terminal_size().columns
-    return line if len(line) <= width else line[: width - 1] + "…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
@@ -15,12 +16,46 @@ from typing import Any
 
 import click
 
-from bide.foreign_text import visible_json
+from bide.foreign_text import visible, visible_json
+
+
+def echo(
+    text: str = "",
+    *,
+    mark: str = "",
+    colour: str | None = None,
+    keep: str = "",
+    fit: bool = False,
+    err: bool = False,
+) -> None:
+    r"""Print a line, with unprintable characters as escapes, so that no name in it can control a terminal.
+
+    Args:
+        text: the line.
+        mark: a sign before the line.
+        colour: the colour of the mark; without a mark, that of the line.
+        keep: characters to print unchanged: ``"\n"`` for a text of several lines, in which all names are escaped.
+        fit: shorten the line to the width of the terminal.
+        err: print to standard error.
+    """
+    shown = visible(text, keep=keep)
+    if fit and sys.stdout.isatty() and len(shown) > (width := shutil.get_terminal_size().columns):
+        shown = shown[: width - 1] + "…"
+    if mark:
+        shown = f"{click.style(visible(mark), fg=colour)} {shown}"
+    elif colour is not None:
+        shown = click.style(shown, fg=colour)
+    click.echo(shown, err=err)
 
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     click.echo(visible_json(_json_value(value), indent=2))
+
+
+def print_json_line(value: Mapping[str, Any]) -> None:
+    """Print a value as one line of JSON."""
+    click.echo(json_line(value), nl=False)
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.running import stop_by_signals
 from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
 
@@ -58,13 +58,13 @@ def relay(
     worker = Relay(settings.broker_url(), hall=hall, allow=allow, prefetch=prefetch, declare=declare)
 
     def started(connection: Connection) -> None:
-        click.echo(f"relaying {hall.base} on {connection.address}, virtual host {connection.url.vhost}", err=True)
+        echo(f"relaying {hall.base} on {connection.address}, virtual host {connection.url.vhost}", err=True)
 
     done = asyncio.run(_run_until_signal(worker, started))
     if as_json:
         print_json(asdict(done))
         return
-    click.echo(
+    echo(
         f"{done.delivered} delivered, {done.delayed} sent to the levels, {done.rounds} sent round, "
         f"{done.refused} times refused by targets, {done.undeliverable} undeliverable"
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from bide.cli.output import echo
+from bide.foreign_text import visible
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -85,11 +87,11 @@ def confirm(question: str) -> None:
         UsageError: there is no answer, because standard input is empty or closed.
     """
     try:
-        agreed = click.confirm(question, err=True)
+        agreed = click.confirm(visible(question), err=True)
     except (click.Abort, OSError) as error:
         is_closed = isinstance(error, OSError) and error.errno == errno.EBADF
         if is_closed or isinstance(error.__context__, EOFError):
-            click.echo(err=True)
+            echo(err=True)
             raise click.UsageError("standard input has no answer to the question: give --yes to skip it") from None
         raise
     if not agreed:

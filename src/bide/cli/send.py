@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from bide.cli.output import json_line
+from bide.cli.output import echo, print_json_line
 from bide.cli.running import run_async
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import BideError
@@ -111,7 +111,7 @@ def _body(body: str | None, file: BinaryIO | None) -> bytes:
         return body.encode("utf-8", errors="surrogateescape")
     if file is None:
         if sys.stdin.isatty():
-            click.echo("type the body, and end it with Ctrl-D on an empty line:", err=True)
+            echo("type the body, and end it with Ctrl-D on an empty line:", err=True)
         file = sys.stdin.buffer
     return file.read()
 
@@ -145,13 +145,13 @@ async def _send(
     def on_receipt(receipt: Receipt) -> None:
         last[:] = [receipt]
         if as_json:
-            click.echo(json_line(_receipt_values(receipt)), nl=False)
+            print_json_line(_receipt_values(receipt))
 
     started = time.monotonic()
     async with connect(settings.broker_url(), infrastructure=infrastructure, declare=declare) as client:
         await _publish(client, message, count, on_receipt)
     if not as_json:
-        click.echo(_receipt_text(last[0], message, count, time.monotonic() - started))
+        echo(_receipt_text(last[0], message, count, time.monotonic() - started))
 
 
 async def _publish(client: Client, message: dict[str, Any], count: int, on_receipt: Callable[[Receipt], None]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bide.cli.output import print_json, working
+from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
@@ -64,11 +64,11 @@ def on(
     if as_json:
         print_json({"layout": infrastructure.name, "broker": broker, "vhost": vhost, **asdict(done)})
         return
-    click.echo(f"{infrastructure.name}: taps on, {done.bindings} bindings on {broker}, virtual host {vhost}")
+    echo(f"{infrastructure.name}: taps on, {done.bindings} bindings on {broker}, virtual host {vhost}")
     for which, name in zip(("scheduled", "delivered"), taps.names, strict=True):
-        click.echo(f"  {which}  {name}  {'new' if name in done.created else 'exists'}")
+        echo(f"  {which}  {name}  {'new' if name in done.created else 'exists'}")
     if taps.defeats:
-        click.echo(
+        echo(
             f"note: from now on a message for a deleted endpoint is only in {taps.delivered}: the tap on "
             f"{taps.defeats} counts as its route, so the alternate exchange does not get it",
             err=True,
@@ -109,7 +109,7 @@ def off(settings: Settings, *, infrastructure: DelayInfrastructure, delete: bool
         said += f"; {' and '.join(done.kept)} stay with their messages"
     if done.deleted:
         said += f"; {' and '.join(done.deleted)} deleted, with about {quantity(done.messages, 'message')}"
-    click.echo(f"{infrastructure.name}: {said}")
+    echo(f"{infrastructure.name}: {said}")
 
 
 async def _off(settings: Settings, infrastructure: DelayInfrastructure, *, delete: bool) -> TurnedOff:
@@ -147,15 +147,15 @@ async def _status(settings: Settings, infrastructure: DelayInfrastructure) -> Ta
 
 
 def _print_status(found: TapStatus) -> None:
-    click.echo(f"{found.layout} on {found.broker}, virtual host {found.vhost}: taps {found.state}")
+    echo(f"{found.layout} on {found.broker}, virtual host {found.vhost}: taps {found.state}")
     for which, stream in found.streams.items():
-        click.echo(f"  {which}  {stream.name}  {_stream_text(stream)}")
+        echo(f"  {which}  {stream.name}  {_stream_text(stream)}")
     if found.state == "incomplete":
-        click.echo("some messages are not recorded: run 'bide tap on' with the same options", err=True)
+        echo("some messages are not recorded: run 'bide tap on' with the same options", err=True)
     if found.why:
-        click.echo(f"bindings and limits are not known: {found.why}", err=True)
+        echo(f"bindings and limits are not known: {found.why}", err=True)
     if found.port == 0:
-        click.echo(
+        echo(
             "the broker does not speak the stream protocol: run 'rabbitmq-plugins enable rabbitmq_stream' to read the "
             "streams with it",
             err=True,

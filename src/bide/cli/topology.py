@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from bide.cli.output import print_json, working
+from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
 from bide.errors import InvalidInputError
@@ -46,7 +46,7 @@ def list_patterns(*, as_json: bool) -> None:
         print_json([pattern_values(one) for one in PATTERNS])
         return
     for line in pattern_lines(PATTERNS):
-        click.echo(line)
+        echo(line)
 
 
 class _PatternGroup(click.Group):
@@ -125,19 +125,19 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
 
     match forms:
         case ("mermaid",):
-            click.echo(mermaid(made), nl=False)
+            echo(mermaid(made).rstrip("\n"), keep="\n")
         case ("dot",):
-            click.echo(graphviz(made), nl=False)
+            echo(graphviz(made).rstrip("\n"), keep="\n")
         case ("definitions",):
             print_json(definitions(made))
         case (one, another, *_):
             raise click.UsageError(f"--{one} and --{another} are two output formats: give one")
         case _:
-            click.echo(pattern.summary)
+            echo(pattern.summary)
             for line in topology_lines(made):
-                click.echo(line)
+                echo(line)
             if pattern.caveat:
-                click.echo(f"take care: {pattern.caveat}")
+                echo(f"take care: {pattern.caveat}")
 
 
 @json_option("the counts")
@@ -149,7 +149,7 @@ def _apply(settings: Settings, pattern: Pattern, made: Topology, *, as_json: boo
     if as_json:
         print_json({"pattern": pattern.name, **asdict(applied), "broker": broker, "vhost": vhost})
         return
-    click.echo(f"{pattern.name}: {applied} on {broker}, virtual host {vhost}")
+    echo(f"{pattern.name}: {applied} on {broker}, virtual host {vhost}")
 
 
 async def _apply_topology(settings: Settings, made: Topology) -> tuple[Applied, str, str]:
@@ -175,17 +175,16 @@ def _refuse_exclusive(made: Topology) -> None:
 @management_options
 @pass_settings
 def _diff(settings: Settings, pattern: Pattern, made: Topology, *, as_json: bool) -> int:
-    from bide.cli.topology_view import comparison_lines, comparison_values
+    from bide.cli.topology_view import comparison_values, print_comparison
 
     with working("looking"):
         comparison = run_async(_compare_topology(settings, made))
     if as_json:
         print_json(comparison_values(comparison))
     else:
-        for line in comparison_lines(comparison):
-            click.echo(line)
+        print_comparison(comparison)
         if not comparison:
-            click.echo(f"{pattern.name} is on the broker as it should be")
+            echo(f"{pattern.name} is on the broker as it should be")
     return 1 if comparison else 0
 
 
@@ -216,7 +215,7 @@ def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: boo
         print_json(asdict(removed))
         return
     deleted = f"{quantity(removed.exchanges, 'exchange')} and {quantity(removed.queues, 'queue')}"
-    click.echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
+    echo(f"{deleted} deleted, with {quantity(removed.messages, 'message')}")
 
 
 async def _destroy_topology(settings: Settings, made: Topology, *, force: bool) -> Removed:
@@ -277,7 +276,7 @@ def explain(
 
     Nothing is sent. Give one topology: --pattern, --definitions or --from-broker.
     """
-    from bide.cli.topology_view import itinerary_lines
+    from bide.cli.topology_view import print_itinerary
     from bide.delay.protocol import check_name
     from bide.topology.itinerary import plan
 
@@ -298,8 +297,7 @@ def explain(
     if as_json:
         print_json(way.to_dict())
     else:
-        for line in itinerary_lines(way, every=every):
-            click.echo(line)
+        print_itinerary(way, every=every)
     return 0 if way.queues or way.possible else 1
 
 

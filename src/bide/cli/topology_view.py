@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-import click
-
-from bide.foreign_text import visible
+from bide.cli.output import echo
 
 _MAX_REFUSED: Final = 20
 
@@ -91,19 +89,19 @@ def _argument_texts(thing: Exchange | Queue | Binding) -> list[str]:
     return [f"{name}={value!r}" for name, value in thing.arguments.items() if name != "x-queue-type"]
 
 
-def comparison_lines(comparison: Comparison) -> Iterator[str]:
-    """The items that a broker lacks, those that differ, and bindings that other programs added."""
+def print_comparison(comparison: Comparison) -> None:
+    """Print the items that a broker lacks, those that differ, and bindings that other programs added."""
     diff = comparison.diff
     for line in topology_lines(diff.added):
-        yield click.style(visible(f"- missing {line}"), fg="red")
+        echo(f"- missing {line}", colour="red")
     for change in diff.changed:
         for name, (found, wanted) in change.differences.items():
             line = f"~ {change.kind} {change.name}: {name} is {_value_text(found)}, {_value_text(wanted)} is wanted"
-            yield click.style(visible(line), fg="yellow")
+            echo(line, colour="yellow")
     for text in comparison.policies:
-        yield click.style(visible(f"~ {text}"), fg="yellow")
+        echo(f"~ {text}", colour="yellow")
     for binding in comparison.beside:
-        yield visible(f"· of others: binding {_binding_text(binding)}")
+        echo(f"· of others: binding {_binding_text(binding)}")
 
 
 def _value_text(value: object) -> str:
@@ -131,34 +129,36 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def itinerary_lines(itinerary: Itinerary, *, every: bool = False) -> Iterator[str]:
-    """The itinerary of a message: each exchange that it passes, with a line for each binding.
+def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
+    """Print the itinerary of a message: each exchange that it passes, with a line for each binding.
 
     Args:
         every: list every binding that does not match, instead of only their number if there are more than 20.
     """
     for stop in itinerary.stops:
         maybe = "" if stop.certain else ", if it comes here"
-        yield visible(f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})")
+        echo(f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})")
         if not stop.looks:
-            yield "  nothing is bound to it"
+            echo("  nothing is bound to it")
         refused = [one for one in stop.looks if one.goes is False]
         shown = (
             stop.looks
             if every or len(refused) <= _MAX_REFUSED
             else [one for one in stop.looks if one.goes is not False]
         )
-        yield from (_decision_line(one) for one in shown)
+        for one in shown:
+            _print_decision(one)
         if len(shown) < len(stop.looks):
-            yield f"  ✗ {len(refused)} others do not match (--all: why)"
-    yield visible(f"queues: {', '.join(itinerary.queues) or 'none'}")
+            echo(f"  ✗ {len(refused)} others do not match (--all: why)")
+    echo(f"queues: {', '.join(itinerary.queues) or 'none'}")
     if itinerary.possible:
-        yield visible(f"perhaps: {', '.join(itinerary.possible)}")
+        echo(f"perhaps: {', '.join(itinerary.possible)}")
     if not itinerary.queues and not itinerary.possible:
-        yield "nothing takes it: the broker returns it if it is mandatory, and drops it otherwise"
-    yield from map(visible, itinerary.later)
+        echo("nothing takes it: the broker returns it if it is mandatory, and drops it otherwise")
+    for later in itinerary.later:
+        echo(later)
 
 
-def _decision_line(look: RouteDecision) -> str:
+def _print_decision(look: RouteDecision) -> None:
     mark, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[look.goes]
-    return f"  {click.style(mark, fg=colour)} " + visible(f"{look.kind} {look.name or '(default)'}: {look.reason}")
+    echo(f"{look.kind} {look.name or '(default)'}: {look.reason}", mark=f"  {mark}", colour=colour)

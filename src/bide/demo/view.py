@@ -14,6 +14,7 @@ from rich.text import Text
 
 from bide.demo.figures import DemoFigures, FigureBar, Histogram
 from bide.demo.progress import Phase, PhaseName, Progress
+from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +76,7 @@ def _phase_line(phase: Phase) -> Text:
     line.append(f"{_TITLES[phase.name]:<28}", style="bold" if not done else "")
     line.append(f"{phase.elapsed:6.1f} s", style="dim")
     if phase.note:
-        line.append(f"  {phase.note}", style="dim")
+        line.append(f"  {visible(phase.note)}", style="dim")
     return line
 
 
@@ -135,7 +136,7 @@ def result(
     if report is not None:
         parts += [Text(), _report(report)]
     elif no_report:
-        parts += [Text(), Text(f"  no report: {no_report}", style="yellow", no_wrap=True, overflow="ignore")]
+        parts += [Text(), Text(f"  no report: {visible(no_report)}", style="yellow", no_wrap=True, overflow="ignore")]
     verdict = (
         Text("  all well: nothing lost, nothing early", style="bold green")
         if not figures.problems
@@ -146,7 +147,8 @@ def result(
 
 def _report(report: DemoReport) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    table.add_row("  audit    ", "\n".join(filter(None, [report.summary, report.failed])))
+    lines = [visible(one) for one in (report.summary, report.failed) if one]
+    table.add_row("  audit    ", Text("\n".join(lines)))
     # Not in a table cell, which would cut or wrap the paths.
-    paths = f"{report.page} and {report.picture}"
+    paths = visible(f"{report.page} and {report.picture}")
     return Group(table, Text(f"  report     {paths}", no_wrap=True, overflow="ignore"))

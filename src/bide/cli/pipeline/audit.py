@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bide.cli.output import json_line, print_json
+from bide.cli.output import echo, print_json, print_json_line
 from bide.cli.pipeline.group import spark_options
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
@@ -23,7 +23,6 @@ from bide.errors import (
     InvalidOptionError,
     OffsetsLostError,
 )
-from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.run import Round
@@ -118,11 +117,11 @@ def audit(
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
-                click.echo(f"bide: {visible(str(error))}; trying again in {every}", err=True)
+                echo(f"bide: {error}; trying again in {every}", err=True)
             except BideError as error:
                 # The other queries of the round that failed.
                 for note in getattr(error, "__notes__", ()):
-                    click.echo(f"bide: {visible(with_command_options(note))}", err=True)
+                    echo(f"bide: {with_command_options(note)}", err=True)
                 if isinstance(error, OffsetsLostError | InvalidOptionError):
                     raise type(error)(with_command_options(str(error))) from error
                 raise
@@ -162,18 +161,18 @@ def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
         if once:
             print_json(result)
         else:
-            click.echo(json_line(result), nl=False)
+            print_json_line(result)
         return
     counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
     overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""
     undecodable = f", {done.undecodable:,} undecodable" if done.undecodable else ""
     days = f"{done.days} {'day' if done.days == 1 else 'days'} computed"
-    click.echo(
+    echo(
         f"{counts}{undecodable} in {done.read_seconds:.1f} s; {days} in {done.seconds - done.read_seconds:.1f} s; "
         f"{done.pending:,} pending{overdue}"
     )
     if once:
-        click.echo(f"tables: {place}")
+        echo(f"tables: {place}")
 
 
 @contextmanager

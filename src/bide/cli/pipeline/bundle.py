@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.settings import json_option
 from bide.errors import InvalidInputError
 
@@ -31,4 +31,4 @@ def bundle(*, file: Path, as_json: bool) -> None:
     if as_json:
         print_json({"path": str(written), "bytes": size})
     else:
-        click.echo(f"{file}: {size / 1e6:.1f} MB")
+        echo(f"{file}: {size / 1e6:.1f} MB")

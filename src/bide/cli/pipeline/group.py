@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bide.cli.output import print_json
-from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_text
+from bide.cli.output import echo, print_json
+from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_lines
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidInputError, InvalidRowError
-from bide.foreign_text import visible
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
 from bide.runtime.wording import quantity
 
@@ -245,7 +244,8 @@ def _print_survey(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json
         spans = [{"from": due.isoformat(), "count": count} for due, count in times]
         print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
     else:
-        click.echo(visible(survey_text(found, plan, times, every), keep="\n"))
+        for line in survey_lines(found, plan, times, every):
+            echo(line)
     if found.bad and plan.settings.rejects is None:
         raise _invalid_rows(found, plan)
     refuse_overdue(found, plan)
@@ -265,7 +265,7 @@ def _send(
     from bide.pipelines.session import spark_errors
 
     for line in summary_lines(found, plan):
-        click.echo(line, err=as_json)
+        echo(line, err=as_json)
     if found.bad and plan.settings.rejects is None:
         raise _invalid_rows(found, plan)
     head = head_for(ledger, plan, found, part_rows=part_rows)
@@ -288,14 +288,14 @@ def _send(
         print_json({**summary(found, plan), **now})
         return
     rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
-    click.echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
+    echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
     if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
-        click.echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
+        echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
     if dropped := now["dropped"] + now["dropped_before"]:
-        click.echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
+        echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
     if rejected := now["rejected"] + now["rejected_before"]:
-        click.echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
-    click.echo(f"ledger: {ledger.folder}")
+        echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
+    echo(f"ledger: {ledger.folder}")
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.pipeline.group import pairs_of, spark_options
-from bide.cli.pipeline.plan_view import plan_text
+from bide.cli.pipeline.plan_view import plan_lines
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
@@ -143,9 +143,10 @@ def plan(
         figures = [one.to_dict() for one in reports]
         print_json({**facts, "layouts": figures, "seconds": round(seconds, 3), "out": out})
     else:
-        click.echo(plan_text(workload, reports, spans["every"], seconds))
+        for line in plan_lines(workload, reports, spans["every"], seconds):
+            echo(line)
         if out is not None:
-            click.echo(f"tables: {out}/<layout>/levels and {out}/<layout>/queues")
+            echo(f"tables: {out}/<layout>/levels and {out}/<layout>/queues")
 
 
 def _flows(

@@ -18,17 +18,18 @@ _MAX_SPANS: Final = 24
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def plan_text(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> str:
-    """The text of a plan, one layout after the other."""
+def plan_lines(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> Iterator[str]:
+    """The lines of a plan, one layout after the other."""
     messages = quantity(round(workload.messages), "message")
-    lines = [f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"]
+    yield f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"
     if workload.undelayed:
-        lines.append(f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets")
+        yield f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets"
     for report in reports:
-        lines += ["", *_layout_lines(report)]
+        yield ""
+        yield from _layout_lines(report)
     if any(report.spans for report in reports):
-        lines += ["", *_span_lines(reports, every)]
-    return "\n".join(lines)
+        yield ""
+        yield from _span_lines(reports, every)
 
 
 def in_bytes(count: float) -> str:

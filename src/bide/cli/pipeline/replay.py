@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.pipeline.group import spark_options
 from bide.cli.pipeline.replay_view import Stopped
 from bide.cli.pipeline.view import progress
 from bide.cli.running import ended_by_signals
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
-from bide.foreign_text import visible
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -243,12 +242,12 @@ def _send(
         result = {"messages": total, "sent": number, "queues": sent, "kept": kept, "gone": gone}
         print_json({**result, "seconds": round(seconds, 3)})
     else:
-        where = ", ".join(f"{count:,} to {visible(name)}" for name, count in sent.items())
+        where = ", ".join(f"{count:,} to {name}" for name, count in sent.items())
         rate = f" in {seconds:.1f} s: {where}" if number else ""
-        click.echo(f"replayed {quantity(number, 'message')}{rate}")
+        echo(f"replayed {quantity(number, 'message')}{rate}")
     for reason, count_kept in kept.items():
         stay = quantity(count_kept, "message stays", "messages stay")
-        click.echo(f"bide: {stay} in {source.queue}: {visible(reason)}", err=True)
+        echo(f"bide: {stay} in {source.queue}: {reason}", err=True)
     if gone:
-        click.echo(f"bide: {quantity(gone, 'message')} left {source.queue} since they were chosen", err=True)
+        echo(f"bide: {quantity(gone, 'message')} left {source.queue} since they were chosen", err=True)
     return 1 if kept else 0

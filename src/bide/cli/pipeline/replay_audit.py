@@ -10,13 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import click
-
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.pipeline.replay_view import Stopped, preview, show
 from bide.cli.pipeline.view import progress
 from bide.errors import NotFoundError, TargetNotFoundError
-from bide.foreign_text import visible
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -146,7 +143,7 @@ def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: b
         check_allowed(messages, given.to, given.allow)
     counts = {} if found is None else {name: getattr(found, name) for name in ("parked", "unseen", "dropped")}
     if found is not None and found.parked:
-        click.echo(
+        echo(
             f"bide: {found.parked:,} more messages are in an error queue: replay them with 'bide pipeline replay "
             "--queue', or send copies with --parked",
             err=True,
@@ -158,7 +155,7 @@ def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: b
         seen = preview(messages, url=given.url, source=source, to=given.to, more=counts)
         show(seen, as_json=as_json)
         if seen.total:
-            click.echo(_LOST_HEADERS, err=True)
+            echo(_LOST_HEADERS, err=True)
         return _print_missing(found, skip=given.skip_missing) or (1 if seen.missing else 0)
     if found is not None and not given.skip_missing:
         found.refuse_missing()
@@ -169,7 +166,7 @@ def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: b
             "declare these queues, send all messages to another queue with --to, or leave some out with --where"
         )
     if queues:
-        click.echo(_LOST_HEADERS, err=True)
+        echo(_LOST_HEADERS, err=True)
     if ledger is None and queues:
         ledger = choices.make(messages, given.over, plan=given.plan, broker=given.broker, part_rows=given.part_rows)
     _send(spark, given, ledger, counts, as_json=as_json)
@@ -182,7 +179,7 @@ def _print_missing(found: Found | None, *, skip: bool) -> int:
         if found is not None and not skip:
             found.refuse_missing()
     except NotFoundError as error:
-        click.echo(f"bide: {visible(str(error))}", err=True)
+        echo(f"bide: {error}", err=True)
         return 1
     return 0
 
@@ -210,15 +207,13 @@ def _send(
         result = {"sent": sent, "sent_before": before, **counts, "gone": rejected, "seconds": round(seconds, 3)}
         print_json({**result, "ledger": place})
         return
-    click.echo(f"replayed {quantity(sent, 'message')}{f' in {seconds:.1f} s' if sent else ''}")
+    echo(f"replayed {quantity(sent, 'message')}{f' in {seconds:.1f} s' if sent else ''}")
     if before:
-        click.echo(f"{quantity(before, 'message was', 'messages were')} sent by an earlier run")
+        echo(f"{quantity(before, 'message was', 'messages were')} sent by an earlier run")
     if rejected:
-        click.echo(
-            f"{quantity(rejected, 'message was', 'messages were')} dropped by the streams since they were chosen"
-        )
+        echo(f"{quantity(rejected, 'message was', 'messages were')} dropped by the streams since they were chosen")
     if place is not None:
-        click.echo(f"ledger: {place}")
+        echo(f"ledger: {place}")
 
 
 def _done_count(ledger: Ledger) -> int:

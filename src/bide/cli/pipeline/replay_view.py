@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from bide.cli.continuation import command, rest_of
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.pipeline.view import histogram, span_for
 from bide.durations import from_microseconds
-from bide.foreign_text import visible
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -90,12 +87,12 @@ class Stopped:
             print_json({"interrupted": True, "sent": self.sent, "left": self.left, "kept": self.kept, "go_on": again})
             return
         due = " not yet due," if over else ""
-        click.echo(
+        echo(
             f"bide: interrupted: {self.sent:,} of {quantity(total, 'message')} replayed, {self.left:,}{due} left of "
             f"{self.source}",
             err=True,
         )
-        click.echo(f"bide: go on with: {again}", err=True)
+        echo(f"bide: go on with: {again}", err=True)
 
 
 def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more: Mapping[str, int]) -> Preview:
@@ -141,13 +138,13 @@ def show(found: Preview, *, as_json: bool) -> None:
     if as_json:
         print_json(_as_dict(found))
         return
-    click.echo(f"{quantity(found.total, 'message')} of {found.source}; nothing was sent")
+    echo(f"{quantity(found.total, 'message')} of {found.source}; nothing was sent")
     for name, count in found.queues.items():
-        click.echo(f"{count:>9,} to {visible(name)}{'  (does not exist)' if name in found.missing else ''}")
+        echo(f"{count:>9,} to {name}{'  (does not exist)' if name in found.missing else ''}")
     if found.unknown:
-        click.echo(f"{found.unknown:>9,} without the queue on which they failed")
+        echo(f"{found.unknown:>9,} without the queue on which they failed")
     for line in histogram(found.times, found.every):
-        click.echo(line)
+        echo(line)
 
 
 def _as_dict(found: Preview) -> dict[str, Any]:

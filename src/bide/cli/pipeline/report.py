@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.output import print_json
+from bide.cli.output import echo, print_json
 from bide.cli.pipeline.group import spark_options
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
-from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.pipelines.report.figures import Figures
@@ -95,10 +94,10 @@ def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
 def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:
     from bide.pipelines.report.content import failed, summary, undecodable
 
-    click.echo(visible(summary(figures)))
+    echo(summary(figures))
     for line in (failed(figures), undecodable(figures)):
         if line:
-            click.echo(line)
+            echo(line)
     if figures.missing:
-        click.echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
-    click.echo(f"report: {out}" + (f" and {svg}" if svg is not None else ""))
+        echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
+    echo(f"report: {out}" + (f" and {svg}" if svg is not None else ""))

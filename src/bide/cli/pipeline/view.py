@@ -53,12 +53,10 @@ def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
     }
 
 
-def survey_text(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, int]], every: timedelta) -> str:
-    """The text of a dry run: the counts of a survey, and a histogram."""
+def survey_lines(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
+    """The lines of a dry run: the counts of a survey, and a histogram."""
     first, *more = summary_lines(found, plan)
-    lines = [f"{first}; nothing was sent", *more]
-    lines += histogram(times, every)
-    return "\n".join(lines)
+    return [f"{first}; nothing was sent", *more, *histogram(times, every)]
 
 
 def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
