@@ -30,6 +30,7 @@ FAULTS = {
     "no-count": "do not compare counts, so that a reader overtaken by retention goes on",
     "no-room": "applications append without limit while nothing is carried",
     "greedy-gate": "gates write on although nothing is carried",
+    "room-exceeded": "gates leave too little of the retention for applications and for late copies",
     "beats-awaited": "wait for ever for a beat that retention took before it was read back",
     "beats-unread": "gates send beats before they have read the last one back, and fill the log while they lag",
     "trim-early": "free the room before the snapshot is complete",

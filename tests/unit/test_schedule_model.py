@@ -8,18 +8,18 @@ from tests.schedule_model.faults import FAULTS
 from tests.schedule_model.simulation import run
 
 SEEDS = {
-    **dict.fromkeys(("begin-anew", "no-count", "snapshot-gap"), 845),
-    "beats-awaited": 30_299,
-    "beats-unread": 20_152,
+    **dict.fromkeys(("begin-anew", "no-count", "snapshot-gap"), 185),
+    "beats-awaited": 330,
     "claim-paused": 41,
     "greedy-gate": 14,
-    "index-unchecked": 713,
+    "index-unchecked": 86,
     "no-room": 7,
     "not-current": 26,
     "occurrence-by-key": 7,
     "own-calendar": 23,
     "partial-snapshot": 14,
     "repeats-by-maximum": 56,
+    "room-exceeded": 10_277,
     "stale-carry": 20,
     "ticks-race": 43,
     "trim-early": 21,
@@ -29,11 +29,11 @@ be the first. The long test finds the rare ones without."""
 
 RARE = frozenset(
     {
-        *("beats-awaited", "beats-unread", "begin-anew", "index-unchecked", "no-count", "repeats-by-maximum"),
+        *("beats-awaited", "begin-anew", "index-unchecked", "no-count", "repeats-by-maximum"),
         "snapshot-gap",
     }
 )
-"""Faults that take up to hundreds of histories to show, and one that takes thousands."""
+"""Faults that take up to hundreds of histories to show. ``room-exceeded`` takes thousands: a known seed shows it."""
 
 
 def first_found(fault: str, first: int, histories: int) -> int | None:
@@ -45,6 +45,12 @@ def test_no_history_is_judged_wrong() -> None:
         assert run(seed) == []
 
 
+def test_late_copies_do_not_take_the_last_snapshot_from_the_log() -> None:
+    # Gates crash again and again while they carry, and late copies of their records land in a log that is nearly full.
+    assert run(10_277) == []
+    assert any("does not come to rest" in line for line in run(10_277, "room-exceeded"))
+
+
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_a_planted_fault_is_found(fault: str) -> None:
     assert first_found(fault, SEEDS.get(fault, 0), 20) is not None, FAULTS[fault]
@@ -53,8 +59,7 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("fault", sorted(RARE))
 def test_a_rare_planted_fault_is_found_without_a_known_seed(fault: str) -> None:
-    first = {"beats-awaited": 30_000, "beats-unread": 20_000}.get(fault, 0)
-    assert first_found(fault, first, 3000) is not None, FAULTS[fault]
+    assert first_found(fault, 0, 3000) is not None, FAULTS[fault]
 
 
 @pytest.mark.long

@@ -20,9 +20,9 @@ LOG_BYTES: Final = 2_000_000_000
 
 SEGMENT_BYTES: Final = 64_000_000
 
-ROOM_TICKETS: Final = 16_384
-"""Tickets that a room queue takes before it refuses: each stands for :data:`TICKET_BYTES` of records, so that the log
-is at most half full when ``schedule`` is refused."""
+ROOM_TICKETS: Final = 8_192
+"""Tickets that a room queue takes before it refuses: each stands for :data:`TICKET_BYTES` of records, so that
+applications append at most a quarter of the retention. Gates leave them that quarter."""
 
 TICKET_BYTES: Final = 64_000
 
