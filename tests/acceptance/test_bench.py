@@ -58,6 +58,7 @@ def test_results_are_shown_kept_and_made_into_a_page(rabbitmq: Rabbitmq, tmp_pat
     assert (tmp_path / "docs/benchmarks/consume.svg").exists()
 
 
+@pytest.mark.long
 def test_a_failed_case_is_reported_and_the_others_are_measured(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     """A client that is there, but cannot be imported."""
     (tmp_path / "pika.py").write_text("raise ImportError('broken')\n")

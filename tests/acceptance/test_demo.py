@@ -61,6 +61,7 @@ def demo(vhost: Vhost, tmp_path: Path) -> Demo:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
     process = demo.start("--messages", "300", "--longest", "2s", "--json")
     stdout, progress = process.communicate(timeout=600)

@@ -173,6 +173,7 @@ def test_a_retry_names_each_target_before_a_message_moves(program: Program, vhos
     assert ready(vhost, "salaries") == 1
 
 
+@pytest.mark.long
 def test_a_killed_retry_of_10_000_messages_is_finished_by_the_next(program: Program, vhost: Vhost) -> None:
     fill(vhost, PARKED)
     (group,) = lines(program.ok("errors", "groups", "--json"))

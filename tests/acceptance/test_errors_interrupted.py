@@ -81,6 +81,7 @@ def test_no_message_leaves_the_queue_after_an_interruption(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_interruption_in_json_names_only_the_remaining_ids(program: Program, vhost: Vhost) -> None:
     fill(vhost, NUMBER)
     ids = [f"m{place}" for place in range(NUMBER)]

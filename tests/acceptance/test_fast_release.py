@@ -114,6 +114,7 @@ def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private:
     assert private.verified() == (0, "ok", "1000")
 
 
+@pytest.mark.long
 def test_restarted_dead_letter_workers_read_the_prefetch_and_lose_nothing(private: Private) -> None:
     """Their messages stay unconfirmed, because nothing is bound to the target exchange."""
     sets, replaces = commands()

@@ -219,6 +219,7 @@ def test_an_error_of_rabbitmqctl_has_its_reason(broker: LocalBroker) -> None:
         broker.rabbitmqctl("set_permissions", "--vhost", "nowhere", "bide", "", "", "")
 
 
+@pytest.mark.long
 def test_a_crash_keeps_messages_and_ports(rabbitmq: Rabbitmq) -> None:
     with rabbitmq.start(ephemeral=True) as broker:
         before = broker.to_dict()

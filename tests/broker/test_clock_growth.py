@@ -144,8 +144,16 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
     await connection.close()
 
 
-@pytest.mark.parametrize("is_marked", [False, True])
-@pytest.mark.parametrize("exchange", ["in.c", "c", "released", "delivery", "undeliverable"])
+@pytest.mark.parametrize(
+    ("exchange", "is_marked"),
+    [
+        *((exchange, is_marked) for exchange in ("in.c", "c", "undeliverable") for is_marked in (False, True)),
+        ("delivery", False),
+        ("released", True),
+        pytest.param("delivery", True, marks=pytest.mark.long),
+        pytest.param("released", False, marks=pytest.mark.long),
+    ],
+)
 async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
     client: bide.Client, monkeypatch: pytest.MonkeyPatch, exchange: str, *, is_marked: bool
 ) -> None:

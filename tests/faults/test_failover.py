@@ -212,6 +212,7 @@ async def test_a_refusing_target_does_not_keep_a_client_on_a_broken_node(
     assert moves - before == {"unconfirmed": 1}
 
 
+@pytest.mark.long
 async def test_a_target_without_a_leader_does_not_keep_a_client_on_a_broken_node(
     hosts: tuple[Proxy, Proxy], vhost: Vhost
 ) -> None:

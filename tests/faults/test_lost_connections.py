@@ -131,7 +131,7 @@ async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: P
         assert await client.exists("q")
 
 
-@pytest.mark.parametrize("on_lost", ["repeat", "raise"])
+@pytest.mark.parametrize("on_lost", ["repeat", pytest.param("raise", marks=pytest.mark.long)])
 async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy, on_lost: Any) -> None:
     """Every message is confirmed and there, or reported as in doubt; duplicates only among what was sent again."""
     queue = await declared(vhost.url)

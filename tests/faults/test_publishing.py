@@ -290,7 +290,7 @@ async def test_cuts_during_handshakes_are_retried(vhost: Vhost, proxy: Proxy, se
     assert proxy.accepted == 6
 
 
-@pytest.mark.parametrize(("on_lost", "cuts"), [("repeat", 40), ("raise", 20)])
+@pytest.mark.parametrize(("on_lost", "cuts"), [pytest.param("repeat", 40, marks=pytest.mark.long), ("raise", 20)])
 async def test_cuts_at_random_bytes_lose_nothing(
     vhost: Vhost, proxy: Proxy, on_lost: Literal["repeat", "raise"], cuts: int
 ) -> None:

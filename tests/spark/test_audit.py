@@ -213,6 +213,7 @@ def put_what_is_odd(audited: Audited) -> dict[str, list[bytes]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_undecodable_messages_do_not_stop_an_audit(
     audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -143,6 +143,7 @@ def _place(name: str) -> str:
     return name.rpartition("/")[0]
 
 
+@pytest.mark.long
 def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is counted twice, wherever that was interrupted."""
     monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 2)
@@ -316,6 +317,7 @@ def test_several_rounds_and_one_round_give_the_same_tables(
     assert tables_of(spark, folder) == tables_of(spark, whole)
 
 
+@pytest.mark.long
 def test_an_interrupted_commit_is_repaired(spark: SparkSession, tmp_path: Path) -> None:
     """Spark deletes each folder before it puts the new one in its place, and bide deletes batches that were joined.
 

@@ -23,6 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExternalSpark]:
         yield server
 
 
+@pytest.mark.long
 def test_source_and_sink_work_over_spark_connect(server: ExternalSpark, vhost: Vhost, tmp_path: Path) -> None:
     answer = server.called(
         tmp_path, sys.executable, str(on_cluster.__file__), json.dumps(prepare_queues(vhost, tmp_path))

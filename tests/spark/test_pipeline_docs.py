@@ -106,6 +106,7 @@ def test_the_replay_example_of_an_audit_sends_the_chosen_messages(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_audit_example_fills_its_tables(
     page: Page, vhost: Vhost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -272,6 +272,7 @@ def test_delays_longer_than_a_layout_allows_are_refused(spark: SparkSession) -> 
         of_table(table.where("delay < 0"), Columns(at="at", delay="delay"))
 
 
+@pytest.mark.long
 def test_the_command_plans_flows_and_writes_tables(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +348,7 @@ def test_the_command_plans_a_table(spark: SparkSession, tmp_path: Path, capsys: 
     assert "clock: no message waits" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_planned_queue_lengths_equal_measured_ones(spark: SparkSession, clock_url: str) -> None:
     """20,000 messages in ten seconds: what each level holds all along, as measured and as planned."""
     chance = random.Random(11)

@@ -248,6 +248,7 @@ async def drop(client: bide.Client, stream: str) -> None:
     await client.destroy(Topology(queues=[Queue(stream)]), force=True)
 
 
+@pytest.mark.long
 def test_messages_missing_in_the_streams_are_reported(
     shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +297,7 @@ def test_messages_missing_in_the_streams_are_reported(
         assert run(["pipeline", "replay", *arguments]) == 2
 
 
+@pytest.mark.long
 def test_a_limit_counts_only_available_messages(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     async def publish(client: bide.Client) -> None:
         await client.publish_many(events("discarded", range(9, 10)))

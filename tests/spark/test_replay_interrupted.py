@@ -63,11 +63,10 @@ def go_on(line: str) -> list[str]:
     return [one for one in arguments if one not in LOCAL]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)], ids=["SIGINT", "SIGTERM"]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_no_message_leaves_the_queue_after_an_interruption(
     clock_url: str, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
