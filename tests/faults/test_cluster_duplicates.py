@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import pytest
@@ -23,9 +23,12 @@ ROUNDS = 8
 MOVE_LEADERS = """
     [begin
         {Name, _} = amqqueue:get_pid(Queue),
-        {_, Node} = Leader = ra_leaderboard:lookup_leader(Name),
-        [Other | _] = [Id || {_, N} = Id <- ra_leaderboard:lookup_members(Name), N =/= Node],
-        ra:transfer_leadership(Leader, Other)
+        case ra_leaderboard:lookup_leader(Name) of
+            {_, Node} = Leader ->
+                [Other | _] = [Id || {_, N} = Id <- ra_leaderboard:lookup_members(Name), N =/= Node],
+                ra:transfer_leadership(Leader, Other);
+            undefined -> ok % an election is under way
+        end
     end || Queue <- rabbit_amqqueue:list(<<"/">>),
            {resource, _, _, <<"bide.", _/binary>>} <- [amqqueue:get_name(Queue)]].
 """
@@ -95,5 +98,5 @@ async def leaders_that_move(node: Node) -> AsyncIterator[None]:
         yield
     finally:
         moving.cancel()
-        await asyncio.wait({moving})
-        assert moving.cancelled()
+        with suppress(asyncio.CancelledError):
+            await moving

@@ -44,6 +44,19 @@ def test_one_failure_is_raised_and_no_other_is_lost(spark: SparkSession, tmp_pat
     assert translated.value.__notes__ == [note]
 
 
+def test_a_query_that_meets_a_race_of_spark_is_started_again() -> None:
+    """Raised here, because it was seen only once."""
+
+    def start() -> StreamingQuery:
+        raise RuntimeError(
+            "An error occurred while calling o1.start.\n: java.util.ConcurrentModificationException\n\tat"
+        )
+
+    assert _finish([start], is_last=False) == [start]
+    with pytest.raises(RuntimeError, match="ConcurrentModification"):
+        _finish([start], is_last=True)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [1, 10])

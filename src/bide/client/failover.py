@@ -192,7 +192,12 @@ class Failover:
 
 def _trouble_text(connection: Connection, *, is_silent: bool, failure: str) -> str:
     if is_silent:
-        return f"the node at {connection.address} answers nothing at all: check that it is running and can be reached"
+        # RabbitMQ also falls silent before it closes a connection for an internal error, for three seconds per channel
+        # that waits for a leader (channel_termination_timeout in rabbit_reader).
+        return (
+            f"the node at {connection.address} answers nothing at all: it is stopped or cannot be reached, or the "
+            "majority of the cluster's nodes is lost; 'rabbitmqctl cluster_status' lists the nodes that run"
+        )
     others = f", and no other host of the URL accepts the client ({failure})" if failure else ""
     cause = "most likely the majority of the cluster's nodes is lost"
     if len(connection.url.hosts) == 1:

@@ -34,7 +34,11 @@ BATCH_ROWS: Final = 1_000_000
 """The largest number of messages in a batch. After a crash, at most one batch per source is read again."""
 
 _ATTEMPTS: Final = 3
-"""Attempts to start a query when its Python process is too slow for Spark. A query continues from its checkpoint."""
+"""Attempts to start a query that fails for a moment. A query continues from its checkpoint."""
+
+_TEMPORARY: Final = (NO_WORKER, "java.util.ConcurrentModificationException")
+"""Errors that the next attempt may not have: a Python process that is too slow for Spark, and a race in Spark 4.2 if
+a query starts while another one runs."""
 
 _Split = Callable[["DataFrame"], "DataFrame"]
 _Starter = Callable[[], "StreamingQuery"]
@@ -225,14 +229,14 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     """Start queries and wait for all of them. If one fails, the others end too, so that none writes after the error.
 
     Args:
-        is_last: whether a query fails if its Python process was too slow to start. Otherwise it is started again.
+        is_last: whether a query fails with a temporary error. Otherwise it is started again.
 
     Returns:
         The queries to start again.
     """
 
     def may_retry(error: Exception) -> bool:
-        return not is_last and NO_WORKER in str(error)
+        return not is_last and any(text in str(error) for text in _TEMPORARY)
 
     failures: list[Exception] = []
     again: list[_Starter] = []
@@ -263,5 +267,5 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
             first.add_note(f"another query failed too: {error_of_query(one)}")
         raise first
     if again:
-        log.info("starting %d queries again, whose Python process did not connect within ten seconds", len(again))
+        log.info("starting %d queries again that Spark could not start", len(again))
     return again
