@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import bide
+from bide.admin.infrastructure import install
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
 from bide.client.bulk.sync import BulkPublisher
 from tests.soak.job import FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
 
@@ -92,14 +96,27 @@ class Feed:
 
 
 def declare(url: str) -> None:
-    """The stream, the queue, and the infrastructure that delays for it."""
+    """The stream, the queue, and the infrastructure that delays for it.
+
+    All queues of the infrastructure: one that is declared in the second before the broker is killed may be without a
+    leader from then on.
+    """
     topology = bide.Topology(
         queues=[bide.Queue.quorum(QUEUE), bide.Queue(STREAM, arguments={"x-queue-type": "stream"})]
     )
+    asyncio.run(_install(url))
     with bide.connect_sync(url) as client:
         client.declare(topology)
-        # Makes the infrastructure, and binds the queue to it.
+        # Binds the queue to the infrastructure.
         client.publish(FIRST, to=QUEUE, delay="100ms", message_id="first")
+
+
+async def _install(url: str) -> None:
+    connection = await Connection.open(BrokerUrl.parse(url))
+    try:
+        await install(connection, bide.Clock())
+    finally:
+        await connection.close()
 
 
 FIRST: Final = b"first"
