@@ -1,6 +1,8 @@
 # Targets set up what they need. If that is done already, it takes a fraction of a second.
 
 PYTHON_BIN := .venv/bin/python
+# Containers often set it. The tests start hundreds of Pythons, which would each compile bide and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 # Most tests wait for a broker, so more workers than cores are faster. WORKERS=0 runs one test after the other.
 # tests/conftest.py sets the order of files, and which workers run Spark.
 WORKERS ?= 6
@@ -37,7 +39,7 @@ test-timing: setup rabbitmq ## measure the lateness of delayed messages, without
 
 # These start JVMs and clusters of their own. Spark gives a Python worker ten seconds to start, however busy the machine.
 test-long: WORKERS = 3
-test-long: setup rabbitmq java browser iproute2 ## run the tests that `test` leaves out: a night, clusters, more kills (seven minutes)
+test-long: setup rabbitmq java browser iproute2 ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
 test-brokers: setup java browser iproute2 ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
@@ -89,8 +91,9 @@ lock: ## pin the newest allowed releases of the dependencies
 setup: # .venv with the pinned packages
 	@scripts/setup.sh
 
-java: # for Spark
+java: setup # for Spark
 	@scripts/install-java.sh
+	@$(PYTHON_BIN) -m tests.spark.class_archive
 
 browser: # for the tests of the report
 	@scripts/install-chromium.sh

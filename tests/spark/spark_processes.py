@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,9 +20,14 @@ from tests.timeouts import TIMEOUT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CLASS_ARCHIVE: Final = Path(sys.prefix, "spark-classes.jsa")
+"""The archive that ``python -m tests.spark.class_archive`` writes."""
+
 QUICK_JAVA: Final = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    # Java does not even share its own classes if the archive is missing.
+    + (f" -XX:SharedArchiveFile={CLASS_ARCHIVE}" if CLASS_ARCHIVE.exists() else "")
 )
 """Options for a Java that ends before thorough compilation pays.
 
