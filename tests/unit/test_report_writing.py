@@ -43,7 +43,8 @@ def test_a_kill_in_the_middle_leaves_the_old_report(tmp_path: Path) -> None:
     place = tmp_path / "page.html"
     place.write_text("the old one")
     root = Path(__file__).parents[2]
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(place), str(LIMIT)], cwd=root, check=False)
+    # Without -B, Python would leave byte code that ends at the limit, and could not import these modules any more.
+    killed = subprocess.run([sys.executable, "-B", "-c", KILLED, str(place), str(LIMIT)], cwd=root, check=False)
     assert killed.returncode == -signal.SIGXFSZ
     assert place.read_text() == "the old one"
     (beside,) = (one for one in tmp_path.iterdir() if one != place)

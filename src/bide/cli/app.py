@@ -75,7 +75,10 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
         return _fail(f"{error.format_message().rstrip('.')}; see '{who} --help'", BAD_USAGE, who=who)
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code, who=program)
-    except click.Abort:
+    except click.Abort as error:
+        # click takes every EOFError for a Ctrl-D, also that of a file that is too short.
+        if isinstance(error.__cause__, EOFError):
+            return _fail_internally(error.__cause__, settings, program)
         return INTERRUPTED
     except InvalidInputError as error:
         return _fail(str(error), BAD_USAGE, who=program)
@@ -90,11 +93,15 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
         what = f"{error.filename}: " if error.filename is not None else "input or output failed: "
         return _fail(f"{what}{error.strerror or error}", FAILED, who=program)
     except Exception as error:  # noqa: BLE001 (the last line of defence: a stranger gets no traceback)
-        if settings.verbosity:
-            echo(traceback.format_exc().rstrip("\n"), keep="\n\t", err=True)
-            return FAILED
-        return _fail(f"internal error: {type(error).__name__}: {error} (with -v: the traceback)", FAILED, who=program)
+        return _fail_internally(error, settings, program)
     return result if isinstance(result, int) else 0
+
+
+def _fail_internally(error: Exception, settings: Settings, program: str) -> int:
+    if settings.verbosity:
+        echo("".join(traceback.format_exception(error)).rstrip("\n"), keep="\n\t", err=True)
+        return FAILED
+    return _fail(f"internal error: {type(error).__name__}: {error} (with -v: the traceback)", FAILED, who=program)
 
 
 def _fail(message: str, code: int, *, who: str) -> int:
