@@ -147,21 +147,15 @@ async def test_an_infrastructure_deleted_under_a_client_is_declared_again(
 @pytest.mark.parametrize(
     ("exchange", "is_marked"),
     [
-        ("in.c", False),
-        ("c", True),
-        ("undeliverable", False),
-        ("delivery", False),
-        ("released", True),
-        *(
-            pytest.param(exchange, is_marked, marks=pytest.mark.long)
-            for exchange, is_marked in (
-                ("in.c", True),
-                ("c", False),
-                ("undeliverable", True),
-                ("delivery", True),
-                ("released", False),
-            )
-        ),
+        pytest.param(exchange, is_marked, marks=() if is_marked is in_short_runs else pytest.mark.long)
+        for exchange, in_short_runs in (
+            ("in.c", False),
+            ("c", True),
+            ("undeliverable", False),
+            ("delivery", False),
+            ("released", True),
+        )
+        for is_marked in (False, True)
     ],
 )
 async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
