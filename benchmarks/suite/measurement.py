@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from bide.arguments import whole_number
 from bide.errors import InvalidInputError
+from bide.runtime.arguments import whole_number
 
 DEFAULT_PREFETCH: Final = 1000
 """Dead-letter prefetch of the private broker, see :func:`bide.local_broker.configuration.advanced_config`."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
-from bide.arguments import whole_number
 from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
 from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.clock import Clock
@@ -22,6 +21,7 @@ from bide.durations import DelayLike, parse_delay
 from bide.errors import BrokerUnreachableError, InvalidTopologyError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
+from bide.runtime.arguments import whole_number
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from bide.arguments import whole_number
 from bide.client.message import Message
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.subscription import Subscription, retire_with
 from bide.delay.protocol import check_name
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
+from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
 
 log = logger(__name__)

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar, overload
 
 from bide.amqp.url import BrokerUrl
-from bide.arguments import whole_number
 from bide.client.client import Client, connect
 from bide.client.consumer import MAX_PREFETCH, Consumer
 from bide.client.message import Message
@@ -24,6 +23,7 @@ from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import ClosedError, InvalidInputError
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
+from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
 
 log = logger(__name__)

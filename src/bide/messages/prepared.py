@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final, NamedTuple
 
-from bide.arguments import whole_number
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -35,6 +34,7 @@ from bide.errors import (
     ReservedHeaderError,
 )
 from bide.messages.outgoing import OutgoingMessage
+from bide.runtime.arguments import whole_number
 
 _DELIVERY_HEADERS: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
 _TEXT_PROPERTIES: Final = (

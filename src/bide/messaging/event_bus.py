@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.arguments import whole_number
 from bide.client.client import Client
 from bide.client.message import Message
 from bide.client.publisher import Receipt
@@ -24,6 +23,7 @@ from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 from bide.recoverability.x_death import QueueDeaths
+from bide.runtime.arguments import whole_number
 from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger

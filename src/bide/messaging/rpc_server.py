@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from bide.arguments import whole_number
 from bide.client.client import Client
 from bide.client.message import Message
 from bide.delay.allowed_targets import AllowedTargets
@@ -15,6 +14,7 @@ from bide.errors import AccessRefusedError, BideError, DeliveryLostError, Invali
 from bide.messaging.rpc_caller import ERROR_HEADER
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.recoverability.exception_text import ExceptionText
+from bide.runtime.arguments import whole_number
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 

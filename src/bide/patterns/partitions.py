@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from bide.arguments import whole_number
 from bide.delay.protocol import check_name
 from bide.errors import InvalidInputError
 from bide.patterns.building import finished, make_queue, one_of
+from bide.runtime.arguments import whole_number
 from bide.topology import Argument, Binding, Exchange, Topology
 
 HASH_PROPERTIES: Final = ("correlation_id", "message_id", "timestamp")

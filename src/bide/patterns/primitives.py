@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide.arguments import whole_number
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike
 from bide.errors import InvalidInputError
 from bide.patterns.building import distinct, finished, make_queue, milliseconds, refuse_same
+from bide.runtime.arguments import whole_number
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 

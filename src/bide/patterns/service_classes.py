@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bide.arguments import whole_number
 from bide.delay.protocol import check_name
 from bide.errors import InvalidInputError
 from bide.patterns.building import distinct, finished, literal_word, make_queue, one_of
+from bide.runtime.arguments import whole_number
 from bide.topology import Argument, Binding, Exchange, Topology
 
 MAX_PRIORITIES: Final = 10

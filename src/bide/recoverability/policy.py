@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from bide.arguments import real_number, whole_number
 from bide.durations import LONGEST, DelayLike, format_delay, parse_delay
 from bide.errors import InvalidInputError
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.failure import Failure
 from bide.recoverability.rules import ExceptionRules
 from bide.recoverability.schedule import MAX_RETRIES, delays_of, linear
+from bide.runtime.arguments import real_number, whole_number
 
 RetryPolicy = Callable[[Failure], Decision]
 """A pure function from a failure to a decision; :class:`Retry` is one."""

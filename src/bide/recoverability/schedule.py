@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
-from bide.arguments import real_number, whole_number
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidInputError
+from bide.runtime.arguments import real_number, whole_number
 
 MAX_RETRIES: Final = 1000
 """The longest schedule that is accepted; more retries are taken for a mistake."""

@@ -16,7 +16,6 @@ from bide.admin.declaring import is_temporary
 from bide.admin.settling import settle
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.arguments import whole_number
 from bide.client.consumer import MAX_PREFETCH
 from bide.client.reconnecting_worker import ReconnectingWorker
 from bide.delay.allowed_targets import AllowedTargets
@@ -29,6 +28,7 @@ from bide.errors import (
     TargetNotFoundError,
 )
 from bide.relay.connection_loop import ConnectionLoop, Relayed
+from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
 
 log = logger(__name__)

@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.arguments import whole_number
 from bide.client.subscription import Subscription
 from bide.client.sync import connect_sync
 from bide.delay.protocol import check_name
@@ -28,6 +27,7 @@ from bide.error_queues.browsed_message import BrowsedMessage
 from bide.error_queues.delay_queues import refuse_delay_queue, refuse_waiting
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, DeliveryLostError
+from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema

@@ -13,13 +13,13 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE, BrokerUrl
-from bide.arguments import whole_number
 from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import parse_delay, parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
+from bide.runtime.arguments import whole_number
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, PAST, Past
 

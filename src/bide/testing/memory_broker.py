@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
-from bide.arguments import whole_number
 from bide.client.client import Connecting, connect
 from bide.client.sync import SyncClient, connect_sync
 from bide.durations import DelayLike, DueTimeLike, parse_delay
 from bide.errors import InvalidInputError
+from bide.runtime.arguments import whole_number
 from bide.testing.amqp_server import ServerConnection
 from bide.testing.rules.clock import VirtualClock
 from bide.testing.rules.virtual_host import DEFAULT_PREFETCH, VirtualHost

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Final, Self
 
 from bide.amqp.url import BrokerUrl
-from bide.arguments import whole_number
 from bide.client.bulk.input import body_bytes
 from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.thread_feed import ThreadFeed
@@ -22,6 +21,7 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike
 from bide.errors import BideError, BulkInDoubtError, ClosedError
 from bide.messages.outgoing import OutgoingMessage
+from bide.runtime.arguments import whole_number
 
 _BATCH: Final = 1_000
 """The number of messages per batch. Passing a batch to the other thread costs as much as a few messages."""
