@@ -116,7 +116,10 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue belongs to a delay infrastructure: reading it would delay its messages again, or deliver them early."""
+    """The queue belongs to a delay infrastructure.
+
+    Reading it would delay its messages again, or deliver them early. A message that is sent to it has no target.
+    """
 
 
 class MessageTooLargeError(InvalidInputError):

@@ -185,6 +185,19 @@ async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.C
     assert (await queue.discard(mine)).done == 1
 
 
+async def test_resending_sends_nothing_into_a_delay_queue(client: bide.Client, connection: Connection) -> None:
+    """Any client that may write to the undeliverable queue can name one as the target."""
+    await client.declare(SMALL_CLOCK.topology())
+    async with await connection.channel(confirms=True) as channel:
+        values = {"message_id": "forged", "headers": {"bide-to": f"q:{DIGIT}"}}
+        await channel.publish(exchange="", routing_key=SMALL_CLOCK.undeliverable, values=values, body=b"x")
+    found = await resend(client, allow=[DIGIT], management_url=NOWHERE)
+    queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)
+    left = [one.message_id for one in await listed(queue)]
+    await queue.discard(Selection())
+    assert (found.sent, dict(found.kept), left) == (0, {f"q:{DIGIT}: DelayQueueError": 1}, ["forged"])
+
+
 async def test_a_message_that_lacks_a_digit_queue_does_not_hide_the_undeliverable_queue(
     client: bide.Client, connection: Connection
 ) -> None:

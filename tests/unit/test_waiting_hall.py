@@ -15,7 +15,7 @@ from bide.delay.explain import explain, mermaid, rows
 from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget, Target
 from bide.delay.received import restore
 from bide.delay.waiting_hall import MAX_DELAY, WaitingHall
-from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
+from bide.errors import DelayQueueError, InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.relay.decision import LONGEST_PAUSE, RelayDecision, RelayedMessage
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Model
@@ -257,6 +257,14 @@ def test_a_relayed_message_is_restored_as_it_was_sent() -> None:
     assert (arrival.exchange, arrival.routing_key) == (FOUR.delivery_exchange, "a.b")
     # A message that leaves the levels for the undeliverable queue keeps its own key, too.
     assert restore("", inside.routing_key, inside.values).routing_key == "a.b"
+
+
+@pytest.mark.parametrize("queue", ["bide.v1.h1", "celery_delayed_3", "nsb.v2.delay-level-03", "other.hall.v1.level-02"])
+def test_no_message_is_delivered_to_a_delay_queue(queue: str) -> None:
+    """It has no keys for a target: on the queue of a level, 32 such messages block those behind them."""
+    for headers in ({"bide-to": f"q:{queue}"}, {"bide-to": "q:orders", "CC": [queue]}):
+        with pytest.raises(DelayQueueError, match="has no target"):
+            RelayedMessage.read(FOUR, "k", {"headers": headers}, now=START)
 
 
 def test_a_foreign_user_id_becomes_a_header() -> None:

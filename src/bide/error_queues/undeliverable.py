@@ -10,8 +10,16 @@ from typing import Any, Final
 from bide.client.client import Client
 from bide.client.message import KEPT_PROPERTIES, Message
 from bide.delay.allowed_targets import AllowedTargets
-from bide.delay.protocol import HEADER_DUE, HEADER_EXPIRATION, HEADER_PRIORITY, HEADER_SET_ASIDE, HEADER_TO
+from bide.delay.protocol import (
+    HEADER_DUE,
+    HEADER_EXPIRATION,
+    HEADER_PRIORITY,
+    HEADER_SET_ASIDE,
+    HEADER_TO,
+    QueueTarget,
+)
 from bide.delay.received import OWN_PREFIX
+from bide.delay.recognition import refuse_target
 from bide.error_queues.browser import browse
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.errors import (
@@ -58,8 +66,9 @@ async def resend(client: Client, *, allow: Iterable[str], management_url: str | 
     """Send every message of the undeliverable queue to its target, once.
 
     Overdue messages are delivered immediately; others wait for the rest of their delay. A message is acknowledged after
-    its copy was confirmed, so a crash repeats at most one message and loses none. Messages that cannot be sent stay in
-    the queue. This does not count against the queue's delivery limit: see :class:`bide.error_queues.ErrorQueue`.
+    its copy was confirmed, so a crash loses none. It repeats the messages whose acknowledgements were not sent yet,
+    those of some hundredths of a second. Messages that cannot be sent stay in the queue. This does not count against
+    the queue's delivery limit: see :class:`bide.error_queues.ErrorQueue`.
 
     Args:
         allow: patterns of the targets that messages may be sent to; see :class:`bide.Relay`. Every client that may
@@ -81,6 +90,8 @@ async def resend(client: Client, *, allow: Iterable[str], management_url: str | 
             try:
                 copy = _copy_for_target(message)
                 allowed.check(copy.target)
+                if isinstance(copy.target, QueueTarget):
+                    refuse_target(copy.target.queue)
                 await client.forward(copy)
             except _TARGET_ERRORS as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1

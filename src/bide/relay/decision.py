@@ -21,6 +21,7 @@ from bide.delay.protocol import (
     Target,
 )
 from bide.delay.received import DEATH_HEADERS
+from bide.delay.recognition import refuse_target
 from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
@@ -125,7 +126,7 @@ class RelayedMessage:
 
         Raises:
             TargetNotAllowedError: the message names a target that is not allowed.
-            InvalidInputError: a header is invalid, or names a part of the hall as the target.
+            InvalidInputError: a header is invalid, or names a part of the hall or another delay queue as the target.
         """
         given: Mapping[str, Any] = values.get("headers") or {}
         headers = {name: value for name, value in given.items() if name not in _REMOVED_HEADERS}
@@ -248,12 +249,15 @@ def _carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: st
 
 
 def _check_allowed(target: Target, cc: Any, hall: WaitingHall, allowed: AllowedTargets) -> None:
-    if target != ExchangeTarget(hall.delivery_exchange, getattr(target, "routing_key", "")):
-        allowed.check(target)
+    targets = [target]
     if isinstance(target, QueueTarget) and isinstance(cc, list):
         # On the default exchange each key of a CC list is the name of one more queue.
-        for key in cc:
-            allowed.check(_target(f"q:{key}", "", hall))
+        targets += [_target(f"q:{key}", "", hall) for key in cc]
+    for one in targets:
+        if one != ExchangeTarget(hall.delivery_exchange, getattr(one, "routing_key", "")):
+            allowed.check(one)
+        if isinstance(one, QueueTarget):
+            refuse_target(one.queue)
 
 
 def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:
