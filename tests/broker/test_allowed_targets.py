@@ -255,7 +255,7 @@ def test_a_relay_without_allowed_targets_is_refused(vhost: Vhost) -> None:
     assert "Missing option '--allow'" in done.stderr
 
 
-@pytest.mark.parametrize("patterns", [[""], ["q:"], "orders"])
-def test_a_pattern_that_can_match_nothing_is_refused(patterns: list[str]) -> None:
+@pytest.mark.parametrize("patterns", [[""], ["q:"], "orders", [5], [b"orders"], 5, None])
+def test_a_pattern_that_can_match_nothing_is_refused(patterns: Any) -> None:
     with pytest.raises(InvalidInputError, match="give"):
         Relay(hall=HALL, allow=patterns)

@@ -93,6 +93,7 @@ def test_urls_are_parsed(text: str, expected: BrokerUrl) -> None:
         ("amqp://" + "a" * 64 + ".de", "cannot be read"),
         ("amqp://a b", "'a b' .* invalid characters"),
         ("amqp://a\0b", "invalid characters"),
+        ("amqp://u:\udcff@h", "holds characters that UTF-8 cannot carry: .* percent-encoded"),
         ("amqp://h/a/b", "the virtual host 'a/b' in the broker URL holds a slash: write it as %2F"),
         ("amqp://h/v@w", "unexpected .*: write them as %2F, %3F, %23 and %40"),
         ("amqp://h/#v", "unexpected"),
@@ -257,3 +258,5 @@ def test_unusable_certificate_files_are_refused(tmp_path: Path, option: str, con
         path.write_text(content)
     with pytest.raises(InvalidUrlError, match=f"certificate files of the broker URL cannot be used .*{path}"):
         BrokerUrl.parse(f"amqps://u:{SECRET}@h?{option}={quote(str(path))}").ssl_context()
+    with pytest.raises(InvalidUrlError, match="certificate files of the broker URL cannot be used"):
+        BrokerUrl.parse(f"amqps://u:{SECRET}@h?{option}=%00").ssl_context()

@@ -77,6 +77,14 @@ class BrokerUrl:
                 f"the broker URL {text!r} is of type {type(text).__name__}, not text: {_EXPECTED_FORM}"
             )
         try:
+            text.encode()
+        except UnicodeEncodeError:
+            # Python reads other bytes of an environment variable or an argument as such characters.
+            raise InvalidUrlError(
+                f"the broker URL {_censored(text)!r} holds characters that UTF-8 cannot carry: write such bytes "
+                "percent-encoded"
+            ) from None
+        try:
             return cls._parse(text)
         except InvalidUrlError:
             raise
@@ -146,7 +154,7 @@ class BrokerUrl:
             context = ssl.create_default_context(cafile=self.cafile)
             if self.certfile:
                 context.load_cert_chain(self.certfile, self.keyfile)
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             files = ", ".join(one for one in (self.cafile, self.certfile, self.keyfile) if one)
             raise InvalidUrlError(
                 f"the certificate files of the broker URL cannot be used ({files}): {error}"

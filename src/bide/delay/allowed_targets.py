@@ -30,13 +30,16 @@ class AllowedTargets:
         """Parse patterns.
 
         Raises:
-            InvalidInputError: a pattern is empty.
+            InvalidInputError: a pattern is empty or not text, or the patterns are not a list.
         """
         if isinstance(patterns, str):
             raise InvalidInputError(f"allow={patterns!r} is a string: give a list of patterns, such as [{patterns!r}]")
+        if not isinstance(patterns, Iterable):
+            kind = type(patterns).__name__
+            raise InvalidInputError(f"allow={patterns!r} is of type {kind}: give a list of patterns, such as ['*']")
         given = tuple(patterns)
         for one in given:
-            if one in ("", "q:", "x:"):
+            if not isinstance(one, str) or one in ("", "q:", "x:"):
                 raise InvalidInputError(
                     f"the allowed target {one!r} is not a pattern: give the name of a queue or exchange, "
                     "'orders.*' for all names with that start, or '*' for any"

@@ -56,7 +56,7 @@ async def serve(
         BrokerError: the broker refuses.
     """
     whole_number("at_once", at_once, 1, 65_535)
-    allowed = AllowedTargets.of((*allow, f"{DIRECT_REPLY_TO}*") if not isinstance(allow, str) else allow)
+    allowed = AllowedTargets.of((*AllowedTargets.of(allow).patterns, f"{DIRECT_REPLY_TO}*"))
     tasks: set[asyncio.Task[None]] = set()
     async with client.consume(queue, prefetch=at_once) as requests:
         try:
