@@ -33,8 +33,9 @@ from tests.timeouts import TIMEOUT
 _AMQP: Final = 5672
 _MANAGEMENT: Final = 15672
 """The same ports for each node, because each has an address of its own."""
-_DISTRIBUTION: Final = 25670
-"""Plus the number of the node: a node that asks epmd takes the port of another one for its own."""
+_DISTRIBUTION: Final = 17_670
+"""Plus the number of the node: a node that asks epmd takes the port of another one for its own. Private brokers choose
+theirs at random from 20,000 on, and RabbitMQ needs this port to be free on all addresses of the machine."""
 
 _CLONE_NEWNET: Final = 0x40000000
 
