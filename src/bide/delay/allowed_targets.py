@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Self
+from typing import Any, Self
 
 from bide.delay.protocol import QueueTarget, Target
 from bide.errors import InvalidInputError, TargetNotAllowedError
@@ -34,10 +34,11 @@ class AllowedTargets:
         """
         if isinstance(patterns, str):
             raise InvalidInputError(f"allow={patterns!r} is a string: give a list of patterns, such as [{patterns!r}]")
-        if not isinstance(patterns, Iterable):
-            kind = type(patterns).__name__
-            raise InvalidInputError(f"allow={patterns!r} is of type {kind}: give a list of patterns, such as ['*']")
-        given = tuple(patterns)
+        given: Any = patterns  # callers without a type checker give anything
+        if not isinstance(given, Iterable):
+            kind = type(given).__name__
+            raise InvalidInputError(f"allow={given!r} is of type {kind}: give a list of patterns, such as ['*']")
+        given = tuple(given)
         for one in given:
             if not isinstance(one, str) or one in ("", "q:", "x:"):
                 raise InvalidInputError(
