@@ -58,7 +58,8 @@ class Applied:
     bindings: int
 
     def __str__(self) -> str:
-        return ", ".join(quantity(getattr(self, kind), kind[:-1]) for kind in ("exchanges", "queues", "bindings"))
+        exchanges, queues = quantity(self.exchanges, "exchange"), quantity(self.queues, "queue")
+        return f"{exchanges}, {queues}, {quantity(self.bindings, 'binding')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
         unreadable += [one for one in snapshot.policies.values() if not is_readable(one)]
     if unreadable:
         names = listed(one.name for one in unreadable)
-        why = f"the patterns of the policies {names} are beyond bide: see which queues they apply to"
+        why = f"bide cannot read the patterns of the policies {names}: check which queues they match"
         return [*(judged("policies", problems, "") if problems else []), unchecked("policies", why)]
     return judged("policies", problems, f"no harmful policy on {quantity(len(queues), 'queue')}")
 

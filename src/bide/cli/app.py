@@ -76,7 +76,7 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
     except click.ClickException as error:
         return _fail(error.format_message(), error.exit_code, who=program)
     except click.Abort as error:
-        # click takes every EOFError for a Ctrl-D, also that of a file that is too short.
+        # click treats every EOFError as a Ctrl-D, even one from a file that is cut off.
         if isinstance(error.__cause__, EOFError):
             return _fail_internally(error.__cause__, settings, program)
         return INTERRUPTED

@@ -324,8 +324,8 @@ class CascadeInfrastructure(DelayInfrastructure):
 
         Without the policy, such a message stays in its level's queue, and 32 of them block that level for all targets.
         An ``alternate-exchange`` argument instead of a policy would make the declarations of NServiceBus and Celery
-        fail. The policy does not cover a message that is unroutable at its target exchange: the exchange of an
-        NServiceBus endpoint whose queue was deleted drops it.
+        fail. The policy does not cover a message that is unroutable at its target exchange. For example, if the queue
+        of an NServiceBus endpoint was deleted, the endpoint's exchange drops the message.
         """
         names = "|".join(re.escape(name) for name in (*self.cascade.level_names, self.delivery_exchange))
         return Policy(

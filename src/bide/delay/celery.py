@@ -66,8 +66,8 @@ class Celery(CascadeInfrastructure):
         key has its own release queue, which costs one hop: use few different keys.
 
     If an exchange or an isolated queue accepts no messages, only messages for that target wait. A message with a delay
-    of zero goes straight to the target. Celery does not check the longest delay: beyond it, its routing key fits no
-    level.
+    of zero goes straight to the target. Celery itself does not check for delays above the maximum: their routing keys
+    match no level.
 
     Args:
         prefix: starts every name (``<prefix>_celery_delayed_0``...), as kombu's own ``prefix`` does; None or the

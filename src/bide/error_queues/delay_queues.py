@@ -29,10 +29,10 @@ async def refuse_delay_queue(
 
 
 def refuse_waiting(delivery: Delivery, count_reset: DeliveryCountReset) -> None:
-    """Refuse a queue whose messages show that it is a delay queue. Its messages must not be replaced by copies either,
-    because a copy would start to wait again.
+    """Refuse a queue if one of its messages shows that it is a delay queue.
 
-    Messages in an undeliverable queue do not wait, also those that lack a queue of their delay.
+    From then on *count_reset* replaces no message of the queue, because a copy would start to wait again. Undeliverable
+    queues are accepted: their messages do not wait, even if they still have the keys of delay queues.
 
     Args:
         delivery: a message of the queue.

@@ -245,7 +245,7 @@ class _DrainConsumer:
         except BideError as error:
             raise DeliveryLostError(
                 f"{quantity(len(held), 'written message')} of {self._queue!r} could not be acknowledged ({error}): "
-                "the queue still has them, and the next drain writes them again, with the same ids"
+                "the next drain reads and writes the same messages again, with the same ids"
             ) from error
 
     async def _acknowledge(self, tag: int) -> None:
