@@ -344,8 +344,8 @@ class BulkInDoubtError(PublishInDoubtError):
         super().__init__(
             None
             if reason is None
-            else f"{len(in_doubt)} messages may or may not be on the broker, and {len(unsent)} more were taken and not "
-            f"sent: {reason}; send them again with the same message ids"
+            else f"it is not known whether the broker has {len(in_doubt)} of the messages, and {len(unsent)} more were "
+            f"taken and not sent: {reason}; send them again with the same message ids"
             if in_doubt or unsent
             else f"the publishing ended early: {reason}"
         )
