@@ -7,7 +7,6 @@ the archive does not fit, of another release or with other jars, loads its class
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from tests.spark.spark_processes import CLASS_ARCHIVE, QUICK_JAVA
+from tests.spark.spark_processes import CLASS_ARCHIVE, QUICK_JAVA, session_builder, set_environment
 
 _SCHEMA: Final = "number int, name string, at timestamp"
 
@@ -92,16 +91,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=CLASS_ARCHIVE.parent) as name:
         made = Path(name, CLASS_ARCHIVE.name)
         session = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.extraJavaOptions", f"{QUICK_JAVA} -Xlog:disable -XX:ArchiveClassesAtExit={made}")
-            .config("spark.ui.enabled", "false")
+            session_builder(Path(name), java=f"{QUICK_JAVA} -Xlog:disable -XX:ArchiveClassesAtExit={made}")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.log.level", "OFF")
-            .config("spark.local.dir", name)
-            .config("spark.sql.warehouse.dir", name)
-            .config("spark.sql.shuffle.partitions", "2")
             .getOrCreate()
         )
         gateway = session.sparkContext._gateway
@@ -115,6 +107,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    set_environment()
     main()

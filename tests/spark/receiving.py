@@ -6,6 +6,7 @@ from itertools import count
 
 import bide
 from bide.client.sync import SyncMessage
+from tests.broker.receiving import ready_at
 
 _names = count(1)
 
@@ -19,16 +20,17 @@ def new_queue(url: str) -> str:
 
 
 def drain(url: str, queue: str, number: int, *, quiet: str = "60s") -> list[SyncMessage]:
-    """Acknowledge up to ``number`` messages; stop early if none arrives for a while."""
+    """Acknowledge up to ``number`` messages; stop early if none arrives for a while and none is ready."""
     found: list[SyncMessage] = []
-    if not number:
-        return found
-    with bide.connect_sync(url) as client, client.consume(queue, timeout=quiet, prefetch=2_000) as messages:
-        for message in messages:
-            found.append(message)
-            message.ack()
-            if len(found) == number:
-                break
+    more = number > 0
+    while more:
+        with bide.connect_sync(url) as client, client.consume(queue, timeout=quiet, prefetch=2_000) as messages:
+            for message in messages:
+                found.append(message)
+                message.ack()
+                if len(found) == number:
+                    return found
+            more = client.wait_for(ready_at(url, queue)) > 0
     return found
 
 

@@ -42,6 +42,34 @@ LOCAL: Final = ("--master", "local[2]", "--spark-conf", f"spark.driver.extraJava
 """Where a pipeline of the command line has a Spark of its own."""
 
 
+def set_environment() -> None:
+    """Set what decides which Python the workers run, and where Spark listens. Spark reads it when it starts."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+
+
+def session_builder(folder: Path, *, java: str = QUICK_JAVA) -> SparkSession.Builder:
+    """The settings of every session in a process of the tests: two cores, on loopback.
+
+    Args:
+        folder: for files of Spark.
+        java: the options of Java.
+    """
+    from pyspark.sql import SparkSession
+
+    return (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", java)
+        .config("spark.ui.enabled", "false")
+        .config("spark.local.dir", str(folder / "local"))
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.sql.shuffle.partitions", "2")
+    )
+
+
 def kill_python_workers(spark: SparkSession) -> int:
     """``kill -9`` every Python worker of a session, and return their number."""
     gateway = spark.sparkContext._gateway
