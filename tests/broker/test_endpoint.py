@@ -197,14 +197,18 @@ async def test_the_concurrency_is_never_exceeded(client: bide.Client) -> None:
     queue, recorder = fresh("limit"), Recorder()
     app = endpoint(queue, recorder, concurrency=3)
     most = inside = 0
+    together = asyncio.Event()
 
     @app.handler
     async def count(message: bide.Message) -> None:
         nonlocal most, inside
         inside += 1
         most = max(most, inside)
+        if inside == 3:
+            together.set()
         assert app.in_flight <= 3
-        await asyncio.sleep(0.02)
+        await together.wait()
+        await asyncio.sleep(0.02)  # time for a fourth, which must not come
         inside -= 1
 
     async with running(app, client, recorder):

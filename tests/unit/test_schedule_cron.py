@@ -128,10 +128,13 @@ def test_an_expression_that_cannot_be_used_is_refused(text: str) -> None:
 
 @given(st.text(alphabet="0123456789*/,-#LWMONTUESA @²", max_size=40))
 def test_any_other_text_is_refused_with_our_error(text: str) -> None:
+    moment = datetime(2000, 1, 1, tzinfo=UTC)
     try:
-        CronExpression.parse(text, NEW_YORK)
+        found = CronExpression.parse(text, NEW_YORK).after(moment)
     except InvalidRecurrenceError:
-        pass
+        return
+    assert found is not None
+    assert found > moment
 
 
 @pytest.mark.parametrize("name", ["Europe/Nowhere", "../etc/passwd", "/etc/passwd", "", "a\0b"])

@@ -98,7 +98,7 @@ async def test_a_server_without_write_permission_logs_and_continues(
     try:
         async with bide.connect(vhost.url) as client, bide.connect(
             vhost.broker.vhost_url(vhost.name, user="mute", password="secret")
-        ) as mute, Caller(client, timeout="1s") as caller:  # fmt: skip
+        ) as mute, Caller(client, timeout="10s") as caller:  # fmt: skip
             await declared(client)
             async with serving(mute, "requests", handled):
                 calls = [caller.call(body, to="requests") for body in ("works", "fails")]
