@@ -4,12 +4,15 @@
 virtual host, the first delayed publish of a new connection, and the declaration of all queues. Then 40 messages/s with
 a delay of a second are published for eight seconds or more, in turns: with nothing beside them, while another client
 uses 40 digits for the first time, ten a second, and while another client declares all queues.
+
+With ``--nodes 3`` it starts a cluster on loopback instead, and times only the first delayed publish.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
@@ -22,6 +25,9 @@ from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.local_broker import LocalBroker
+from bide.local_broker.configuration import USER
+from tests.faults.cluster import cluster
+from tests.support import Rabbitmq
 
 _TARGETS: Final = bide.Topology(queues=[bide.Queue.quorum("steady"), bide.Queue.quorum("other")])
 _PAUSE: Final = 0.025
@@ -101,12 +107,34 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
+def measure_cluster(nodes: int, rounds: int, chroot: Path | None) -> None:
+    """Print the time of the first delayed publish on empty virtual hosts of a cluster."""
+    with cluster(Rabbitmq(chroot=chroot, home=None), count=nodes) as made:
+        print(f"RabbitMQ {'.'.join(map(str, made.release))}, {nodes} nodes", flush=True)
+        first = []
+        for number in range(rounds):
+            name = f"growth-{number}"
+            made.nodes[0].rabbitmqctl("add_vhost", name)
+            made.nodes[0].rabbitmqctl("set_permissions", "--vhost", name, USER, ".*", ".*", ".*")
+            # The other nodes start the virtual host a moment later.
+            time.sleep(1)
+            first.append(asyncio.run(first_publish(f"{made.url}/{name}")))
+        load = os.getloadavg()[0]
+        print(
+            f"first delayed message: median {median(first):.2f} s, at most {max(first):.2f} s, load average {load:.1f}"
+        )
+
+
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="How often everything is measured. [default: 5]")
     parser.add_argument("--chroot", type=Path, help="Root folder of a system with another RabbitMQ.")
+    parser.add_argument("--nodes", type=int, default=1, help="Nodes of the cluster. [default: 1]")
     given = parser.parse_args()
+    if given.nodes > 1:
+        measure_cluster(given.nodes, given.rounds, given.chroot)
+        return
     with LocalBroker.start(ephemeral=True, chroot=given.chroot) as broker:
         print(f"RabbitMQ {broker.release}", flush=True)
 
