@@ -224,7 +224,7 @@ async def test_an_operation_that_no_gate_answers_is_answered_by_the_next_one(vho
 
 
 async def test_gates_that_come_and_go_leave_every_answer_true(vhost: Vhost, tmp_path: Path) -> None:
-    """Each schedule is either cancelled or delivered, whichever the client was told."""
+    """Each schedule is either cancelled or delivered, as the answer said."""
     async with bide.connect(vhost.url, timeout=timedelta(seconds=TIMEOUT)) as client, AsyncExitStack() as stack:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
         await stack.enter_async_context(gating(vhost.url, tmp_path / "first"))
