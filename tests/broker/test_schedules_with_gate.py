@@ -207,6 +207,30 @@ async def test_a_large_message_is_delivered_and_shown(client: bide.Client) -> No
     assert message.body == body
 
 
+async def test_the_sync_client_does_the_same(client: bide.Client, vhost: Vhost) -> None:
+    def work() -> None:
+        with bide.connect_sync(vhost.url) as sync:
+            made = sync.schedule(b"x", key="k", to="reminders", deliver_at=MONDAY)
+            found = sync.scheduled("k")
+            assert found is not None
+            assert (found.body, found.version) == (b"x", made.version)
+            assert sync.reschedule("k", delay="1d").outcome is ScheduleOutcome.MOVED
+            assert sync.pause("k").outcome is ScheduleOutcome.PAUSED
+            assert sync.resume("k").outcome is ScheduleOutcome.RESUMED
+            assert sync.cancel("k").outcome is ScheduleOutcome.CANCELLED
+            for number in range(250):
+                sync.schedule(key=f"k{number:03}", to="reminders", deliver_at=MONDAY)
+            assert [one.key for one in sync.list_scheduled(prefix="k")] == [f"k{number:03}" for number in range(250)]
+            assert next(sync.list_scheduled()).key == "k000"
+            assert sync.run_now("k249").outcome is ScheduleOutcome.RUNNING
+            assert sync.count_scheduled() == 249
+            assert sync.move_scheduled(prefix="k0", delay="2d").count == 100
+            assert sync.cancel_scheduled(prefix="").count == 249
+
+    await asyncio.to_thread(work)
+    assert len(await receive(client, "reminders", 1)) == 1
+
+
 async def test_an_operation_that_no_gate_answers_is_answered_by_the_next_one(vhost: Vhost, tmp_path: Path) -> None:
     """A gate may be killed between reading an operation and its answer: the client repeats it."""
     async with bide.connect(vhost.url, timeout=timedelta(seconds=TIMEOUT)) as client:

@@ -138,6 +138,8 @@ def add(
 
     if body is not None and file is not None:
         raise click.UsageError("give BODY or --file, not both")
+    if sum(given[name] is not None for name in ("delay", "deliver_at", "every")) != 1:
+        raise click.UsageError("the schedule needs one time: --in DELAY, --at TIME or --every RULE")
     content = file.read() if file is not None else (body or "").encode("utf-8", errors="surrogateescape")
     outgoing = {**given, "body": content, "headers": pairs(headers), "type": kind, "routing_key": routing_key or ""}
     check_schedule(OutgoingSchedule(**outgoing), sending_time())  # report invalid values before connecting

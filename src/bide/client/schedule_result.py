@@ -9,6 +9,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from bide.delay.received import OWN_PREFIX
 from bide.durations import from_milliseconds
 
 if TYPE_CHECKING:
@@ -178,8 +179,9 @@ class ScheduleView:
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """The headers of the message."""
-        return self.properties.get("headers") or {}
+        """The sender's headers of the message."""
+        headers = self.properties.get("headers") or {}
+        return {name: value for name, value in headers.items() if not name.startswith(OWN_PREFIX)}
 
     def next_runs(self, count: int = 5) -> list[datetime]:
         """The next runs of a recurring schedule, with their jitter; of a single message, its due time.
