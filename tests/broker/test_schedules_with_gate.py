@@ -207,6 +207,21 @@ async def test_a_large_message_is_delivered_and_shown(client: bide.Client) -> No
     assert message.body == body
 
 
+async def test_write_permission_for_the_operations_is_enough(client: bide.Client, vhost: Vhost) -> None:
+    vhost.broker.add_user("limited", "secret")
+    vhost.broker.set_permissions(vhost.name, "limited", configure="^$", write=r"^bide\.v1\.schedule$", read="^$")
+    try:
+        url = vhost.broker.vhost_url(vhost.name, user="limited", password="secret")
+        async with bide.connect(url) as limited:
+            await limited.schedule(b"x", key="k", to="reminders", deliver_at=MONDAY)
+            found = await limited.scheduled("k")
+            assert found is not None
+            assert (await limited.run_now("k", if_version=found.version)).outcome is ScheduleOutcome.RUNNING
+        assert [one.body for one in await receive(client, "reminders", 1)] == [b"x"]
+    finally:
+        vhost.broker.delete_user("limited")
+
+
 async def test_the_sync_client_does_the_same(client: bide.Client, vhost: Vhost) -> None:
     def work() -> None:
         with bide.connect_sync(vhost.url) as sync:
