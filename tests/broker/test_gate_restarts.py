@@ -15,6 +15,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.errors import FolderInUseError, NewerRecordError, ScheduleLogError
 from bide.gate.log_reader import LogReader
+from bide.schedules.encoding import decode
 from bide.schedules.names import PARTITIONS, partition_of
 from bide.schedules.questions import CountQuestion, KeyQuestion
 from bide.schedules.records import ScheduleFilter, SnapshotChunk
