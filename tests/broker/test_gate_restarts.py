@@ -64,7 +64,7 @@ async def log(vhost: Vhost, client: bide.Client) -> AsyncIterator[LogClient]:
 
 
 async def leading(*gates: tuple[bide.Gate, int]) -> None:
-    """Wait until each gate leads so many partitions, or more."""
+    """Wait until each gate leads this number of partitions, or more."""
 
     async def are_leading() -> bool:
         return all(len(one.leads) >= number for one, number in gates)

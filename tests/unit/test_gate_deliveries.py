@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
+from bide.errors import BideError, PublishRefusedError
 from bide.gate.deliveries import IN_FLIGHT, REPORT_AFTER, REPORT_ITEMS, Deliveries
 from bide.gate.delivery import DeliveryRules
 from bide.gate.room import LogRoom
+from bide.gate.target_windows import SILENT_AFTER, WINDOW, TargetWindows
 from bide.schedules.entries import UnderWay
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import ROOM_TICKETS, ScheduleNames
@@ -179,3 +181,46 @@ def test_a_large_state_is_not_carried_without_end() -> None:
     room = LogRoom(8_000, last_cycle=2_500)
     assert not room.needs_snapshot(LogPosition(size=3_000))
     assert room.needs_snapshot(LogPosition(size=3_501))
+
+
+# -- targets
+
+
+class Target:
+    """Windows whose messages are sent to lists."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.results: list[tuple[str, BideError | None]] = []
+        self.windows = TargetWindows[str](
+            send=self.sent.append, on_result=lambda message, error: self.results.append((message, error))
+        )
+
+
+def test_a_silent_target_holds_up_no_other() -> None:
+    target = Target()
+    for number in range(WINDOW + 2):
+        target.windows.put("q:silent", f"silent {number}", 0.0)
+    target.windows.put("q:other", "other", 0.0)
+    assert [*target.sent[:WINDOW], "other"] == target.sent
+    target.windows.refuse_silent(SILENT_AFTER - 0.1)
+    assert target.results == []
+    target.windows.refuse_silent(SILENT_AFTER)
+    refused = [f"silent {WINDOW}", f"silent {WINDOW + 1}"]
+    assert [message for message, error in target.results if isinstance(error, PublishRefusedError)] == refused
+    # What comes later is refused at once, until the target answers.
+    target.windows.put("q:silent", "later", SILENT_AFTER)
+    assert target.results[-1][0] == "later"
+    target.windows.settled("q:silent", "silent 0", None, 9.0)
+    assert target.results[-1] == ("silent 0", None)
+    target.windows.put("q:silent", "at last", 9.0)
+    assert target.sent[-1] == "at last"
+
+
+def test_the_next_message_is_sent_when_one_is_settled() -> None:
+    target = Target()
+    for number in range(2 * WINDOW):
+        target.windows.put("q:a", f"{number}", 0.0)
+    for number in range(2 * WINDOW):
+        target.windows.settled("q:a", f"{number}", None, 0.0)
+    assert target.sent == [f"{number}" for number in range(2 * WINDOW)]
