@@ -30,6 +30,7 @@
     │   ├── NotEmptyError              a queue to delete still holds messages
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
+    │   ├── ScheduleLogError           records of a schedule log were lost, or it is full
     │   ├── DeliveryLimitError         the queue drops a message before the endpoint has made all its attempts
     │   ├── OffsetsLostError           the stream no longer has the messages to read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
@@ -52,9 +53,11 @@
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
     ├── FolderInUseError               another process works with this ledger, audit folder or index
+    ├── ScheduleIndexError             the index of a gate is damaged, or lacks records; the gate builds it anew
     ├── CallError: a request got no successful reply
     │   ├── ReplyTimeoutError          no reply came in time
     │   ├── ReplyLostError             the reply queue is gone
+    │   ├── NoGateAnswerError          no gate answered in time: an operation on schedules is recorded
     │   └── RemoteError                the server replied that it failed
     ├── ClosedError                    an object was used after it was closed
     └── LocalBrokerError: the private broker failed
@@ -250,6 +253,10 @@ class NotAppliedError(BrokerError):
     """The delay infrastructure is not on this virtual host."""
 
 
+class ScheduleLogError(BrokerError):
+    """Records of a schedule log were lost, or it is full."""
+
+
 class DeliveryLimitError(BrokerError):
     """The queue drops a message before the endpoint has made all its attempts."""
 
@@ -327,8 +334,7 @@ class BulkInDoubtError(PublishInDoubtError):
 
     Attributes:
         reason: why it ended.
-        in_doubt: a :class:`bide.PublishResult` for each message that was sent and not confirmed: the broker may have
-            it.
+        in_doubt: a :class:`bide.PublishResult` for each message that was sent and not confirmed.
         unsent: a :class:`bide.PublishResult` for each message that was taken from the input and not sent.
         report: a :class:`bide.PublishSummary` of the other messages, if their results were not returned one by one.
     """
@@ -403,6 +409,10 @@ class FolderInUseError(BideError):
     """Another process works with this folder."""
 
 
+class ScheduleIndexError(BideError):
+    """The index of a gate is damaged, or lacks records. The gate builds it anew."""
+
+
 class CallError(BideError):
     """The request got no successful reply.
 
@@ -421,6 +431,10 @@ class ReplyTimeoutError(CallError):
 
 class ReplyLostError(CallError):
     """The reply queue is gone: the server may have done the work."""
+
+
+class NoGateAnswerError(CallError):
+    """No gate answered in time: an operation that is recorded takes effect when a gate reads it."""
 
 
 class RemoteError(CallError):
