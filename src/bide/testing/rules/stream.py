@@ -67,8 +67,9 @@ class StreamQueue(BrokerQueue):
     * A message carries its offset in a header. Headers that are lists or tables are lost; CC is kept from 4.0 on. From
       4.0 on a message without a delivery mode gets the mode 1.
     * A consumer is not counted by a declaration. Below 4.0 a dead letter that is published at most once gets lost.
-    * Retention removes whole segments, when a new one begins. Each but the first takes an offset for itself. A consumer that it overtakes reads the segment that it
-      has begun to the end, and goes on at the first message that is left. No error says so.
+    * Retention removes whole segments, when a new one begins. Each but the first takes an offset for itself. A consumer
+      that retention overtakes reads the segment that it has begun to the end, and goes on at the first message that is
+      left. No error says so.
 
     Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message. What RabbitMQ does not
     implement closes the channel, not the connection. A message is counted at once, not after some seconds.
@@ -243,9 +244,9 @@ class StreamQueue(BrokerQueue):
         return found
 
     def _clear(self) -> int:
-        count = self.message_count
+        # The deletion of a stream reports no messages.
         self._segments = [_Segment()]
-        return count
+        return 0
 
     def _count_after_get(self) -> int:
         return self.message_count
