@@ -169,13 +169,13 @@ class MemoryBroker:
 
     def open(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
         """Connect a protocol to this broker."""
+        MemoryTransport(loop, protocol).open(self.accept)
 
-        def accept(transport: MemoryTransport) -> ServerConnection:
-            connection = ServerConnection(transport, host=self.host, release=self.release, lock=self._lock)
-            self._connections = [*(one for one in self._connections if not one.is_closed), connection]
-            return connection
-
-        MemoryTransport(loop, protocol).open(accept)
+    def accept(self, transport: MemoryTransport) -> ServerConnection:
+        """Take a connection."""
+        connection = ServerConnection(transport, host=self.host, release=self.release, lock=self._lock)
+        self._connections = [*(one for one in self._connections if not one.is_closed), connection]
+        return connection
 
 
 def _is_modelled(release: object) -> bool:
