@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bide.delay.waiting_hall import WaitingHall
     from bide.endpoint import Endpoint, EventStream, Observer
     from bide.errors import BideError
+    from bide.gate import Gate
     from bide.messages.outgoing import OutgoingMessage
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
@@ -59,6 +60,7 @@ _MODULES: Final = {
     "EventStream": "bide.endpoint",
     "Observer": "bide.endpoint",
     "BideError": "bide.errors",
+    "Gate": "bide.gate",
     "OutgoingMessage": "bide.messages.outgoing",
     "Discard": "bide.recoverability.decision",
     "Park": "bide.recoverability.decision",
@@ -95,6 +97,7 @@ __all__ = [
     "Exchange",
     "ExchangeTarget",
     "Failure",
+    "Gate",
     "Message",
     "NServiceBus",
     "Observer",

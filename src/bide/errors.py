@@ -247,6 +247,10 @@ class NotAppliedError(BrokerError):
     """The delay infrastructure is not on this virtual host."""
 
 
+class ScheduleLogError(BrokerError):
+    """A schedule log cannot be used, because records are missing or because it is full."""
+
+
 class DeliveryLimitError(BrokerError):
     """The queue drops a message before the endpoint has made all its attempts."""
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import NewerRecordError
-from bide.gate.log_follower import LogFollower
+from bide.gate.log_follower import RECORD_OVERHEAD, LogFollower
 from bide.schedules.encoding import encode
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
@@ -85,7 +85,21 @@ def test_only_records_by_their_own_exchange_are_applied() -> None:
     answer = reader.read(4, NAMES.operations, body).result.answer
     assert answer is not None
     assert answer.outcome == "scheduled"
-    assert state.position == LogPosition(offset=4, count=5, checksum=zlib.crc32(body))
+    assert state.position == LogPosition(offset=4, count=5, checksum=zlib.crc32(body), size=state.position.size)
+
+
+def test_a_snapshot_carries_what_was_read_before_it() -> None:
+    state = ScheduleMemory()
+    reader = follower(state)
+    for offset in range(9):
+        reader.read(offset, NAMES.operations, bytes(1_000_000))
+    assert (state.position.size, state.position.carried_size) == (9 * (1_000_000 + RECORD_OVERHEAD), 0)
+    reader.read(9, NAMES.gates, chunk(0, is_last=True, count=2))
+    assert state.position.carried_size == 2 * (1_000_000 + RECORD_OVERHEAD)
+    # Of another gate, and from before this gate began to read: how much it carries is not known.
+    later = follower(state)
+    later.read(10, NAMES.gates, chunk(0, is_last=True, count=4, cycle="other"))
+    assert (state.position.carried, state.position.carried_size) == (4, 2 * (1_000_000 + RECORD_OVERHEAD))
 
 
 def test_a_snapshot_is_complete_with_all_its_chunks() -> None:
@@ -96,9 +110,9 @@ def test_a_snapshot_is_complete_with_all_its_chunks() -> None:
     bodies = [chunk(0, is_last=False), chunk(0, is_last=False), chunk(2, is_last=True), chunk(1, is_last=False)]
     assert [reader.read(2 + place, NAMES.gates, body).completed for place, body in enumerate(bodies)] == [None] * 4
     assert reader.read(6, NAMES.gates, chunk(2, is_last=True)).completed == "c"
-    assert (reader.snapshot, state.position.carried) == (2, 2)
+    assert (state.position.snapshot, state.position.carried) == (2, 2)
     reader.read(7, NAMES.gates, chunk(0, is_last=True, count=1, cycle="older"))
-    assert (reader.snapshot, state.position.carried) == (2, 2)
+    assert (state.position.snapshot, state.position.carried) == (2, 2)
     assert reader.read(8, NAMES.operations, chunk(0, is_last=True, cycle="d")).completed is None
 
 

@@ -12,11 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bide.delay.explain import explain, mermaid, rows
+from bide.delay.forwarding import LONGEST_PAUSE
 from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget, Target
 from bide.delay.received import restore
 from bide.delay.waiting_hall import MAX_DELAY, WaitingHall
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
-from bide.relay.decision import LONGEST_PAUSE, RelayDecision, RelayedMessage
+from bide.relay.decision import RelayDecision, RelayedMessage
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Model
 from bide.topology.validation import validate

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "delay": LazyCommand("bide.cli.delay", "Install, check and explain a delay infrastructure."),
     "demo": LazyCommand("bide.cli.demo", "Watch delayed messages arrive on time, and draw a report."),
     "errors": LazyCommand("bide.cli.errors", "List failed messages; retry, edit, archive or discard them."),
+    "gate": LazyCommand("bide.cli.gate", "Deliver scheduled messages until interrupted."),
     "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
     "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
     "relay": LazyCommand("bide.cli.relay", "Relay the messages of a waiting hall until interrupted."),

@@ -52,6 +52,12 @@ HEADER_EXCHANGE: Final = "bide-exchange"
 HEADER_ROUTING_KEY: Final = "bide-routing-key"
 """Header of copies of a message: the routing key that the original was sent with."""
 
+HEADER_KEY: Final = "bide-key"
+"""Header of a scheduled message: the key of its schedule."""
+
+HEADER_SCHEDULE: Final = "bide-schedule-id"
+"""Header of a scheduled message: the id of its schedule."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueueTarget:

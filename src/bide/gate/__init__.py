@@ -1,1 +1,8 @@
-"""The process that follows the schedule log and delivers scheduled messages."""
+"""The gate of a schedule log, the process that delivers scheduled messages."""
+
+from __future__ import annotations
+
+from bide.gate.partition import Gated
+from bide.gate.worker import Gate
+
+__all__ = ["Gate", "Gated"]

@@ -73,6 +73,13 @@ class ScheduleIndex:
             connection.execute("BEGIN")
             yield SqliteState(connection)
 
+    def recreate(self) -> None:
+        """Replace the file by an empty one."""
+        self._sql.close()
+        _remove(self._path)
+        self._sql = _prepared(self._path)
+        self.state = SqliteState(self._sql)
+
     def close(self) -> None:
         """Close the file."""
         self._sql.close()
@@ -102,9 +109,13 @@ def _open_or_replace(path: Path) -> sqlite3.Connection:
         raise
     except sqlite3.DatabaseError as error:
         log.warning("the index %s is built anew: %s", path, error)
-        for suffix in _SUFFIXES:
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        _remove(path)
         return _prepared(path)
+
+
+def _remove(path: Path) -> None:
+    for suffix in _SUFFIXES:
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _prepared(path: Path) -> sqlite3.Connection:

@@ -39,24 +39,25 @@ class PartitionLeadership:
     Attributes:
         leader: the name of the leading gate; None if there is none, or none is known.
         has_missed: whether this gate has read a beat of its own and not the one before it: retention has overtaken it.
+        proven_at: when the latest beat was sent that this gate has read back; None before the first one.
     """
 
     def __init__(self, gate: str, now: float) -> None:
         self.leader: str | None = None
         self.has_missed = False
+        self.proven_at: float | None = None
         self._gate = gate
         self._leader_offset = -1
         self._heard_leader_at = now
         self._heard_at: dict[str, float] = {}
         self._unread: dict[int, float] = {}
-        self._current_until = now
         self._next_beat_at = now
 
     def read(self, offset: int, beat: Beat, now: float) -> None:
         """Take the next beat of the log."""
         self._heard_at[beat.gate] = now
         if beat.gate == self._gate and (sent_at := self._unread.pop(beat.clock, None)) is not None:
-            self._current_until = sent_at + CURRENT_FOR
+            self.proven_at = sent_at
             self.has_missed = self.has_missed or any(other < sent_at for other in self._unread.values())
         if beat.after < self._leader_offset:
             return
@@ -80,10 +81,11 @@ class PartitionLeadership:
     def on_connection_lost(self) -> None:
         """Forget the beats that were sent: they may never be in the log."""
         self._unread.clear()
+        self.has_missed = False
 
     def is_current(self, now: float) -> bool:
         """Whether this gate has read a beat of its own that it sent a short while ago."""
-        return now < self._current_until
+        return self.proven_at is not None and now < self.proven_at + CURRENT_FOR
 
     def leads(self, now: float) -> bool:
         """Whether this gate claims, delivers, answers and carries."""
@@ -94,7 +96,7 @@ class PartitionLeadership:
         self._heard_at = {gate: at for gate, at in self._heard_at.items() if now - at < TAKE_OVER_AFTER}
         return set(self._heard_at)
 
-    def next_beat(self, now: float, *, may_take: bool, let_go: bool = False) -> bool | None:
+    def next_beat(self, now: float, *, may_take: bool, let_go: bool = False, is_asked: bool = False) -> bool | None:
         """Whether the beat to send now says that this gate leads; None if it should send none.
 
         A gate has one unread beat at a time, because one that is behind does not know how full the log is. But
@@ -103,6 +105,7 @@ class PartitionLeadership:
         Args:
             may_take: whether to take over at once where there is no leader, as :func:`may_take` says.
             let_go: whether to leave the partition to others.
+            is_asked: whether a question waits for the next beat.
         """
         if self._unread:
             is_overdue = now - max(self._unread.values()) >= REPEAT_AFTER
@@ -114,7 +117,7 @@ class PartitionLeadership:
         takes_over = not leads and not let_go and (is_silent or (self.leader is None and may_take))
         if takes_over and self.is_current(now):
             return True
-        return leads if now >= self._next_beat_at else None
+        return leads if is_asked or now >= self._next_beat_at else None
 
 
 def partition_to_release(gate: str, leaders: Mapping[int, str | None], alive: Collection[str]) -> int | None:

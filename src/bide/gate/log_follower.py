@@ -18,6 +18,12 @@ from bide.schedules.records import Beat, ScheduleRecord, SnapshotChunk
 
 log = logger(__name__)
 
+RECORD_OVERHEAD: Final = 250
+"""Bytes that a record takes in the stream beside its body, at most: names of exchange and key, properties, and the
+header of a chunk."""
+
+_SIZE_STEP: Final = 200_000
+
 _MOST_RUNS: Final = 10_000
 _MOST_CYCLES: Final = 100
 
@@ -54,15 +60,15 @@ class LogFollower:
 
     Attributes:
         has_missed: whether records are missing, so that the state is wrong. It has to be built anew from a snapshot.
-        snapshot: the offset of the first chunk of the latest complete snapshot; None if none was read.
     """
 
     def __init__(self, fold: ScheduleFold, names: ScheduleNames) -> None:
         self.has_missed = False
-        self.snapshot: int | None = None
         self._fold = fold
         self._names = names
-        self._seen = _SeenOffsets(fold.state.position.offset, fold.state.position.count)
+        position = fold.state.position
+        self._seen = _SeenOffsets(position.offset, position.count)
+        self._sizes = _SeenSizes(position.count, position.size)
         self._cycles = BoundedCache[str, _ReadCycle](_MOST_CYCLES)
 
     def read(self, offset: int, exchange: str, body: bytes) -> ReadRecord:
@@ -79,6 +85,8 @@ class LogFollower:
         result = self._fold.apply(offset, record, by_gate=by_gate)
         position = self._fold.state.position
         position.checksum = zlib.crc32(body)
+        position.size += len(body) + RECORD_OVERHEAD
+        self._sizes.add(position.count, position.size)
         self._seen.add(offset, position.count)
         completed = None
         if by_gate and isinstance(record, Beat):
@@ -102,7 +110,8 @@ class LogFollower:
             return None
         if chunk.count > position.carried:
             position.carried = chunk.count
-            self.snapshot = cycle.first_offset
+            position.carried_size = max(position.carried_size, self._sizes.at(chunk.count))
+            position.snapshot = cycle.first_offset
         return chunk.cycle
 
 
@@ -128,6 +137,24 @@ class _SeenOffsets:
         is_latest = place + 1 == len(self._starts)
         end = self._last_count + 1 if is_latest else self._counts[place + 1]
         return count == self._counts[place] + offset - self._starts[place] < end
+
+
+class _SeenSizes:
+    """The bytes read at some counts of records."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._counts = deque([count], _MOST_RUNS)
+        self._sizes = deque([size], _MOST_RUNS)
+
+    def add(self, count: int, size: int) -> None:
+        if size >= self._sizes[-1] + _SIZE_STEP:
+            self._counts.append(count)
+            self._sizes.append(size)
+
+    def at(self, count: int) -> int:
+        """The size at a count, or somewhat less; 0 if it is not known."""
+        place = bisect_right(self._counts, count) - 1
+        return 0 if place < 0 else self._sizes[place]
 
 
 def _decode(offset: int, body: bytes) -> ScheduleRecord | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
@@ -24,11 +24,13 @@ class LogRecord:
 
     Attributes:
         exchange: that it was published to. The broker keeps it with the message.
+        reply_to: where its sender wants the answer; None if it wants none.
     """
 
     offset: int
     exchange: str
     body: bytes = field(repr=False)
+    reply_to: str | None = None
 
 
 class LogReader:
@@ -44,17 +46,19 @@ class LogReader:
         self._has_changed = asyncio.Event()
 
     @classmethod
-    async def open(cls, connection: Connection, stream: str, offset: int) -> Self:
-        """Start at an offset, or at the first record that is left behind it.
+    async def open(cls, connection: Connection, stream: str, offset: int | Literal["first", "last"]) -> Self:
+        """Start at an offset, or at the first record that is left behind it; or with the first chunk of the stream, or
+        its last.
 
         Raises:
             BideError: the stream does not exist, or may not be read, or the connection is lost.
         """
         reader = cls(await connection.channel())
+        start = max(offset, 0) if isinstance(offset, int) else offset
         try:
             await reader._channel.qos(PREFETCH)
             await reader._channel.consume(
-                stream, on_message=reader._put, on_end=reader._end, arguments={_OFFSET: max(offset, 0)}
+                stream, on_message=reader._put, on_end=reader._end, arguments={_OFFSET: start}
             )
         except BaseException:
             reader.close()
@@ -77,7 +81,10 @@ class LogReader:
         if self._channel.is_open:
             # Below 4.0 a stream takes no negative acknowledgement.
             self._channel.ack(found[-1].delivery_tag, multiple=True)
-        return [LogRecord(one.values["headers"][_OFFSET], one.exchange, one.body) for one in found]
+        return [
+            LogRecord(one.values["headers"][_OFFSET], one.exchange, one.body, one.values.get("reply_to"))
+            for one in found
+        ]
 
     def close(self) -> None:
         """End the consumer."""

@@ -40,10 +40,15 @@ CREATE INDEX under_way_by_key ON under_way (key);
 CREATE TABLE finished (key TEXT PRIMARY KEY, version TEXT NOT NULL, tick INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE sessions (session TEXT PRIMARY KEY, tick INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE answers (request TEXT PRIMARY KEY, tick INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE position (record INTEGER, count INTEGER, tick INTEGER, carried INTEGER, checksum INTEGER);
-INSERT INTO position VALUES (-1, 0, 0, 0, 0);
+CREATE TABLE position (
+    record INTEGER, count INTEGER, tick INTEGER, carried INTEGER, checksum INTEGER,
+    size INTEGER, carried_size INTEGER, snapshot INTEGER
+);
+INSERT INTO position VALUES (-1, 0, 0, 0, 0, 0, 0, NULL);
 """
 
+_POSITION: Final = ("record", "count", "tick", "carried", "checksum", "size", "carried_size", "snapshot")
+_POSITION_FIELDS: Final = ("offset", *_POSITION[1:])
 _TABLES: Final = ("sessions", "answers", "finished", "under_way", "waiting")
 _WAITING: Final = (
     "SELECT key, id, version, target, routing_key, nominal, due, recurrence, is_paused, resumed_at, properties, body "
@@ -77,8 +82,8 @@ class SqliteState:
     def reload(self) -> None:
         """Read the position, and forget sessions that were not written: after a rollback."""
         self._changed_sessions.clear()
-        row = self._sql.execute("SELECT record, count, tick, carried, checksum FROM position").fetchone()
-        self.position = LogPosition(offset=row[0], count=row[1], tick=row[2], carried=row[3], checksum=row[4])
+        row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()  # noqa: S608
+        self.position = LogPosition(**dict(zip(_POSITION_FIELDS, row, strict=True)))
 
     def flush(self) -> None:
         """Write the position, and the sessions that have changed."""
@@ -87,10 +92,9 @@ class SqliteState:
             [(one.session, one.tick, _encode(one)) for one in self._changed_sessions.values()],
         )
         self._changed_sessions.clear()
-        at = self.position
         self._sql.execute(
-            "UPDATE position SET record = ?, count = ?, tick = ?, carried = ?, checksum = ?",
-            (at.offset, at.count, at.tick, at.carried, at.checksum),
+            f"UPDATE position SET {', '.join(f'{column} = ?' for column in _POSITION)}",  # noqa: S608
+            [getattr(self.position, name) for name in _POSITION_FIELDS],
         )
 
     def clear(self) -> None:
@@ -195,19 +199,10 @@ class SqliteState:
             after: the last key of the page before.
             limit: the number of schedules; negative for all.
         """
-        conditions = [
-            ("key >= ?", wanted.prefix or None),
-            ("key < ?", _end_of(wanted.prefix)),
-            ("key > ?", after),
-            ("target = ?", wanted.target),
-            ("due >= ?", wanted.due_from),
-            ("due < ?", wanted.due_before),
-        ]
-        used = [(text, value) for text, value in conditions if value is not None]
-        where = " AND ".join(text for text, _ in used) or "1"
+        where, values = _where(wanted, after)
         # Without the hint, SQLite may walk through the whole index by due time and sort.
         query = _WAITING.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
-        return [_waiting(row) for row in self._sql.execute(query, (*(value for _, value in used), limit))]
+        return [_waiting(row) for row in self._sql.execute(query, (*values, limit))]
 
     def due(self, now: int, *, limit: int) -> list[WaitingSchedule]:
         """Schedules that are due and not paused, by due time.
@@ -221,6 +216,16 @@ class SqliteState:
     def next_due(self) -> int | None:
         """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch."""
         found: int | None = self._sql.execute("SELECT min(due) FROM waiting WHERE NOT is_paused").fetchone()[0]
+        return found
+
+    def under_way_ids(self) -> list[str]:
+        """The ids of all claimed occurrences, the earliest due first."""
+        return [row[0] for row in self._sql.execute("SELECT occurrence FROM under_way ORDER BY due")]
+
+    def number(self, wanted: ScheduleFilter) -> int:
+        """The number of waiting schedules that a filter matches."""
+        where, values = _where(wanted)
+        found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]  # noqa: S608
         return found
 
     def all_under_way(self) -> Iterator[UnderWay]:
@@ -238,6 +243,20 @@ class SqliteState:
         yield from self.all_under_way()
         for row in self._sql.execute(_WAITING + "ORDER BY key"):
             yield _waiting(row)
+
+
+def _where(wanted: ScheduleFilter, after: str | None = None) -> tuple[str, tuple[str | int, ...]]:
+    """A condition in SQL, and its values."""
+    conditions: list[tuple[str, str | int | None]] = [
+        ("key >= ?", wanted.prefix or None),
+        ("key < ?", _end_of(wanted.prefix)),
+        ("key > ?", after),
+        ("target = ?", wanted.target),
+        ("due >= ?", wanted.due_from),
+        ("due < ?", wanted.due_before),
+    ]
+    used = [(text, value) for text, value in conditions if value is not None]
+    return " AND ".join(text for text, _ in used) or "1", tuple(value for _, value in used)
 
 
 def _waiting(row: tuple[Any, ...]) -> WaitingSchedule:

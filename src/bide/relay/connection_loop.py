@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bide.admin.apply import exists
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
+from bide.client.target_sender import TargetSender
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
@@ -29,15 +29,12 @@ from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_as
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
-from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
+from bide.topology import DEFAULT_EXCHANGE
 
 log = logger(__name__)
 
 _RETRY_PAUSE: Final = 1.0
 """Seconds until a part of the hall that refuses messages is tried again."""
-
-_EXCHANGE_KNOWN_FOR: Final = 30.0
-"""Seconds for which an exchange counts as existing after a check."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,20 +95,20 @@ class ConnectionLoop:
         self._stop_timeout = grace
         self._user = connection.url.user
         self._consuming_channel: Channel | None = None
-        # A publish to an application's exchange may make the broker close the channel, and the other messages on that
-        # channel are then sent again. Messages to queues and within the hall have channels of their own to avoid this.
+        # Messages within the hall have channels of their own: targets may make the broker close theirs.
         self._to_undeliverable = ConfirmedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
         self._to_hall = ConfirmedSender(connection, on_result=self._on_hall_result, failed=self._fail)
-        self._to_queues = ConfirmedSender(connection, on_result=self._on_target_result, failed=self._fail)
-        self._to_exchanges = ConfirmedSender(connection, on_result=self._on_target_result, failed=self._fail)
+        self._to_targets = TargetSender(
+            connection,
+            safe_exchanges=[hall.delivery_exchange],
+            on_result=self._on_target_result,
+            failed=self._fail,
+        )
         self._failed: asyncio.Future[BideError] = connection.loop.create_future()
         self._all_settled = asyncio.Event()
         self._draining = False
         self._unsettled: set[int] = set()
         self._paused: dict[RelayedInFlight, asyncio.TimerHandle] = {}
-        self._known_exchanges = BoundedCache[str, float]()
-        self._checking: dict[str, list[RelayedInFlight]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._warnings = BoundedCache[str, int]()
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
@@ -175,12 +172,9 @@ class ConnectionLoop:
     def _close(self) -> None:
         self._to_undeliverable.close()
         self._to_hall.close()
-        self._to_queues.close()
-        self._to_exchanges.close()
+        self._to_targets.close()
         for handle in self._paused.values():
             handle.cancel()
-        for task in self._tasks:
-            task.cancel()
         if self._consuming_channel is not None:
             self._consuming_channel.abandon()
 
@@ -219,43 +213,10 @@ class ConnectionLoop:
         self._send(RelayedInFlight(delivery, decision, relayed))
 
     def _send(self, message: RelayedInFlight) -> None:
-        exchange = message.decision.exchange
-        if message.decision.step != "target":
-            self._to_hall.put(message)
-        elif exchange in (DEFAULT_EXCHANGE, self._hall.delivery_exchange):
-            self._to_queues.put(message)
-        elif self._is_known(exchange):
-            self._to_exchanges.put(message)
-        elif exchange in self._checking:
-            self._checking[exchange].append(message)
+        if message.decision.step == "target":
+            self._to_targets.put(message)
         else:
-            self._checking[exchange] = [message]
-            task = asyncio.create_task(self._check_exchange(exchange))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def _is_known(self, exchange: str) -> bool:
-        return self._known_exchanges.get(exchange, 0.0) > self._connection.loop.time()
-
-    async def _check_exchange(self, exchange: str) -> None:
-        """Check that an exchange exists. A publish to a missing exchange would close the channel."""
-        reason = f"the exchange {exchange!r} does not exist"
-        try:
-            there = await exists(self._connection, Topology([Exchange(exchange)]))
-        except AccessRefusedError as error:
-            # Since 4.3, RabbitMQ does not tell a user without any permission for an exchange whether it exists.
-            there, reason = False, str(error)
-        except BideError as error:
-            self._fail(error)
-            return
-        waiting = self._checking.pop(exchange)
-        if there:
-            self._known_exchanges[exchange] = self._connection.loop.time() + _EXCHANGE_KNOWN_FOR
-        for message in waiting:
-            if there:
-                self._to_exchanges.put(message)
-            else:
-                self._set_aside(message.delivery, reason)
+            self._to_hall.put(message)
 
     # -- results
 
@@ -297,7 +258,6 @@ class ConnectionLoop:
                 key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
                 self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
             case _:
-                self._known_exchanges.pop(message.exchange, None)
                 self._set_aside(message.delivery, str(error))
 
     def _count(self, step: RelayStep) -> None:

@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any, Final, Literal, Self
 
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
+from bide.delay.forwarding import LONGEST_PAUSE, MAX_REASON, carry_user_id, parse_target
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -32,23 +33,16 @@ undeliverable queue."""
 HEADER_DELAY: Final = "x-delay"
 """Header with the delay of a message, set by a client without bide: milliseconds, as a number or text."""
 
-HEADER_USER: Final = "bide-user-id"
-"""Header with the ``user_id`` property of a message, if that is not the relay's user."""
-
 HEADER_REFUSALS: Final = "bide-refusals"
 """Header with the number of times that the target has refused a message."""
 
 HEADER_CC: Final = "bide-cc"
 """Header that holds a message's CC header while it waits in the hall, where the broker would route by the CC header."""
 
-LONGEST_PAUSE: Final = timedelta(seconds=64)
-"""The longest pause before a message is sent to a refusing target again; pauses are 1 unit, 2, 4..."""
-
 _CARRIED_PROPERTIES: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORITY))
 """Properties that would act on the hall's own queues, and the headers that hold them while a message waits."""
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
-_MAX_REASON: Final = 1000
 _COUNT_HEADERS: Final = frozenset({"x-delivery-count", "x-acquired-count"})
 _REMOVED_HEADERS: Final = DEATH_HEADERS | {
     "BCC",
@@ -146,7 +140,7 @@ class RelayedMessage:
         if "CC" in headers:
             headers[HEADER_CC] = headers.pop("CC")
         _check_allowed(target, headers.get(HEADER_CC), hall, allowed)
-        _carry_user_id(properties, headers, user)
+        carry_user_id(properties, headers, user)
         return cls(hall=hall, target=target, routing_key=key, due=due, headers=headers, properties=properties)
 
     def forward(self, now: int) -> RelayDecision:
@@ -230,8 +224,8 @@ def set_aside(
     for name, header in _CARRIED_PROPERTIES:
         if (value := properties.pop(name, None)) is not None:
             headers[header] = value
-    _carry_user_id(properties, headers, user)
-    headers[HEADER_SET_ASIDE] = reason[:_MAX_REASON]
+    carry_user_id(properties, headers, user)
+    headers[HEADER_SET_ASIDE] = reason[:MAX_REASON]
     return RelayDecision(
         step="aside",
         exchange=hall.undeliverable,
@@ -239,12 +233,6 @@ def set_aside(
         rest=0,
         values={**properties, "headers": headers},
     )
-
-
-def _carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
-    if properties.get("user_id") not in (None, user):
-        # The broker closes the channel for a user id other than that of the connection.
-        headers[HEADER_USER] = properties.pop("user_id")
 
 
 def _check_allowed(target: Target, cc: Any, hall: WaitingHall, allowed: AllowedTargets) -> None:
@@ -259,12 +247,10 @@ def _check_allowed(target: Target, cc: Any, hall: WaitingHall, allowed: AllowedT
 def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:
     if text is None:
         return ExchangeTarget(hall.delivery_exchange, routing_key)
-    kind, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if kind not in ("q", "x") or not name or len(name.encode()) > 255:
-        raise InvalidInputError(f"the header {HEADER_TO} is {text!r}: it names neither a queue nor an exchange")
-    if hall.owns(name) and text != f"x:{hall.delivery_exchange}":
+    target = parse_target(text, routing_key)
+    if hall.owns(text[2:]) and text != f"x:{hall.delivery_exchange}":
         raise UnsupportedTargetError(f"the header {HEADER_TO} is {text!r}, a part of the waiting hall itself")
-    return QueueTarget(name) if kind == "q" else ExchangeTarget(name, routing_key)
+    return target
 
 
 def _milliseconds(delay: Any) -> int:

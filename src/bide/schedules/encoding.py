@@ -11,13 +11,12 @@ Applications may send anything, so any other form is a ``ScheduleRecordError``.
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 from bide.errors import NewerRecordError, ScheduleRecordError
 from bide.schedules.entries import OUTCOMES
 from bide.schedules.entry_fields import EntryReader, EntryWriter
-from bide.schedules.fields import RecordFields, without_absent
+from bide.schedules.fields import RecordFields, read_head, without_absent, write_head
 from bide.schedules.names import has_control_characters
 from bide.schedules.records import (
     ACTIONS,
@@ -40,16 +39,11 @@ VERSION: Final = 1
 MAX_ITEMS: Final = 10_000
 """Items of a claim, and entries of a chunk."""
 
-MAX_HEAD: Final = 16_000_000
-"""Bytes of the JSON object."""
-
 
 def encode(record: ScheduleRecord) -> bytes:
     """The body of a record."""
     writer = EntryWriter()
-    fields = without_absent({"v": VERSION, **_fields(record, writer)})
-    text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return b"".join([text.encode(), b"\n", *writer.blobs])
+    return b"".join([write_head({"v": VERSION, **_fields(record, writer)}), *writer.blobs])
 
 
 def decode(body: bytes) -> ScheduleRecord:
@@ -59,14 +53,7 @@ def decode(body: bytes) -> ScheduleRecord:
         NewerRecordError: a later release of bide wrote it.
         ScheduleRecordError: it is not a record.
     """
-    head, newline, rest = body.partition(b"\n")
-    if not newline or not head.startswith(b'{"v":') or len(head) > MAX_HEAD:
-        raise ScheduleRecordError(f"{body[:40]!r} is not a record of a schedule log")
-    try:
-        value = json.loads(head)
-    except (ValueError, RecursionError) as error:
-        raise ScheduleRecordError(f"{body[:40]!r} is not a record of a schedule log: {error}") from error
-    fields = RecordFields("a record", value)
+    fields, rest = read_head("a record of a schedule log", body)
     version = fields.integer("v", lowest=1)
     if version > VERSION:
         raise NewerRecordError(
@@ -105,7 +92,7 @@ def _fields(record: ScheduleRecord, writer: EntryWriter) -> dict[str, Any]:
                 "kind": record.action,
                 "request": str(record.request),
                 "key": record.key,
-                "filter": None if chosen is None else _filter_fields(chosen),
+                "filter": None if chosen is None else filter_fields(chosen),
                 "due": record.due,
                 "at": record.at,
                 "if_version": record.if_version,
@@ -140,7 +127,8 @@ def _fields(record: ScheduleRecord, writer: EntryWriter) -> dict[str, Any]:
             }
 
 
-def _filter_fields(chosen: ScheduleFilter) -> dict[str, Any]:
+def filter_fields(chosen: ScheduleFilter) -> dict[str, Any]:
+    """The JSON object of a filter."""
     return without_absent(
         {
             "prefix": chosen.prefix or None,
@@ -174,7 +162,7 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
         case "schedule":
             return AddSchedule(
                 request=RequestId.parse(fields.text("request")),
-                key=_key(fields),
+                key=read_key(fields),
                 target=fields.text("to", limit=257),
                 routing_key=fields.optional_text("routing_key") or "",
                 nominal=fields.integer("nominal"),
@@ -217,7 +205,12 @@ def _record(fields: RecordFields, reader: EntryReader) -> ScheduleRecord:
             raise ScheduleRecordError(f"the kind {kind!r} of a record is unknown")
 
 
-def _key(fields: RecordFields) -> str:
+def read_key(fields: RecordFields) -> str:
+    """The key in a JSON object.
+
+    Raises:
+        ScheduleRecordError: it cannot be one.
+    """
     key = fields.text("key")
     if has_control_characters(key):
         raise fields.error("key", repr(key), "text without control characters")
@@ -230,7 +223,7 @@ def _change(kind: str, fields: RecordFields) -> ChangeSchedule:
         request=RequestId.parse(fields.text("request")),
         action=action,
         key=fields.optional_text("key"),
-        filter=_filter(fields.inner("filter")) if fields.has("filter") else None,
+        filter=read_filter(fields.inner("filter")) if fields.has("filter") else None,
         due=fields.optional_integer("due"),
         at=fields.optional_integer("at"),
         if_version=fields.optional_text("if_version"),
@@ -244,7 +237,12 @@ def _change(kind: str, fields: RecordFields) -> ChangeSchedule:
     return change
 
 
-def _filter(fields: RecordFields) -> ScheduleFilter:
+def read_filter(fields: RecordFields) -> ScheduleFilter:
+    """The filter in a JSON object.
+
+    Raises:
+        ScheduleRecordError: it is not one.
+    """
     chosen = ScheduleFilter(
         prefix=fields.optional_text("prefix") or "",
         target=fields.optional_text("to", limit=257),

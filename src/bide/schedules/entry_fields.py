@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bide.errors import ScheduleRecordError
+from bide.schedules.answers import answer_fields, read_answer
 from bide.schedules.entries import (
-    ANSWER_OUTCOMES,
     FinishedKey,
     RememberedAnswer,
-    ScheduleAnswer,
     ScheduleSession,
     StateEntry,
     UnderWay,
@@ -76,17 +75,8 @@ class EntryWriter:
                 applied = [list(entry.applied.starts), list(entry.applied.ends)]
                 return {"is": "session", "session": entry.session, "applied": applied, "tick": entry.tick}
             case RememberedAnswer():
-                answer = entry.answer
-                return {
-                    "is": "answer",
-                    "request": entry.request,
-                    "tick": entry.tick,
-                    "outcome": answer.outcome,
-                    "version": answer.version,
-                    "under_way": list(answer.under_way) or None,
-                    "count": answer.count or None,
-                    "keys": list(answer.keys) or None,
-                }
+                answer = answer_fields(entry.answer)
+                return {"is": "answer", "request": entry.request, "tick": entry.tick, **answer}
 
 
 class EntryReader:
@@ -173,7 +163,9 @@ class EntryReader:
                     session=fields.text("session"), applied=_numbers(fields), tick=fields.integer("tick")
                 )
             case "answer":
-                return _answer(fields)
+                return RememberedAnswer(
+                    request=fields.text("request"), tick=fields.integer("tick"), answer=read_answer(fields)
+                )
             case _:
                 raise ScheduleRecordError(f"{kind!r} is not a kind of entry of a snapshot")
 
@@ -196,21 +188,3 @@ def _is_ascending(starts: list[Any], ends: list[Any]) -> bool:
         return False
     ranges_fit = all(start <= end for start, end in zip(starts, ends, strict=True))
     return ranges_fit and all(end + 1 < start for end, start in zip(ends, starts[1:], strict=False))
-
-
-def _answer(fields: RecordFields) -> RememberedAnswer:
-    outcome = fields.text("outcome")
-    found = next((one for one in ANSWER_OUTCOMES if one == outcome), None)
-    if found is None:
-        raise fields.error("outcome", outcome, f"one of {', '.join(ANSWER_OUTCOMES)}")
-    return RememberedAnswer(
-        request=fields.text("request"),
-        tick=fields.integer("tick"),
-        answer=ScheduleAnswer(
-            outcome=found,
-            version=fields.optional_text("version"),
-            under_way=fields.texts("under_way"),
-            count=fields.optional_integer("count") or 0,
-            keys=fields.texts("keys"),
-        ),
-    )

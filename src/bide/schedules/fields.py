@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,10 +12,35 @@ MAX_INTEGER: Final = 2**63 - 1
 MAX_NAME: Final = 255
 MAX_FLAT: Final = 16
 
+MAX_HEAD: Final = 16_000_000
+"""Bytes of the JSON object in front of messages."""
+
 
 def without_absent(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields to write: None and False are written as absent fields."""
     return {name: value for name, value in fields.items() if value is not None and value is not False}
+
+
+def write_head(fields: dict[str, Any]) -> bytes:
+    """A JSON object in one line, with the version first. Messages that it refers to follow it."""
+    text = json.dumps(without_absent(fields), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def read_head(what: str, body: bytes) -> tuple[RecordFields, bytes]:
+    """The fields of the JSON object in the first line of a body, and the bytes behind it.
+
+    Raises:
+        ScheduleRecordError: the body does not begin with such an object.
+    """
+    head, newline, rest = body.partition(b"\n")
+    if not newline or not head.startswith(b'{"v":') or len(head) > MAX_HEAD:
+        raise ScheduleRecordError(f"{body[:40]!r} is not {what}")
+    try:
+        value = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        raise ScheduleRecordError(f"{body[:40]!r} is not {what}: {error}") from error
+    return RecordFields(what, value), rest
 
 
 class RecordFields:

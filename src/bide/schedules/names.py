@@ -63,6 +63,11 @@ class ScheduleNames:
         """The queue for scheduled messages whose target does not exist, or is not on the allow-list."""
         return f"{self.operations}.undeliverable"
 
+    def owns(self, name: str) -> bool:
+        """Whether an exchange or queue of this name is part of the schedule log. It cannot be a target: the gate may
+        write where applications may not."""
+        return name == self.operations or name.startswith(f"{self.operations}.")
+
     def log(self, partition: int) -> str:
         """The stream of a partition."""
         return f"{self.operations}.{partition}"
@@ -102,7 +107,8 @@ _LOG_ARGUMENTS: Final[Mapping[str, Argument]] = {
     "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
     "x-queue-leader-locator": "balanced",
 }
-_QUERY_ARGUMENTS: Final[Mapping[str, Argument]] = {"x-queue-type": "classic", "x-message-ttl": 30_000}
+# A classic queue would stop while its node is down.
+_QUERY_ARGUMENTS: Final[Mapping[str, Argument]] = {"x-queue-type": "quorum", "x-message-ttl": 30_000}
 _ROOM_ARGUMENTS: Final[Mapping[str, Argument]] = {
     "x-queue-type": "quorum",
     "x-max-length": ROOM_TICKETS,

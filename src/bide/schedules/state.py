@@ -27,8 +27,11 @@ class LogPosition:
         count: records read since the log began. Offsets have gaps, because a stream keeps records of its own too.
         tick: the last tick.
         carried: the count of the latest snapshot that is in the log as a whole.
-        checksum: CRC-32 of the last record's body, by which a gate recognises the log that its index belongs to. The
-            gate keeps both here; the fold reads neither.
+        checksum: CRC-32 of the last record's body, by which a gate recognises the log that its index belongs to.
+        size: bytes of the records that were read, estimated.
+        carried_size: the size at ``carried``, or less.
+        snapshot: offset of the first chunk of that snapshot; None before the first one. The gate keeps this and the
+            four before it here; the fold reads none of them.
     """
 
     offset: int = -1
@@ -36,6 +39,9 @@ class LogPosition:
     tick: int = 0
     carried: int = 0
     checksum: int = 0
+    size: int = 0
+    carried_size: int = 0
+    snapshot: int | None = None
 
 
 class ScheduleState(Protocol):

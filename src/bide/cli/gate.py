@@ -1,0 +1,99 @@
+"""``bide gate``: the process that delivers scheduled messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from bide.cli.output import echo, print_json
+from bide.cli.running import stop_by_signals
+from bide.cli.settings import Settings, allow_option, broker_options, json_option, pass_settings
+
+if TYPE_CHECKING:
+    from bide.amqp.connection import Connection
+    from bide.gate import Gate, Gated
+
+
+@click.command()
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="Folder of the index, one for each gate.",
+)
+@click.option("--prefix", default="bide", show_default=True, metavar="NAME", help="Start of all names.")
+@click.option(
+    "--retention",
+    type=int,
+    metavar="BYTES",
+    help="Bytes that each stream keeps, if a policy sets them.  [default: 2000000000]",
+)
+@click.option(
+    "--declare/--no-declare",
+    default=True,
+    show_default=True,
+    help="Declare the schedule log if it is missing.",
+)
+@allow_option
+@json_option("the counts at the end")
+@broker_options
+@pass_settings
+def gate(
+    settings: Settings,
+    *,
+    state: Path,
+    prefix: str,
+    retention: int | None,
+    allow: tuple[str, ...],
+    declare: bool,
+    as_json: bool,
+) -> None:
+    """Deliver scheduled messages until Ctrl-C or SIGTERM.
+
+    Without a gate, scheduled messages wait in the schedule log and are not lost. Run two gates or more, each with a
+    folder of its own: they share the work, and take over from each other within seconds. The first signal lets a gate
+    finish its messages in flight. A second signal ends it at once; another gate then delivers these messages again.
+
+    The gate delivers with its own permissions, so it sends messages only to the targets that --allow names. A message
+    for another target goes to the undeliverable queue.
+
+    The folder holds an index that speeds up the start. If it is deleted, the gate builds it from the log.
+    """
+    from bide.gate import Gate
+    from bide.schedules.names import LOG_BYTES
+
+    worker = Gate(
+        settings.broker_url(),
+        allow=allow,
+        state=state,
+        prefix=prefix,
+        retention=LOG_BYTES if retention is None else retention,
+        declare=declare,
+    )
+
+    def started(connection: Connection) -> None:
+        echo(
+            f"following {prefix}.v1.schedule on {connection.address}, virtual host {connection.url.vhost}, "
+            f"as {worker.name}",
+            err=True,
+        )
+
+    done = asyncio.run(_run_until_signal(worker, started))
+    if as_json:
+        print_json(asdict(done))
+        return
+    echo(
+        f"{done.delivered} delivered, {done.refused} times refused by targets, {done.undeliverable} undeliverable, "
+        f"{done.answered} answers"
+    )
+
+
+async def _run_until_signal(worker: Gate, started: Callable[[Connection], None]) -> Gated:
+    stop_by_signals(worker.stop)
+    return await worker.run(on_start=started)

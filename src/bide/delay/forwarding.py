@@ -1,0 +1,41 @@
+"""Rules for messages that a process of bide delivers for their senders."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from bide.delay.protocol import HEADER_TO, ExchangeTarget, QueueTarget, Target
+from bide.errors import InvalidInputError
+
+HEADER_USER: Final = "bide-user-id"
+"""Header with the ``user_id`` property of a message, if that is not the user of the process."""
+
+LONGEST_PAUSE: Final = timedelta(seconds=64)
+"""The longest pause before a message is sent to a refusing target again; pauses are 1 unit, 2, 4..."""
+
+MAX_REASON: Final = 1000
+"""Characters of the reason in the headers of an undeliverable message."""
+
+_MAX_NAME: Final = 255
+
+
+def parse_target(text: Any, routing_key: str) -> Target:
+    """The target ``q:<queue>`` or ``x:<exchange>``, as in the header ``bide-to``.
+
+    Raises:
+        InvalidInputError: the text is something else.
+    """
+    kind, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if kind not in ("q", "x") or not name or len(name.encode()) > _MAX_NAME:
+        raise InvalidInputError(f"the header {HEADER_TO} is {text!r}: it names neither a queue nor an exchange")
+    return QueueTarget(name) if kind == "q" else ExchangeTarget(name, routing_key)
+
+
+def carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: str | None) -> None:
+    """Move a ``user_id`` to a header, unless it is the user of the connection.
+
+    The broker closes the channel for another user id.
+    """
+    if properties.get("user_id") not in (None, user):
+        headers[HEADER_USER] = properties.pop("user_id")

@@ -1,0 +1,118 @@
+"""The work of a gate on one connection: all its partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bide.amqp.connection import Connection
+from bide.delay.allowed_targets import AllowedTargets
+from bide.errors import BideError, BrokerError, ClosedError
+from bide.gate.delivery import DeliveryRules
+from bide.gate.link import GateLink
+from bide.gate.log_rebuild import LogOvertakenError
+from bide.gate.partition import RETRY_PAUSE, PartitionGate
+from bide.gate.partition_index import IndexDamagedError
+from bide.gate.partition_session import PartitionSession
+from bide.gate.spread import LeadershipSpread
+from bide.runtime.logs import logger
+from bide.schedules.names import ScheduleNames
+
+log = logger(__name__)
+
+
+class GateConnectionLoop:
+    """Follows the logs of all partitions on one connection.
+
+    Args:
+        grace: seconds to wait for messages in flight after a stop.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        partitions: Sequence[PartitionGate],
+        spread: LeadershipSpread,
+        names: ScheduleNames,
+        *,
+        allowed: AllowedTargets,
+        grace: float,
+    ) -> None:
+        self._connection = connection
+        self._partitions = partitions
+        self._spread = spread
+        self._rules = DeliveryRules(names, allowed, connection.url.user)
+        self._stop_timeout = grace
+        self._failed: asyncio.Future[BideError] = connection.loop.create_future()
+        self._link = GateLink(connection, names, self._fail)
+
+    async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
+        """Work until *stopping* is set, or until an error.
+
+        Raises:
+            BideError: the connection or a channel failed, or the log cannot be used.
+        """
+        stop = asyncio.create_task(stopping.wait())
+        tasks = [asyncio.create_task(self._follow(one)) for one in self._partitions]
+        try:
+            if on_start is not None:
+                on_start(self._connection)
+            await self._wait_for({stop, *tasks})
+            self._raise_failure(tasks)
+            if stopping.is_set():
+                await self._finish(tasks)
+        finally:
+            for task in (stop, *tasks):
+                task.cancel()
+            await asyncio.gather(stop, *tasks, return_exceptions=True)
+            self._link.close()
+
+    async def _wait_for(self, tasks: set[asyncio.Task[Any]]) -> None:
+        ends: set[asyncio.Future[Any]] = {*tasks, self._failed, self._connection.lost}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+
+    def _raise_failure(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        for failure in (self._failed, self._connection.lost):
+            if failure.done():
+                raise failure.result()
+        for task in tasks:
+            if task.done():
+                task.result()
+
+    async def _finish(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Let all partitions finish their messages in flight and go to other gates."""
+        for one in self._partitions:
+            one.is_stopping = True
+        finishing = asyncio.gather(*tasks)
+        # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
+        ends: set[asyncio.Future[Any]] = {finishing, self._failed, self._connection.lost}
+        await asyncio.wait(ends, timeout=self._stop_timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not finishing.done():
+            log.warning("some messages were not confirmed in time: another gate delivers them again")
+            # Close without the handshake, which would wait for an answer of the broker.
+            self._connection.give_up(ClosedError("the gate was stopped"))
+            return
+        finishing.result()
+
+    async def _follow(self, partition: PartitionGate) -> None:
+        """Work in one partition. Errors that concern it alone do not end the work in the others."""
+        while not partition.was_let_go:
+            try:
+                await PartitionSession(partition, self._link, self._spread, self._rules).run()
+            except IndexDamagedError as error:
+                log.warning("%s: it is built anew", error)
+                await partition.index.recreate()
+            except LogOvertakenError as error:
+                log.warning("%s: the index is built anew", error)
+                await partition.index.clear()
+            except BrokerError as error:
+                if not self._connection.is_open:
+                    raise
+                partition.check_temporary(error)
+                log.warning("the gate pauses at %s: %s", partition.log, error)
+                await asyncio.sleep(RETRY_PAUSE)
+
+    def _fail(self, error: BideError) -> None:
+        if not self._failed.done():
+            self._failed.set_result(error)

@@ -1,0 +1,110 @@
+"""The publishing channels of a gate on one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from bide.amqp import codec
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
+from bide.client.target_sender import TargetSender
+from bide.errors import BideError
+from bide.gate.delivery import ScheduledDelivery
+from bide.patterns.rpc import DIRECT_REPLY_TO
+from bide.runtime.logs import logger
+from bide.schedules.names import ScheduleNames
+
+log = logger(__name__)
+
+_PERSISTENT: Final = 2
+
+
+class _GateRecord(PipelinedMessage):
+    """A record on its way to the log."""
+
+    __slots__ = ("on_result",)
+
+    def __init__(
+        self, exchange: str, routing_key: str, body: bytes, on_result: Callable[[BideError | None], None]
+    ) -> None:
+        super().__init__(exchange, routing_key, {"delivery_mode": _PERSISTENT}, body)
+        self.on_result = on_result
+
+
+class DeliveryInFlight(PipelinedMessage):
+    """A scheduled message on its way to its target, or to the undeliverable queue."""
+
+    __slots__ = ("delivery", "on_result")
+
+    def __init__(
+        self, delivery: ScheduledDelivery, on_result: Callable[[ScheduledDelivery, BideError | None], None]
+    ) -> None:
+        super().__init__(delivery.exchange, delivery.routing_key, delivery.values, delivery.entry.message.body)
+        self.delivery = delivery
+        self.on_result = on_result
+
+
+class GateLink:
+    """Publishes records, scheduled messages and answers.
+
+    Args:
+        failed: called when no channel can be opened.
+    """
+
+    def __init__(self, connection: Connection, names: ScheduleNames, failed: Callable[[BideError], None]) -> None:
+        self.connection = connection
+        self._names = names
+        # All beats are sent on one channel, in order.
+        self._to_log = ConfirmedSender[_GateRecord](
+            connection, on_result=lambda message, error: message.on_result(error), failed=failed
+        )
+        self._to_undeliverable = ConfirmedSender[DeliveryInFlight](
+            connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
+        )
+        self._to_targets = TargetSender[DeliveryInFlight](
+            connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
+        )
+        self._answering: Channel | None = None
+
+    def append(self, partition: int, body: bytes, on_result: Callable[[BideError | None], None]) -> None:
+        """Append a record to the log of a partition."""
+        self._to_log.put(_GateRecord(self._names.gates, str(partition), body, on_result))
+
+    def deliver(
+        self, delivery: ScheduledDelivery, on_result: Callable[[ScheduledDelivery, BideError | None], None]
+    ) -> None:
+        """Send a message to its target, or to the undeliverable queue."""
+        message = DeliveryInFlight(delivery, on_result)
+        (self._to_undeliverable if delivery.reason else self._to_targets).put(message)
+
+    async def answer(self, reply_to: str, correlation_id: str | None, body: bytes) -> None:
+        """Send an answer, unconfirmed: who does not get it asks again.
+
+        Only direct reply-to is answered. Otherwise an application could write to queues with the permissions of the
+        gate.
+        """
+        if not reply_to.startswith(DIRECT_REPLY_TO):
+            log.debug("no answer to %r: it is not direct reply-to", reply_to)
+            return
+        if self._answering is None or not self._answering.is_open:
+            self._answering = await self.connection.channel()
+        frames = codec.publish(
+            self._answering.number,
+            exchange="",
+            routing_key=reply_to,
+            mandatory=False,
+            encoded_properties=codec.properties({"correlation_id": correlation_id}),
+            body=body,
+            frame_max=self.connection.frame_max,
+        )
+        self.connection.send(b"".join(frames))
+
+    def close(self) -> None:
+        """Send no more, and report no more results."""
+        self._to_log.close()
+        self._to_undeliverable.close()
+        self._to_targets.close()
+        if self._answering is not None:
+            self._answering.abandon()

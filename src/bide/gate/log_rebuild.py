@@ -1,0 +1,204 @@
+"""The index of a gate, built anew from the snapshots in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final, Literal, Self
+
+from bide.amqp.connection import Connection
+from bide.durations import to_milliseconds
+from bide.errors import ScheduleLogError, ScheduleRecordError
+from bide.gate.log_reader import LogReader, LogRecord
+from bide.gate.partition_index import PartitionIndex
+from bide.runtime.logs import logger
+from bide.schedules.encoding import decode, encode
+from bide.schedules.names import ScheduleNames
+from bide.schedules.records import Beat
+from bide.schedules.state import LogPosition
+
+log = logger(__name__)
+
+_RECORD_WAIT: Final = 5.0
+"""Seconds to wait for the last record of the index. The log may be a new one, in which there is no such record."""
+
+_CHUNK: Final = re.compile(
+    rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\]+)","as_of":(?P<as_of>-?\d+),"count":(?P<count>\d+),'
+    rb'"tick":(?P<tick>\d+),"number":(?P<number>\d+)(?P<is_last>,"is_last":true)?,"entries":'
+)
+"""The beginning of a chunk. To decode its entries takes most of the time, and is not needed to find a snapshot."""
+
+_Start = int | Literal["first"]
+
+
+class LogOvertakenError(Exception):
+    """Retention has removed records that were to be read. Begin again."""
+
+
+@dataclass(slots=True)
+class _Cycle:
+    name: bytes
+    position: LogPosition
+    numbers: set[int] = field(default_factory=set)
+    last: int | None = None
+
+    @classmethod
+    def of(cls, head: re.Match[bytes], first_offset: int) -> Self:
+        count = int(head["count"])
+        position = LogPosition(
+            offset=int(head["as_of"]), count=count, tick=int(head["tick"]), carried=count, snapshot=first_offset
+        )
+        return cls(head["cycle"], position)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.last is not None and len(self.numbers) == self.last + 1
+
+
+class LogOpener:
+    """Opens the log of a partition behind the last record of the index. Builds the index anew if that is not possible.
+
+    Args:
+        gate: the name of this gate.
+    """
+
+    def __init__(
+        self, connection: Connection, partition: int, names: ScheduleNames, index: PartitionIndex, gate: str
+    ) -> None:
+        self._connection = connection
+        self._partition = partition
+        self._names = names
+        self._index = index
+        self._gate = gate
+
+    async def open(self) -> tuple[LogReader, list[LogRecord]]:
+        """A reader, and the records that it has already read.
+
+        Raises:
+            ScheduleLogError: the log begins too late, and has no complete snapshot.
+            LogOvertakenError: retention removes the log faster than this gate reads it.
+            BrokerError: the log cannot be read.
+        """
+        await self._index.begin()
+        if self._index.position.offset >= 0:
+            found = await self._behind(self._index.position)
+            if found is not None:
+                return found
+            log.warning("the index of %s is built anew: its last record is not in the log", self._log)
+        await self._rebuild()
+        await self._index.begin()
+        position = self._index.position
+        reader = await LogReader.open(self._connection, self._log, position.offset)
+        if position.offset < 0:
+            return reader, []
+        records = await reader.batch()
+        if records[0].offset != position.offset:
+            reader.close()
+            raise LogOvertakenError(f"the record {position.offset} of {self._log} was removed while it was read")
+        return reader, records[1:]
+
+    @property
+    def _log(self) -> str:
+        return self._names.log(self._partition)
+
+    async def _behind(self, position: LogPosition) -> tuple[LogReader, list[LogRecord]] | None:
+        reader = await LogReader.open(self._connection, self._log, position.offset)
+        try:
+            async with asyncio.timeout(_RECORD_WAIT):
+                records = await reader.batch()
+        except TimeoutError:
+            reader.close()
+            return None
+        if records[0].offset != position.offset or zlib.crc32(records[0].body) != position.checksum:
+            reader.close()
+            return None
+        return reader, records[1:]
+
+    async def _rebuild(self) -> None:
+        await self._index.clear()
+        end, hint = await self._end()
+        cycle = None if hint is None else (await self._search(hint, end))[0]
+        if cycle is None:
+            cycle, first = await self._search("first", end)
+            if cycle is None and first > 0:
+                raise ScheduleLogError(
+                    f"the schedule log {self._log} begins at offset {first} and has no complete snapshot: records are "
+                    "lost. Delete the stream to begin with an empty one; the schedules in it are lost, too"
+                )
+        if cycle is not None:
+            await self._take(cycle)
+
+    async def _end(self) -> tuple[int, int | None]:
+        """The end of the log: the offset of a beat that is appended for this purpose; and a place to begin to read."""
+        reader = await LogReader.open(self._connection, self._log, "last")
+        # It counts for nothing: its gate has read nothing.
+        fence = encode(Beat(gate=self._gate, clock=to_milliseconds(self._connection.now()), after=-1, count=0))
+        async with await self._connection.channel(confirms=True) as channel:
+            await channel.publish(
+                exchange=self._names.gates, routing_key=str(self._partition), values={"delivery_mode": 2}, body=fence
+            )
+        hint = None
+        try:
+            while True:
+                for one in await reader.batch():
+                    if one.exchange != self._names.gates:
+                        continue
+                    if one.body == fence:
+                        return one.offset, hint
+                    if isinstance(beat := _decode(one), Beat) and beat.snapshot is not None:
+                        hint = beat.snapshot
+        finally:
+            reader.close()
+
+    async def _read(self, start: _Start, end: int) -> AsyncIterator[LogRecord]:
+        reader = await LogReader.open(self._connection, self._log, start)
+        try:
+            while True:
+                for one in await reader.batch():
+                    yield one
+                    if one.offset >= end:
+                        return
+        finally:
+            reader.close()
+
+    async def _search(self, start: _Start, end: int) -> tuple[_Cycle | None, int]:
+        """The latest complete snapshot from an offset on, and the first offset there."""
+        cycles: dict[bytes, _Cycle] = {}
+        found: _Cycle | None = None
+        first = -1
+        async for one in self._read(start, end):
+            first = one.offset if first < 0 else first
+            if one.exchange != self._names.gates or (head := _CHUNK.match(one.body)) is None:
+                continue
+            cycle = cycles.setdefault(head["cycle"], _Cycle.of(head, one.offset))
+            cycle.numbers.add(int(head["number"]))
+            if head["is_last"]:
+                cycle.last = int(head["number"])
+            if cycle.is_complete and (found is None or found.position.offset < cycle.position.offset):
+                found = cycle
+        return found, first
+
+    async def _take(self, cycle: _Cycle) -> None:
+        """Read the chunks of a snapshot into the index."""
+        missing = set(cycle.numbers)
+        assert cycle.position.snapshot is not None
+        reader = await LogReader.open(self._connection, self._log, cycle.position.snapshot)
+        try:
+            while missing:
+                for one in await reader.batch():
+                    head = _CHUNK.match(one.body) if one.exchange == self._names.gates else None
+                    if head is not None and head["cycle"] == cycle.name and int(head["number"]) in missing:
+                        missing.discard(int(head["number"]))
+                        await self._index.put_chunk(one.body, None if missing else cycle.position)
+        finally:
+            reader.close()
+
+
+def _decode(one: LogRecord) -> object:
+    try:
+        return decode(one.body)
+    except ScheduleRecordError:
+        return None

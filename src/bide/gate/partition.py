@@ -1,0 +1,105 @@
+"""The gate of one partition, on one connection after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bide.admin.declaring import is_temporary
+from bide.errors import (
+    AccessRefusedError,
+    BrokerError,
+    NotAppliedError,
+    ScheduleLogError,
+    TargetNotFoundError,
+    UnroutableError,
+)
+from bide.gate.deliveries import Deliveries
+from bide.gate.leadership import PartitionLeadership
+from bide.gate.partition_index import PartitionIndex
+from bide.gate.room import LogRoom
+from bide.gate.spread import GateTime
+from bide.runtime.logs import logger
+from bide.schedules.names import ScheduleNames
+
+log = logger(__name__)
+
+RETRY_PAUSE: Final = 1.0
+"""Seconds until a partition whose log failed is tried again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gated:
+    """The counts of a gate.
+
+    Attributes:
+        delivered: messages that their target accepted.
+        refused: refusals of targets; a refused message is sent again.
+        undeliverable: messages sent to the undeliverable queue.
+        answered: answers to operations and questions.
+    """
+
+    delivered: int = 0
+    refused: int = 0
+    undeliverable: int = 0
+    answered: int = 0
+
+
+class PartitionGate:
+    """What a gate knows of one partition from one connection to the next.
+
+    Args:
+        number: of the partition.
+        gate: the name of this gate.
+        folder: the folder of the index.
+        retention: of the log, in bytes.
+        time: the clock of this gate.
+        counts: the counts of this gate.
+        now: seconds by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        gate: str,
+        names: ScheduleNames,
+        folder: Path,
+        retention: int,
+        time: GateTime,
+        counts: Gated,
+        now: float,
+    ) -> None:
+        self.number = number
+        self.gate = gate
+        self.names = names
+        self.time = time
+        self.counts = counts
+        self.index = PartitionIndex(folder / f"schedule.{number}.db", number, names, gate)
+        self.leadership = PartitionLeadership(gate, now)
+        self.room = LogRoom(retention)
+        self.deliveries = Deliveries()
+        self.ticked_at = now
+        self.is_stopping = False
+        self.was_let_go = False
+
+    @property
+    def log(self) -> str:
+        """The name of the stream."""
+        return self.names.log(self.number)
+
+    def check_temporary(self, error: BrokerError) -> None:
+        """Raise an error of an open connection that is permanent.
+
+        Raises:
+            BrokerError: a part of the log was deleted, or is full, or may not be used.
+        """
+        if isinstance(error, AccessRefusedError | ScheduleLogError):
+            raise error
+        if isinstance(error, UnroutableError) or (isinstance(error, TargetNotFoundError) and not is_temporary(error)):
+            raise NotAppliedError(
+                f"a part of the schedule log {self.names.operations!r} was deleted ({error}): start the gate again to "
+                "declare it",
+                reply_code=error.reply_code,
+            ) from error

@@ -1,0 +1,312 @@
+"""The index of a partition in a thread of its own, so that the event loop never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+
+from bide.errors import InvalidInputError
+from bide.gate.claims import CLAIM_ITEMS, ClaimPlanner
+from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.index import ScheduleIndex
+from bide.gate.log_follower import LogFollower, ReadRecord
+from bide.gate.log_reader import LogRecord
+from bide.schedules import snapshot
+from bide.schedules.answers import encode_answer
+from bide.schedules.encoding import decode, encode
+from bide.schedules.fold import OccurrenceEnd, ScheduleFold
+from bide.schedules.names import ScheduleNames
+from bide.schedules.questions import (
+    CountQuestion,
+    KeyQuestion,
+    PageQuestion,
+    QuestionAnswer,
+    ScheduleQuestion,
+    answer_for_key,
+    answer_for_page,
+    encode_question_answer,
+)
+from bide.schedules.records import AddSchedule, Beat, ChangeSchedule, Claim, SnapshotChunk, Tick
+from bide.schedules.state import LogPosition
+
+_BATCH_SECONDS: Final = 0.05
+"""Seconds after which a batch ends, so that other work of the partition gets its turn."""
+
+_P = ParamSpec("_P")
+_Result = TypeVar("_Result")
+
+
+class IndexDamagedError(Exception):
+    """The file of the index is damaged. Build the index anew."""
+
+
+@dataclass(slots=True)
+class AppliedRecords:
+    """What a batch of records did.
+
+    Attributes:
+        count: how many of the records were applied.
+        beats: beats of all gates, with their offsets.
+        claimed: occurrences to be delivered.
+        ended: occurrences that ended.
+        answers: where to send an answer, the id of the request, and the answer.
+        chunks: the cycles of chunks of snapshots, one for each.
+        completed: snapshots that are complete.
+        own_claim: whether a claim of this gate was read.
+        ticked: whether a tick was read.
+        has_missed: whether records are missing before these ones.
+        position: after the batch.
+        next_due: the earliest due time of what waits and is not paused, in milliseconds since the Unix epoch.
+    """
+
+    position: LogPosition
+    count: int = 0
+    beats: list[tuple[int, Beat]] = field(default_factory=list)
+    claimed: list[str] = field(default_factory=list)
+    ended: list[OccurrenceEnd] = field(default_factory=list)
+    answers: list[tuple[str, str, bytes]] = field(default_factory=list)
+    chunks: list[str] = field(default_factory=list)
+    completed: list[str] = field(default_factory=list)
+    own_claim: bool = False
+    ticked: bool = False
+    has_missed: bool = False
+    next_due: int | None = None
+
+
+class PartitionIndex:
+    """The index of a partition, with everything that reads and changes it. Methods wait for their turn in the thread.
+
+    Args:
+        path: the file of the index.
+        gate: the name of this gate.
+
+    Attributes:
+        position: the last record that the index contains.
+    """
+
+    def __init__(self, path: Path, partition: int, names: ScheduleNames, gate: str) -> None:
+        self.position = LogPosition()
+        self._path = path
+        self._partition = partition
+        self._names = names
+        self._gate = gate
+        self._planner = ClaimPlanner(gate)
+        self._frozen = ExitStack()
+        self._chunks: Iterator[SnapshotChunk] = iter(())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide-gate-{partition}")
+        self._index: ScheduleIndex
+        self._follower: LogFollower
+
+    async def open(self) -> None:
+        """Open the file.
+
+        Raises:
+            FolderInUseError: another gate uses it.
+            InvalidInputError: it cannot be read or created.
+        """
+        await self._run(self._open)
+
+    async def close(self) -> None:
+        """Close the file, and end the thread."""
+        await self._run(self._close)
+        self._thread.shutdown(wait=False)
+
+    async def recreate(self) -> None:
+        """Replace a damaged file by an empty index."""
+        await self._run(self._recreate)
+
+    async def _run(self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
+        def call() -> _Result:
+            return function(*args, **kwargs)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except sqlite3.OperationalError as error:
+            raise InvalidInputError(f"the index {self._path} cannot be used: {error}; name another folder") from error
+        except sqlite3.DatabaseError as error:
+            raise IndexDamagedError(f"the index {self._path} is damaged: {error}") from error
+
+    def _open(self) -> None:
+        self._index = ScheduleIndex(self._path)
+        self._begin()
+
+    def _close(self) -> None:
+        if hasattr(self, "_index"):
+            self._frozen.close()
+            self._index.close()
+
+    def _recreate(self) -> None:
+        self._frozen.close()
+        self._index.recreate()
+        self._begin()
+
+    def _begin(self) -> None:
+        state = self._index.state
+        self._follower = LogFollower(ScheduleFold(state, self._partition), self._names)
+        self.position = replace(state.position)
+
+    # -- the log
+
+    async def begin(self) -> None:
+        """Begin to follow the log at :attr:`position`, on a new connection."""
+        await self._run(self._begin_on_connection)
+
+    def _begin_on_connection(self) -> None:
+        self._planner.on_connection_lost()
+        self._end_snapshot()
+        self._begin()
+
+    async def apply(self, records: Sequence[LogRecord], *, is_answering: bool) -> AppliedRecords:
+        """Apply records, as many as 50 ms suffice for, in one transaction.
+
+        Args:
+            is_answering: whether to make answers to operations.
+
+        Raises:
+            NewerRecordError: a later release of bide wrote one of them.
+        """
+        applied = await self._run(self._apply, records, is_answering)
+        self.position = applied.position
+        return applied
+
+    def _apply(self, records: Sequence[LogRecord], is_answering: bool) -> AppliedRecords:
+        until = time.monotonic() + _BATCH_SECONDS
+        with self._index.batch() as state:
+            applied = AppliedRecords(state.position)
+            for one in records:
+                found = self._follower.read(one.offset, one.exchange, one.body)
+                self._note(applied, one, found, is_answering)
+                applied.count += 1
+                if self._follower.has_missed or time.monotonic() > until:
+                    break
+        applied.has_missed = self._follower.has_missed
+        applied.position = replace(state.position)
+        applied.next_due = state.next_due()
+        return applied
+
+    def _note(self, applied: AppliedRecords, one: LogRecord, found: ReadRecord, is_answering: bool) -> None:
+        result = found.result
+        applied.claimed += result.claimed
+        applied.ended += result.ended
+        match found.record:
+            case AddSchedule() | ChangeSchedule() as operation:
+                if is_answering and one.reply_to is not None and result.answer is not None:
+                    applied.answers.append((one.reply_to, str(operation.request), encode_answer(result.answer)))
+            case _ if one.exchange != self._names.gates:
+                return
+            case Beat() as beat:
+                applied.beats.append((one.offset, beat))
+            case Claim() as claim:
+                self._planner.read(claim)
+                applied.own_claim = applied.own_claim or claim.gate == self._gate
+            case Tick():
+                applied.ticked = True
+            case SnapshotChunk() as chunk:
+                applied.chunks.append(chunk.cycle)
+                if found.completed is not None:
+                    applied.completed.append(found.completed)
+            case _:
+                pass
+
+    # -- building it anew
+
+    async def clear(self) -> None:
+        """Remove everything."""
+        await self._run(self._clear)
+
+    def _clear(self) -> None:
+        self._end_snapshot()
+        with self._index.batch() as state:
+            state.clear()
+        self._begin()
+
+    async def put_chunk(self, body: bytes, position: LogPosition | None) -> None:
+        """Add the entries of a chunk, and with the last chunk the position."""
+        await self._run(self._put_chunk, body, position)
+
+    def _put_chunk(self, body: bytes, position: LogPosition | None) -> None:
+        chunk = decode(body)
+        assert isinstance(chunk, SnapshotChunk)
+        with self._index.batch() as state:
+            for one in chunk.entries:
+                state.put(one)
+            if position is not None:
+                state.position = replace(position)
+        if position is not None:
+            self._begin()
+
+    # -- what is due and under way
+
+    async def claim(self, now: int) -> bytes | None:
+        """The record of a claim of what is due; None if there is nothing to claim."""
+        return await self._run(self._claim, now)
+
+    def _claim(self, now: int) -> bytes | None:
+        due = self._index.state.due(now, limit=CLAIM_ITEMS + self._planner.passed_over)
+        claim = self._planner.claim(due, now)
+        return None if claim is None else encode(claim)
+
+    async def under_way(self) -> list[str]:
+        """The ids of all occurrences under way."""
+        return await self._run(lambda: self._index.state.under_way_ids())
+
+    async def deliveries(self, occurrences: Sequence[str], rules: DeliveryRules) -> list[ScheduledDelivery]:
+        """The messages of those occurrences that are still under way."""
+
+        def find() -> list[ScheduledDelivery]:
+            found = (self._index.state.under_way(one) for one in occurrences)
+            return [rules.delivery(one) for one in found if one is not None]
+
+        return await self._run(find)
+
+    async def answer(self, question: ScheduleQuestion) -> bytes:
+        """The body of the answer to a question."""
+        return await self._run(lambda: encode_question_answer(self._answer(question)))
+
+    def _answer(self, question: ScheduleQuestion) -> QuestionAnswer:
+        state = self._index.state
+        match question:
+            case KeyQuestion():
+                return answer_for_key(state.waiting(question.key), state.under_way_of(question.key))
+            case PageQuestion():
+                found = state.page(question.filter, after=question.after, limit=question.limit + 1)
+                return answer_for_page(question, found)
+            case CountQuestion():
+                return QuestionAnswer(count=state.number(question.filter))
+
+    # -- snapshots
+
+    async def begin_snapshot(self, cycle: str) -> LogPosition:
+        """Begin to cut the state as it is now into chunks, and return its position."""
+        return await self._run(self._begin_snapshot, cycle)
+
+    def _begin_snapshot(self, cycle: str) -> LogPosition:
+        self._end_snapshot()
+        state = self._frozen.enter_context(self._index.snapshot())
+        self._chunks = snapshot.cut(cycle, state.position, state.entries())
+        return replace(state.position)
+
+    async def next_chunk(self) -> bytes | None:
+        """The record of the next chunk; None after the last one."""
+        return await self._run(self._next_chunk)
+
+    def _next_chunk(self) -> bytes | None:
+        if (chunk := next(self._chunks, None)) is not None:
+            return encode(chunk)
+        self._end_snapshot()
+        return None
+
+    async def end_snapshot(self) -> None:
+        """Give up the snapshot that was begun."""
+        await self._run(self._end_snapshot)
+
+    def _end_snapshot(self) -> None:
+        self._chunks = iter(())
+        self._frozen.close()

@@ -1,0 +1,370 @@
+"""The work of a gate in one partition: reads the log, claims, delivers, reports, answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from bide.errors import (
+    AccessRefusedError,
+    BideError,
+    PublishRefusedError,
+    ScheduleLogError,
+    UnroutableError,
+)
+from bide.gate.carrier import Carrier
+from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.link import GateLink
+from bide.gate.log_reader import LogReader, LogRecord
+from bide.gate.log_rebuild import LogOpener, LogOvertakenError
+from bide.gate.partition import PartitionGate
+from bide.gate.partition_index import AppliedRecords
+from bide.gate.question_desk import QuestionDesk
+from bide.gate.spread import LeadershipSpread
+from bide.runtime.bounded_cache import BoundedCache
+from bide.runtime.logs import logger
+from bide.schedules.encoding import encode
+from bide.schedules.records import Beat, Done, ScheduleRecord, Tick
+from bide.topology import DEFAULT_EXCHANGE
+
+log = logger(__name__)
+
+_LOOK_EVERY: Final = 0.25
+"""Seconds after which a gate looks at its clocks, even if nothing has happened."""
+
+_LOOK_AT_GATES_EVERY: Final = 0.05
+"""Seconds between two looks at the other gates."""
+
+_CLAIM_AGAIN_AFTER: Final = 0.05
+"""Seconds after which a gate looks for something to claim again if what is due cannot be claimed."""
+
+_FULL_AGAIN_AFTER: Final = 5.0
+"""Seconds between two looks at whether a full log has more records to read."""
+
+_TICK_EVERY: Final = 3600.0
+
+_FETCHED: Final = 200
+"""Messages that are read from the index at once."""
+
+_CLAIMED_AHEAD: Final = 2000
+"""Occurrences that wait to be sent, above which no more are claimed. What is not claimed can still be cancelled."""
+
+
+class PartitionSession:
+    """The work in one partition from one opening of its log on."""
+
+    def __init__(self, gate: PartitionGate, link: GateLink, spread: LeadershipSpread, rules: DeliveryRules) -> None:
+        self._gate = gate
+        self._link = link
+        self._spread = spread
+        self._rules = rules
+        self._connection = link.connection
+        self._index = gate.index
+        self._leadership = gate.leadership
+        self._deliveries = gate.deliveries
+        self._carrier = Carrier(
+            link.connection,
+            gate.index,
+            gate.room,
+            gate=gate.gate,
+            queue=gate.names.room(gate.number),
+            append=self._append_body,
+        )
+        self._desk = QuestionDesk(
+            link,
+            gate.names.queries(gate.number),
+            gate.index,
+            on_question=self._on_question,
+            failed=self._fail,
+        )
+        self._wake = asyncio.Event()
+        self._failed: asyncio.Future[BideError] = link.connection.loop.create_future()
+        self._is_over = False
+        self._is_leading = False
+        self._is_letting_go = False
+        self._unconfirmed = 0
+        self._next_due: int | None = None
+        self._has_unread_claim = False
+        self._claim_at = 0.0
+        self._look_at_gates_at = 0.0
+        self._look_at_full_log_at = 0.0
+        self._warnings = BoundedCache[str, int]()
+
+    async def run(self) -> None:
+        """Work until the partition was let go, or until an error.
+
+        Raises:
+            LogOvertakenError: the index lacks records. Build it anew.
+            BideError: the connection was lost, or a channel failed, or the log cannot be used.
+        """
+        self._leadership.on_connection_lost()
+        self._deliveries.on_connection_lost()
+        opener = LogOpener(self._connection, self._gate.number, self._gate.names, self._index, self._gate.gate)
+        reader, records = await opener.open()
+        reading = asyncio.create_task(self._read(reader, records))
+        acting = asyncio.create_task(self._act())
+        try:
+            ends: set[asyncio.Future[None] | asyncio.Future[BideError]]
+            ends = {reading, acting, self._failed, self._connection.lost}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, acting):
+                if task.done():
+                    task.result()
+            for failure in (self._failed, self._connection.lost):
+                if failure.done():
+                    raise failure.result()
+        finally:
+            self._is_over = True
+            for task in (reading, acting):
+                task.cancel()
+            await asyncio.gather(reading, acting, return_exceptions=True)
+            reader.close()
+            self._desk.close()
+
+    def _fail(self, error: BideError) -> None:
+        if not self._failed.done():
+            self._failed.set_result(error)
+
+    def _now(self) -> float:
+        return self._connection.monotonic()
+
+    # -- the log
+
+    async def _read(self, reader: LogReader, records: list[LogRecord]) -> None:
+        while True:
+            while records:
+                applied = await self._index.apply(records, is_answering=self._is_leading)
+                records = records[applied.count :]
+                await self._note(applied)
+            records = await reader.batch()
+
+    async def _note(self, applied: AppliedRecords) -> None:
+        now = self._now()
+        for offset, beat in applied.beats:
+            self._leadership.read(offset, beat, now)
+            if beat.gate != self._gate.gate:
+                self._gate.time.hear(self._connection, beat)
+        if applied.has_missed or self._leadership.has_missed:
+            raise LogOvertakenError(f"retention has removed records of {self._gate.log} that this gate had not read")
+        if applied.ticked:
+            self._gate.ticked_at = now
+        if applied.own_claim:
+            self._has_unread_claim = False
+        self._next_due = applied.next_due
+        self._deliveries.read(one.occurrence for one in applied.ended)
+        if self._is_leading:
+            self._deliveries.add(applied.claimed)
+        self._wake.set()
+        if self._leadership.leads(now):
+            for reply_to, request, body in applied.answers:
+                await self._link.answer(reply_to, request, body)
+            self._gate.counts.answered += len(applied.answers)
+        await self._carrier.read(applied.chunks, applied.completed)
+
+    def _append(self, record: ScheduleRecord) -> None:
+        self._append_body(encode(record))
+
+    def _append_body(self, body: bytes) -> None:
+        self._unconfirmed += 1
+        self._link.append(self._gate.number, body, self._on_appended)
+
+    def _on_appended(self, error: BideError | None) -> None:
+        self._unconfirmed -= 1
+        if error is not None:
+            self._fail(error)
+
+    # -- what a gate does beside reading
+
+    async def _act(self) -> None:
+        while not self._gate.was_let_go:
+            self._wake.clear()
+            pause = await self._step()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _step(self) -> float:
+        """Do what can be done now, and return for how many seconds nothing else is to be done by the clock."""
+        now, clock = self._now(), self._gate.time.now(self._connection)
+        level = self._gate.room.level(self._index.position)
+        if level == "full":
+            await self._check_full(now)
+        else:
+            self._beat(now)
+        is_leading = self._leadership.leads(now)
+        if is_leading != self._is_leading:
+            await self._change(is_leading=is_leading)
+        if level == "free" and self._leadership.is_current(now):
+            if is_leading and not self._gate.is_stopping:
+                await self._claim(now, clock)
+                await self._deliver(now)
+                self._tick(now)
+            self._report(now)
+        if is_leading:
+            if self._leadership.proven_at is not None:
+                self._gate.counts.answered += await self._desk.answer(self._leadership.proven_at)
+            if level != "full" and not self._gate.is_stopping:
+                await self._carrier.step(now)
+        if self._gate.is_stopping:
+            self._finish()
+        return self._pause(now, clock)
+
+    def _pause(self, now: float, clock: int) -> float:
+        if not self._may_claim or self._next_due is None:
+            return _LOOK_EVERY
+        return max(min((self._next_due - clock) / 1000, _LOOK_EVERY), self._claim_at - now, 0.0)
+
+    # -- leading
+
+    def _beat(self, now: float) -> None:
+        if now < self._look_at_gates_at and not self._desk.is_waiting:
+            return
+        self._look_at_gates_at = now + _LOOK_AT_GATES_EVERY
+        leads = self._leadership.next_beat(
+            now,
+            may_take=not self._gate.is_stopping and self._spread.may_take(now),
+            let_go=self._is_letting_go or self._spread.to_release(now) == self._gate.number,
+            is_asked=self._desk.is_waiting,
+        )
+        if leads is None:
+            return
+        position, clock = self._index.position, self._gate.time.wall(self._connection)
+        self._append(
+            Beat(
+                gate=self._gate.gate,
+                leads=leads,
+                clock=clock,
+                after=position.offset,
+                count=position.count,
+                snapshot=position.snapshot,
+            )
+        )
+        self._leadership.sent(clock, now)
+
+    async def _change(self, *, is_leading: bool) -> None:
+        self._is_leading = is_leading
+        if is_leading:
+            log.info("leading %s", self._gate.log)
+            # Occurrences that another gate claimed, and whose record landed later too, are read as they come.
+            self._deliveries.add(await self._index.under_way())
+            await self._desk.open()
+        else:
+            log.info("no longer leading %s", self._gate.log)
+            self._desk.close()
+            self._deliveries.release()
+            await self._carrier.stop()
+
+    def _on_question(self) -> None:
+        self._wake.set()
+
+    def _tick(self, now: float) -> None:
+        if now - self._gate.ticked_at >= _TICK_EVERY:
+            self._gate.ticked_at = now
+            self._append(Tick(number=self._index.position.tick + 1))
+
+    def _finish(self) -> None:
+        """Let the partition go when nothing is in flight any more."""
+        self._deliveries.release()
+        if self._leadership.leader != self._gate.gate:
+            self._gate.was_let_go = not self._deliveries.in_flight and not self._unconfirmed
+        elif self._deliveries.is_settled:
+            # The next beat says so. It is the last one, and this gate reads it back.
+            self._is_letting_go = True
+
+    async def _check_full(self, now: float) -> None:
+        """Stop if all records were read and the log is still full: a snapshot may be among those to come.
+
+        Raises:
+            ScheduleLogError: it is full.
+        """
+        if now < self._look_at_full_log_at:
+            return
+        self._look_at_full_log_at = now + _FULL_AGAIN_AFTER
+        reader = await LogReader.open(self._connection, self._gate.log, "last")
+        try:
+            last = (await reader.batch())[0].offset
+        finally:
+            reader.close()
+        if last <= self._index.position.offset and self._gate.room.level(self._index.position) == "full":
+            raise ScheduleLogError(
+                f"more than five eighths of {self._gate.log} ({self._gate.room.retention} bytes) are not carried "
+                "forward: raise 'max-length-bytes' of the stream by a policy, and give the gates the same --retention"
+            )
+
+    # -- claims and deliveries
+
+    @property
+    def _may_claim(self) -> bool:
+        return (
+            self._is_leading
+            and not self._gate.is_stopping
+            and not self._has_unread_claim
+            and self._deliveries.backlog <= _CLAIMED_AHEAD
+        )
+
+    async def _claim(self, now: float, clock: int) -> None:
+        if not self._may_claim or self._next_due is None or self._next_due > clock or now < self._claim_at:
+            return
+        self._claim_at = now + _CLAIM_AGAIN_AFTER
+        self._has_unread_claim = True
+        body = await self._index.claim(clock)
+        if body is None:
+            self._has_unread_claim = False
+        else:
+            self._claim_at = now
+            self._append_body(body)
+
+    async def _deliver(self, now: float) -> None:
+        while taken := self._deliveries.take(now, _FETCHED):
+            found = await self._index.deliveries(taken, self._rules)
+            for one in set(taken).difference(one.entry.occurrence for one in found):
+                self._deliveries.gone(one)
+            for delivery in found:
+                self._link.deliver(delivery, self._on_delivered)
+
+    def _on_delivered(self, delivery: ScheduledDelivery, error: BideError | None) -> None:
+        if self._is_over:
+            # It counts as in flight no longer, and the next session delivers it again.
+            return
+        occurrence, now, counts = delivery.entry.occurrence, self._now(), self._gate.counts
+        match error:
+            case None if delivery.reason:
+                counts.undeliverable += 1
+                self._deliveries.ended(occurrence, "undeliverable", now)
+            case None:
+                counts.delivered += 1
+                self._deliveries.ended(occurrence, "delivered", now)
+            case PublishRefusedError():
+                counts.refused += 1
+                self._refused(delivery, now, "refuses messages: they are sent again")
+            case AccessRefusedError() if delivery.exchange == DEFAULT_EXCHANGE:
+                # The permission for the default exchange affects all targets.
+                self._fail(error)
+            case _ if delivery.reason:
+                self._refused(delivery, now, f"takes no messages, which are sent again: {error}")
+            case UnroutableError():
+                key = f" with the routing key {delivery.routing_key!r}" if delivery.exchange else ""
+                self._set_aside(delivery, f"no queue takes messages for {delivery.entry.target}{key}")
+            case _:
+                self._set_aside(delivery, str(error))
+        self._wake.set()
+
+    def _refused(self, delivery: ScheduledDelivery, now: float, what: str) -> None:
+        self._deliveries.refused(delivery.entry.occurrence, now)
+        self._warn(f"{delivery.exchange or delivery.routing_key} {what}")
+
+    def _set_aside(self, delivery: ScheduledDelivery, reason: str) -> None:
+        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
+        self._link.deliver(self._rules.undeliverable(delivery.entry, reason), self._on_delivered)
+
+    def _report(self, now: float) -> None:
+        if items := self._deliveries.report(now):
+            self._append(Done(gate=self._gate.gate, items=items))
+
+    def _warn(self, what: str) -> None:
+        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
+        count = self._warnings[what] = self._warnings.get(what, 0) + 1
+        if str(count).strip("0") == "1":
+            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

@@ -1,0 +1,56 @@
+"""How much of the retention of a log is not carried, and what a gate may write then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bide.schedules.names import ROOM_TICKETS
+from bide.schedules.state import LogPosition
+
+RoomLevel = Literal["free", "reserved", "full"]
+"""``reserved``: only beats and snapshots may be written. ``full``: nothing."""
+
+
+@dataclass(slots=True)
+class LogRoom:
+    """The room in the log of one partition.
+
+    Applications may append a quarter of the retention without a gate. Gates may append until five eighths are not
+    carried. The last eighth is for the segment that retention removes as a whole, and for late copies.
+
+    Attributes:
+        retention: of the log, in bytes.
+        tickets: of applications, in the room queue when it was last looked at.
+        last_cycle: bytes from the position of this gate's last snapshot to its last chunk.
+    """
+
+    retention: int
+    tickets: int = 0
+    last_cycle: int = 0
+
+    def level(self, position: LogPosition) -> RoomLevel:
+        """What a gate may write."""
+        uncarried = position.size - position.carried_size
+        if uncarried * 8 > self.retention * 5:
+            return "full"
+        return "reserved" if uncarried * 2 > self.retention else "free"
+
+    def needs_snapshot(self, position: LogPosition) -> bool:
+        """Whether it is time to carry the state forward."""
+        if self.tickets * 2 > ROOM_TICKETS and self.may_purge(self.last_cycle):
+            return True
+        uncarried = position.size - position.carried_size
+        # A large state is not carried again at once because its own snapshot takes a quarter.
+        return uncarried * 4 > self.retention and (uncarried - self.last_cycle) * 8 > self.retention
+
+    def may_purge(self, appended: int) -> bool:
+        """Whether to free the room of applications after a snapshot.
+
+        The queue can only be purged as a whole, so what was appended since the position of the snapshot has to be
+        little.
+
+        Args:
+            appended: bytes since then.
+        """
+        return appended * 8 < self.retention

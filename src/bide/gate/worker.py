@@ -1,0 +1,177 @@
+"""The gate of a schedule log, which delivers its messages.
+
+Several gates can work on one log. They share its partitions, and take over from each other. A gate claims a message in
+the log before it delivers it, and reports it in the log afterwards, so no message is lost and none is delivered that
+was cancelled before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from bide.admin.apply import apply, check_release, check_streams, exists
+from bide.admin.settling import settle
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.client.reconnecting_worker import ReconnectingWorker
+from bide.delay.allowed_targets import AllowedTargets
+from bide.durations import DelayLike, parse_delay
+from bide.errors import AccessRefusedError, BrokerError, InvalidInputError, NotAppliedError
+from bide.gate.connection_loop import GateConnectionLoop
+from bide.gate.partition import Gated, PartitionGate
+from bide.gate.spread import GateTime, LeadershipSpread, new_gate_name
+from bide.runtime.arguments import whole_number
+from bide.runtime.logs import logger
+from bide.schedules.names import LOG_BYTES, PARTITIONS, ScheduleNames
+
+log = logger(__name__)
+
+GRACE: Final = timedelta(seconds=10)
+"""The default time that a stopping gate waits for the confirms of its messages in flight."""
+
+_LEAST_RETENTION: Final = 1_000_000
+_MOST_RETENTION: Final = 10**15
+
+
+class Gate:
+    """Delivers the messages of a schedule log, until :meth:`stop`.
+
+    Run two or more, each with a folder of its own: one leads a partition, and another one takes over when it ends.
+
+    Args:
+        url: the broker's URL; None uses ``BIDE_URL``, or RabbitMQ's default URL on this machine.
+        allow: patterns of the queues and exchanges that messages may name as their target: ``orders.*``; ``q:mails``
+            for a queue only; ``x:shop`` for an exchange only; ``*`` for any. The gate delivers with its own
+            permissions, also for senders that may not write there.
+        state: the folder for the index, created if it is missing. A gate builds the index from the log if it is
+            deleted.
+        prefix: starts the names of the schedule log.
+        retention: of each stream of the log, in bytes, if a policy sets another one than the default.
+        declare: declare the schedule log if it is missing.
+        grace: how long to wait for confirms after :meth:`stop`; messages that are not confirmed by then are delivered
+            again by another gate.
+
+    Attributes:
+        name: the name of this gate in the log, different for each instance.
+        done: the counts so far.
+
+    Raises:
+        InvalidInputError: a value is invalid.
+    """
+
+    def __init__(
+        self,
+        url: str | BrokerUrl | None = None,
+        *,
+        allow: Iterable[str],
+        state: Path | str,
+        prefix: str = "bide",
+        retention: int = LOG_BYTES,
+        declare: bool = True,
+        grace: DelayLike = GRACE,
+    ) -> None:
+        self.name = new_gate_name()
+        self.done = Gated()
+        self._names = ScheduleNames(prefix=prefix)
+        self._allowed = AllowedTargets.of(allow)
+        self._folder = Path(state)
+        self._retention = whole_number("retention", retention, _LEAST_RETENTION, _MOST_RETENTION)
+        self._declare = declare
+        self._stop_timeout = parse_delay(grace).total_seconds()
+        self._time = GateTime(self.name)
+        self._partitions: list[PartitionGate] = []
+        self._on_start: Callable[[Connection], None] | None = None
+        self._worker = ReconnectingWorker(
+            url, role="gate", prepare=self._prepare, work=self._work, check=self._check_temporary
+        )
+
+    def stop(self) -> None:
+        """Claim nothing more, and end when the messages in flight are finished and others may take over."""
+        self._worker.stop()
+
+    async def run(self, *, on_start: Callable[[Connection], None] | None = None) -> Gated:
+        """Deliver messages until :meth:`stop`. Lost connections are opened again.
+
+        Args:
+            on_start: called when the gate begins to read the log, at first and after every reconnect.
+
+        Raises:
+            NotAppliedError: the log is not on the broker and may not be declared, or was deleted.
+            DeclarationMismatchError: the log exists with other settings.
+            ScheduleLogError: records of the log were lost, or the log is full.
+            NewerRecordError: a later release of bide wrote to the log.
+            AccessRefusedError: this user may not use the log.
+            FolderInUseError: another gate uses the folder.
+            InvalidInputError: the folder cannot be used.
+            BrokerError: the broker cannot be reached at the start, or is not supported.
+        """
+        self._on_start = on_start
+        try:
+            await self._worker.run()
+        finally:
+            await asyncio.gather(*(one.index.close() for one in self._partitions))
+            self._partitions.clear()
+        return self.done
+
+    async def _work(self, connection: Connection, stopping: asyncio.Event) -> None:
+        spread = LeadershipSpread(self.name, [one.leadership for one in self._partitions])
+        loop = GateConnectionLoop(
+            connection, self._partitions, spread, self._names, allowed=self._allowed, grace=self._stop_timeout
+        )
+        await loop.work(stopping, self._on_start)
+
+    async def _prepare(self, connection: Connection) -> None:
+        check_release(connection)
+        await self._prepare_log(connection)
+        await self._open_indexes(connection)
+
+    async def _prepare_log(self, connection: Connection) -> None:
+        topology = self._names.topology()
+        if not self._declare:
+            if not await exists(connection, topology):
+                raise self._not_applied(connection)
+            return
+        try:
+            await check_streams(connection, prefix=self._names.operations)
+            await apply(connection, topology)
+            await settle(connection, prefix=self._names.operations)
+        except AccessRefusedError as error:
+            if not await exists(connection, topology):
+                raise self._not_applied(connection) from error
+            log.info("the existing schedule log is used unchanged: %s", error)
+
+    async def _open_indexes(self, connection: Connection) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInputError(
+                f"the folder {self._folder} cannot be created: {error.strerror}; name another folder"
+            ) from error
+        for number in range(PARTITIONS):
+            partition = PartitionGate(
+                number,
+                gate=self.name,
+                names=self._names,
+                folder=self._folder,
+                retention=self._retention,
+                time=self._time,
+                counts=self.done,
+                now=connection.monotonic(),
+            )
+            self._partitions.append(partition)
+            await partition.index.open()
+
+    def _not_applied(self, connection: Connection) -> NotAppliedError:
+        return NotAppliedError(
+            f"the schedule log {self._names.operations!r} is not on the virtual host {connection.url.vhost!r} of "
+            f"{connection.address}: start a gate that may declare it"
+        )
+
+    def _check_temporary(self, error: BrokerError) -> None:
+        """Errors of the log that are not permanent are handled in their partition."""
+        for one in self._partitions[:1]:
+            one.check_temporary(error)

@@ -1,0 +1,158 @@
+"""A client of the schedule log that appends records itself, and gates at work."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import bide
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.amqp.delivery import Delivery
+from bide.amqp.url import BrokerUrl
+from bide.patterns.rpc import DIRECT_REPLY_TO
+from bide.schedules.answers import decode_answer
+from bide.schedules.encoding import encode
+from bide.schedules.entries import ScheduleAnswer
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.names import ScheduleNames, partition_of
+from bide.schedules.questions import QuestionAnswer, ScheduleQuestion, decode_question_answer, encode_question
+from bide.schedules.records import Action, AddSchedule, ChangeSchedule, Operation, ScheduleFilter
+from bide.schedules.recurrence import Recurrence
+from bide.schedules.requests import RequestId
+from tests.timeouts import TIMEOUT
+
+NAMES = ScheduleNames()
+_REPEAT = 2.0
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class LogClient:
+    """Appends operations and questions, and gets the answers. Open it with :func:`log_client`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.sent: list[RequestId] = []
+        self._session = secrets.token_hex(4)
+        self._count = 0
+        self._answers: dict[str, asyncio.Future[Delivery]] = {}
+
+    async def open(self) -> None:
+        await self.channel.consume(DIRECT_REPLY_TO, on_message=self._take, on_end=lambda _: None, no_ack=True)
+
+    def _take(self, delivery: Delivery) -> None:
+        future = self._answers.get(delivery.values["correlation_id"])
+        if future is not None and not future.done():
+            future.set_result(delivery)
+
+    def next_request(self) -> RequestId:
+        self._count += 1
+        return RequestId(self._session, self._count)
+
+    def add_record(
+        self,
+        key: str,
+        to: str,
+        delay_ms: int = 0,
+        *,
+        body: bytes = b"",
+        properties: dict[str, Any] | None = None,
+        routing_key: str = "",
+        every: Recurrence | None = None,
+        **conditions: Any,
+    ) -> AddSchedule:
+        due = now_ms() + delay_ms
+        request = self.next_request()
+        return AddSchedule(
+            request=request,
+            key=key,
+            target=to,
+            routing_key=routing_key,
+            nominal=due,
+            due=due,
+            recurrence=None if every is None else every.spec(),
+            message=ScheduledMessage.of(properties or {}, body),
+            **conditions,
+        )
+
+    async def add(self, key: str, to: str, delay_ms: int = 0, **more: Any) -> AddSchedule:
+        """Schedule a message; the append is confirmed."""
+        record = self.add_record(key, to, delay_ms, **more)
+        await self.append(record)
+        return record
+
+    async def append(self, record: Operation, partition: int | None = None) -> None:
+        if partition is None:
+            assert record.key is not None
+            partition = partition_of(record.key)
+        values = {"delivery_mode": 2, "reply_to": DIRECT_REPLY_TO}
+        await self.channel.publish(
+            exchange=NAMES.operations, routing_key=str(partition), values=values, body=encode(record)
+        )
+
+    async def call(self, record: Operation, partition: int | None = None) -> ScheduleAnswer:
+        """Append an operation and wait for its answer; append it again each 2 s, as clients do."""
+        future = self._answers[str(record.request)] = asyncio.get_running_loop().create_future()
+        async with asyncio.timeout(TIMEOUT):
+            while not future.done():
+                await self.append(record, partition)
+                await asyncio.wait({future}, timeout=_REPEAT)
+        return decode_answer(future.result().body)
+
+    async def change(self, action: Action, key: str, **more: Any) -> ScheduleAnswer:
+        return await self.call(ChangeSchedule(request=self.next_request(), action=action, key=key, **more))
+
+    async def change_all(self, action: Action, partition: int, chosen: ScheduleFilter, **more: Any) -> ScheduleAnswer:
+        record = ChangeSchedule(request=self.next_request(), action=action, filter=chosen, **more)
+        return await self.call(record, partition)
+
+    async def ask(self, question: ScheduleQuestion, partition: int) -> QuestionAnswer:
+        asked = f"question-{self.next_request()}"
+        future = self._answers[asked] = asyncio.get_running_loop().create_future()
+        values = {"reply_to": DIRECT_REPLY_TO, "correlation_id": asked}
+        await self.channel.publish(
+            exchange=NAMES.operations,
+            routing_key=f"queries.{partition}",
+            values=values,
+            body=encode_question(question),
+        )
+        async with asyncio.timeout(TIMEOUT):
+            return decode_question_answer((await future).body)
+
+
+@asynccontextmanager
+async def log_client(url: str) -> AsyncIterator[LogClient]:
+    connection = await Connection.open(BrokerUrl.parse(url))
+    try:
+        client = LogClient(await connection.channel(confirms=True))
+        await client.open()
+        yield client
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def gating(url: str, state: Path, **settings: Any) -> AsyncIterator[bide.Gate]:
+    """A gate at work; that it fails is an error."""
+    gate = bide.Gate(url, **{"allow": ["*"], "state": state, **settings})
+    reading = asyncio.Event()
+    running = asyncio.create_task(gate.run(on_start=lambda _: reading.set()))
+    started = asyncio.create_task(reading.wait())
+    try:
+        await asyncio.wait({running, started}, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+        if not started.done():
+            running.result()
+        yield gate
+    finally:
+        started.cancel()
+        gate.stop()
+        async with asyncio.timeout(TIMEOUT):
+            await running
