@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bide.client.message import Message
     from bide.client.publish_result import PublishResult, PublishSummary
     from bide.client.publisher import Receipt
+    from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
     from bide.client.sync import SyncClient, connect_sync
     from bide.delay.celery import Celery
     from bide.delay.clock import Clock
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from bide.recoverability.policy import BrokerRetry, Retry
     from bide.recoverability.schedule import exponential, linear
     from bide.relay import Relay
+    from bide.schedules.outgoing import OutgoingSchedule
     from bide.topology import Binding, Exchange, Queue, Topology
 
 # Modules are imported on first use. The command line can therefore handle Ctrl-C before most imports begin, and a
@@ -46,6 +48,10 @@ _MODULES: Final = {
     "PublishResult": "bide.client.publish_result",
     "PublishSummary": "bide.client.publish_result",
     "Receipt": "bide.client.publisher",
+    **dict.fromkeys(
+        ("FilterResult", "Scheduled", "ScheduleOutcome", "ScheduleResult", "ScheduleView"),
+        "bide.client.schedule_result",
+    ),
     "SyncClient": "bide.client.sync",
     "connect_sync": "bide.client.sync",
     "Celery": "bide.delay.celery",
@@ -72,6 +78,7 @@ _MODULES: Final = {
     "exponential": "bide.recoverability.schedule",
     "linear": "bide.recoverability.schedule",
     "Relay": "bide.relay",
+    "OutgoingSchedule": "bide.schedules.outgoing",
     "Binding": "bide.topology",
     "Exchange": "bide.topology",
     "Queue": "bide.topology",
@@ -97,11 +104,13 @@ __all__ = [
     "Exchange",
     "ExchangeTarget",
     "Failure",
+    "FilterResult",
     "Gate",
     "Message",
     "NServiceBus",
     "Observer",
     "OutgoingMessage",
+    "OutgoingSchedule",
     "Park",
     "PublishResult",
     "PublishSummary",
@@ -112,6 +121,10 @@ __all__ = [
     "Retry",
     "RetryLater",
     "RetryNow",
+    "ScheduleOutcome",
+    "ScheduleResult",
+    "ScheduleView",
+    "Scheduled",
     "SyncClient",
     "Topology",
     "WaitingHall",

@@ -30,6 +30,7 @@
     │   ├── NotEmptyError              a queue to delete still holds messages
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
+    │   ├── ScheduleLogError           a schedule log that is full, or lacks records
     │   ├── DeliveryLimitError         the queue drops a message before the endpoint has made all its attempts
     │   ├── OffsetsLostError           the stream no longer has the messages to read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
@@ -55,6 +56,7 @@
     ├── CallError: a request got no successful reply
     │   ├── ReplyTimeoutError          no reply came in time
     │   ├── ReplyLostError             the reply queue is gone
+    │   ├── NoGateAnswerError          no gate answered in time: an operation on schedules is recorded
     │   └── RemoteError                the server replied that it failed
     ├── ClosedError                    an object was used after it was closed
     └── LocalBrokerError: the private broker failed
@@ -422,6 +424,10 @@ class ReplyTimeoutError(CallError):
 
 class ReplyLostError(CallError):
     """The reply queue is gone: the server may have done the work."""
+
+
+class NoGateAnswerError(CallError):
+    """No gate answered in time: an operation that is recorded takes effect when a gate reads it."""
 
 
 class RemoteError(CallError):

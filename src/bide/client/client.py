@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed, apply, destroy, exists
 from bide.amqp.url import BrokerUrl
-from bide.client.publisher import OnLost, Publisher, Receipt, checked_on_lost
+from bide.client.publisher import OnLost, Publisher, Receipt, Stamp, checked_on_lost
 from bide.client.reconnecting import ReconnectingConnection
+from bide.client.schedule_methods import ScheduleMethods
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
     from bide.client.bulk.publish import BulkPublish
     from bide.client.consumer import Consumer
 
-Stamp = Callable[[PreparedMessage], AbstractContextManager[Mapping[str, Any]]]
-"""A context manager for sending a message: entered before sending, and left after the confirm or with the error. It
-returns headers to add; the message's own headers take precedence."""
-
 _Result = TypeVar("_Result")
 
 
-class Client:
+class Client(ScheduleMethods):
     """A client of one broker. Create it with :func:`connect`.
 
     It has one connection for publishing and one for consuming, so that a broker that blocks publishers still gets

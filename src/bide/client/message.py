@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.amqp.delivery import Delivery
+from bide.delay.protocol import HEADER_KEY, HEADER_SCHEDULE
 from bide.delay.received import SentMessage, restore
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UndecodableMessageError
 from bide.recoverability.history import (
@@ -104,6 +105,16 @@ class Message:
     def due(self) -> datetime | None:
         """The due time, or None if bide did not delay the message."""
         return self._restored().due
+
+    @property
+    def key(self) -> str | None:
+        """The key of the schedule, if the message was scheduled."""
+        return self._own_text(HEADER_KEY)
+
+    @property
+    def schedule_id(self) -> str | None:
+        """The id of the schedule, if the message was scheduled."""
+        return self._own_text(HEADER_SCHEDULE)
 
     @property
     def sent_at(self) -> datetime | None:
@@ -218,6 +229,11 @@ class Message:
 
     def _text_property(self, name: str) -> str | None:
         value = self._values.get(name)
+        return value if isinstance(value, str) else None
+
+    def _own_text(self, name: str) -> str | None:
+        """A header of bide's own."""
+        value = (self.raw.values.get("headers") or {}).get(name)
         return value if isinstance(value, str) else None
 
     def json(self) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from bide.admin.apply import check_release
 from bide.amqp.channel import Channel
@@ -37,6 +38,11 @@ log = logger(__name__)
 
 OnLost = Literal["repeat", "raise"]
 """What to do with a message whose confirm was lost with the connection: send it again, or raise an error."""
+
+
+Stamp = Callable[[PreparedMessage], AbstractContextManager[Mapping[str, Any]]]
+"""A context manager for sending a message: entered before sending, and left after the confirm or with the error. It
+returns headers to add; the message's own headers take precedence."""
 
 
 def checked_on_lost(value: OnLost) -> OnLost:
@@ -138,7 +144,7 @@ class Publisher:
         checker: checks outgoing messages.
         reconnecting: the reconnecting publishing connection.
         trials: send waiting messages to another host if this one confirms nothing.
-        timeout, on_lost, max_in_flight: as given.
+        declare, timeout, on_lost, max_in_flight: as given.
     """
 
     def __init__(
@@ -156,7 +162,7 @@ class Publisher:
         self.trials.sources.add(self._unconfirmed)
         self.reconnecting = ReconnectingConnection(url, trials=self.trials.of_targets)
         self._infrastructure = infrastructure
-        self._declare = declare
+        self.declare = declare
         self.timeout = timeout
         self.on_lost = on_lost
         self.max_in_flight = max_in_flight
@@ -359,7 +365,7 @@ class Publisher:
         return BrokerState(
             connection,
             infrastructure,
-            declare=self._declare,
+            declare=self.declare,
             tasks=self._tasks,
             seeks_nservicebus=seeks_nservicebus,
         )

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed
 from bide.amqp.url import BrokerUrl
-from bide.client.client import Client, Connecting, Stamp, connect
-from bide.client.publisher import OnLost, Receipt
+from bide.client.client import Client, Connecting, connect
+from bide.client.publisher import OnLost, Receipt, Stamp
+from bide.client.schedule_methods_sync import SyncScheduleMethods
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import ClosedError, InvalidInputError
@@ -64,7 +65,7 @@ class SyncMessage:
         return repr(self._message)
 
 
-class SyncClient:
+class SyncClient(SyncScheduleMethods):
     """A client whose calls block. Create it with :func:`connect_sync`. Several threads may use it at once.
 
     A process that forks must connect after the fork.

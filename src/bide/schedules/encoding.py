@@ -40,10 +40,25 @@ MAX_ITEMS: Final = 10_000
 """Items of a claim, and entries of a chunk."""
 
 
+RESERVE: Final = 4_096
+"""Bytes that a gate may add to a message: the fields of a snapshot."""
+
+_LARGE: Final = 64_000
+
+
 def encode(record: ScheduleRecord) -> bytes:
     """The body of a record."""
     writer = EntryWriter()
     return b"".join([write_head({"v": VERSION, **_fields(record, writer)}), *writer.blobs])
+
+
+def with_reserve(body: bytes) -> bytes:
+    """A record that the broker accepts only if it also accepts what gates make of it.
+
+    A client does not know the largest message that the broker accepts. So a large record gets spaces, which do not
+    change it. Otherwise a gate might have to carry a message that is too large for its snapshot.
+    """
+    return body if len(body) < _LARGE else body[:5] + b" " * RESERVE + body[5:]
 
 
 def decode(body: bytes) -> ScheduleRecord:

@@ -1,0 +1,265 @@
+"""The methods of a client for schedules."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from bide.client.publisher import Publisher, Stamp
+from bide.durations import DelayLike, DueTimeLike
+from bide.errors import InvalidInputError
+from bide.messages.outgoing import takes
+from bide.schedules.outgoing import OutgoingSchedule
+
+if TYPE_CHECKING:
+    from bide.client.schedule_result import FilterResult, Scheduled, ScheduleResult, ScheduleView
+    from bide.client.schedules import Schedules
+    from bide.schedules.records import ScheduleFilter
+
+
+class ScheduleMethods:
+    """Schedule messages that can be cancelled, replaced, moved and listed by a key, while a gate is running."""
+
+    _publisher: Publisher
+    _stamp: Stamp | None
+    _schedules: Schedules | None = None
+
+    @property
+    def _on_schedules(self) -> Schedules:
+        if self._schedules is None:
+            # Imported here, so that clients without schedules start fast.
+            from bide.client.schedules import Schedules
+
+            self._schedules = Schedules(self._publisher)
+        return self._schedules
+
+    @takes(OutgoingSchedule)
+    async def schedule(self, schedule: OutgoingSchedule) -> Scheduled:
+        """Schedule a message under a key, instead of what waits there. The parameters are the fields of
+        :class:`bide.OutgoingSchedule`.
+
+        ::
+
+            await client.schedule(json=invoice, key="invoice:42", to="reminders", delay="3d")
+            await client.schedule(json={}, key="digest", to="mail", every="0 8 * * MON-FRI", time_zone="Europe/Berlin")
+
+        It returns when the broker has confirmed the schedule. With a condition (``if_absent`` or ``if_version``) it
+        waits for the answer of a gate. A gate delivers the message at its due time. The schedule log is declared at the
+        first use if it is missing.
+
+        Raises:
+            InvalidInputError: or a subclass of it; nothing was sent.
+            MessageTooLargeError: the message is over the broker's limit.
+            ScheduleLogError: the log takes no more, because no gate has carried its state forward for long.
+            NoGateAnswerError: with a condition: it is recorded, and no gate answered in time.
+            PublishInDoubtError: the connection broke before the confirm, and was not back in time.
+            PublishError: the schedule was not sent in time, or the broker refused it.
+            NotAppliedError: the schedule log is missing and may not be declared.
+            ClosedError: the client was closed before the schedule was sent.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        return await self._schedule(schedule)
+
+    async def _schedule(self, schedule: OutgoingSchedule) -> Scheduled:
+        from bide.schedules.prepared import check_schedule
+
+        schedules = self._on_schedules
+        prepared = check_schedule(schedule, schedules.now())
+        if self._stamp is None:
+            return await schedules.add(prepared)
+        with self._stamp(prepared.message) as headers:
+            return await schedules.add(prepared.stamped(headers))
+
+    async def reschedule(
+        self,
+        key: str,
+        *,
+        delay: DelayLike | None = None,
+        deliver_at: DueTimeLike | None = None,
+        if_version: str | None = None,
+    ) -> ScheduleResult:
+        """Move what waits under a key to another time. Message and target stay; of a recurring schedule, the next run
+        moves.
+
+        Args:
+            delay: the time until delivery, from now on.
+            deliver_at: instead of a delay, the due time with a time zone.
+            if_version: do nothing unless the schedule has this version.
+
+        Returns:
+            ``MOVED``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``; see :class:`bide.ScheduleOutcome`.
+
+        Raises:
+            InvalidInputError: or a subclass of it; nothing was sent.
+            NoGateAnswerError: the operation is recorded, and no gate answered in time. It takes effect when a gate
+                reads it.
+            BideError: as :meth:`schedule`.
+        """
+        return await self._on_schedules.change("move", key, if_version=if_version, delay=delay, deliver_at=deliver_at)
+
+    async def cancel(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
+        """Cancel what waits under a key.
+
+        Args:
+            if_version: do nothing unless the schedule has this version.
+
+        Returns:
+            ``CANCELLED``: no handler sees the message; of a recurring schedule, no run but those in ``under_way``.
+            ``TOO_LATE``: it was or will be delivered. ``NOT_FOUND``, or ``CHANGED`` with ``if_version``.
+
+        Raises:
+            BideError: as :meth:`reschedule`.
+        """
+        return await self._on_schedules.change("cancel", key, if_version=if_version)
+
+    async def pause(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
+        """Deliver nothing under a key until :meth:`resume`.
+
+        Returns:
+            ``PAUSED``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
+
+        Raises:
+            BideError: as :meth:`reschedule`.
+        """
+        return await self._on_schedules.change("pause", key, if_version=if_version)
+
+    async def resume(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
+        """Go on with a paused schedule. Runs of the pause are skipped; a single message that is due is delivered.
+
+        Returns:
+            ``RESUMED``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
+
+        Raises:
+            BideError: as :meth:`reschedule`.
+        """
+        return await self._on_schedules.change("resume", key, if_version=if_version)
+
+    async def run_now(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
+        """Deliver what waits under a key now. A recurring schedule goes on as before; this run is an additional one.
+
+        Returns:
+            ``RUNNING``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
+
+        Raises:
+            BideError: as :meth:`reschedule`.
+        """
+        return await self._on_schedules.change("run-now", key, if_version=if_version)
+
+    async def scheduled(self, key: str) -> ScheduleView | None:
+        """What waits under a key, or is being delivered; None if nothing does.
+
+        Raises:
+            InvalidInputError: or a subclass of it; nothing was sent.
+            NoGateAnswerError: no gate answered in time.
+            BideError: as :meth:`schedule`.
+        """
+        return await self._on_schedules.view(key)
+
+    def list_scheduled(
+        self,
+        *,
+        prefix: str | None = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        due_from: DueTimeLike | None = None,
+        due_before: DueTimeLike | None = None,
+        bodies: bool = False,
+    ) -> AsyncGenerator[ScheduleView, None]:
+        """The schedules that wait and match all conditions, in the order of keys; all if there is no condition.
+
+        They are asked for page by page, so schedules that change meanwhile may be listed as before or after.
+
+        Args:
+            prefix: of the key.
+            to: the target queue.
+            exchange: the target exchange.
+            due_from: due at this time or later.
+            due_before: due before this time.
+            bodies: whether to get the messages too.
+
+        Raises:
+            BideError: as :meth:`scheduled`.
+        """
+        chosen = _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
+        return self._on_schedules.views(chosen, bodies=bodies)
+
+    async def count_scheduled(
+        self,
+        *,
+        prefix: str | None = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        due_from: DueTimeLike | None = None,
+        due_before: DueTimeLike | None = None,
+    ) -> int:
+        """The number of schedules that wait and match all conditions; see :meth:`list_scheduled`.
+
+        Raises:
+            BideError: as :meth:`scheduled`.
+        """
+        return await self._on_schedules.count(
+            _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
+        )
+
+    async def cancel_scheduled(
+        self,
+        *,
+        prefix: str | None = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        due_from: DueTimeLike | None = None,
+        due_before: DueTimeLike | None = None,
+    ) -> FilterResult:
+        """Cancel all schedules that match all conditions.
+
+        The operation is one record in each of the eight partitions, and atomic there. ``prefix=""`` matches all keys.
+
+        Raises:
+            InvalidInputError: there is no condition, or one is invalid; nothing was sent.
+            NoGateAnswerError: the operation is recorded, and no gate answered for some partitions in time.
+            BideError: as :meth:`reschedule`.
+        """
+        _check_condition(prefix, to, exchange, due_from, due_before)
+        chosen = _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
+        return await self._on_schedules.change_all("cancel", chosen)
+
+    async def move_scheduled(
+        self,
+        *,
+        delay: DelayLike | None = None,
+        deliver_at: DueTimeLike | None = None,
+        prefix: str | None = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        due_from: DueTimeLike | None = None,
+        due_before: DueTimeLike | None = None,
+    ) -> FilterResult:
+        """Move all schedules that match all conditions to another time; see :meth:`cancel_scheduled`.
+
+        Raises:
+            BideError: as :meth:`cancel_scheduled`.
+        """
+        _check_condition(prefix, to, exchange, due_from, due_before)
+        chosen = _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
+        return await self._on_schedules.move_all(chosen, delay=delay, deliver_at=deliver_at)
+
+
+def _filter(
+    *,
+    prefix: str | None,
+    to: str | None,
+    exchange: str | None,
+    due_from: DueTimeLike | None,
+    due_before: DueTimeLike | None,
+) -> ScheduleFilter:
+    from bide.schedules.prepared import check_filter
+
+    return check_filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
+
+
+def _check_condition(*conditions: object) -> None:
+    if all(one is None for one in conditions):
+        raise InvalidInputError(
+            "no condition was given: give prefix=, to=, exchange=, due_from= or due_before=; prefix='' stands for all "
+            "schedules"
+        )

@@ -1,0 +1,182 @@
+"""Schedules: messages that can be cancelled, replaced, moved and listed by a key."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import Final
+
+from bide.client.publisher import Publisher
+from bide.client.schedule_requests import ScheduleRequests
+from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
+from bide.durations import DelayLike, DueTimeLike, from_milliseconds, to_milliseconds
+from bide.errors import NoGateAnswerError
+from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
+from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition_of
+from bide.schedules.prepared import PreparedSchedule, check_due, check_version
+from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion
+from bide.schedules.records import Action, ChangeSchedule, ScheduleFilter
+
+FIRST_PAGE: Final = 100
+"""Schedules that are asked for first in each partition. Later pages are larger."""
+
+_NOUNS: Final[dict[Action, str]] = {
+    "cancel": "cancelling",
+    "move": "moving",
+    "pause": "pausing",
+    "resume": "resuming",
+    "run-now": "running",
+}
+
+
+class Schedules:
+    """The operations of a client on the schedule log."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._requests = ScheduleRequests(publisher, ScheduleNames(), declare=publisher.declare)
+
+    def now(self) -> datetime:
+        """The time in UTC by which delays are counted."""
+        return self._publisher.reconnecting.url.transport.now()
+
+    async def add(self, schedule: PreparedSchedule) -> Scheduled:
+        """Store a schedule. See :meth:`bide.Client.schedule`."""
+        now = self.now()
+        request, answer = await self._requests.append(
+            partition_of(schedule.key),
+            f"scheduling {schedule.key!r}",
+            lambda request: schedule.record(request, now),
+            needs_answer=schedule.is_conditional,
+        )
+        outcome = ScheduleOutcome.SCHEDULED if answer is None else ScheduleOutcome(answer.outcome)
+        is_stored = outcome is ScheduleOutcome.SCHEDULED
+        version = str(request) if answer is None else answer.version
+        return Scheduled(
+            key=schedule.key,
+            id=str(request) if is_stored else None,
+            version=version,
+            due_time=from_milliseconds(schedule.due(request)) if is_stored else None,
+            outcome=outcome,
+        )
+
+    async def change(
+        self,
+        action: Action,
+        key: str,
+        *,
+        if_version: str | None,
+        delay: DelayLike | None = None,
+        deliver_at: DueTimeLike | None = None,
+    ) -> ScheduleResult:
+        """Change the schedule of one key."""
+        check_key(key)
+        check_version(if_version)
+        now = self.now()
+        due = check_due(delay, deliver_at, now) if action == "move" else None
+        _, answer = await self._requests.append(
+            partition_of(key),
+            f"{_NOUNS[action]} {key!r}",
+            lambda request: ChangeSchedule(
+                request=request,
+                action=action,
+                key=key,
+                due=due,
+                at=to_milliseconds(now) if action == "resume" else None,
+                if_version=if_version,
+            ),
+            needs_answer=True,
+        )
+        assert answer is not None
+        return ScheduleResult.of(key, answer)
+
+    async def change_all(self, action: Action, chosen: ScheduleFilter, *, due: int | None = None) -> FilterResult:
+        """Change all schedules that a filter matches: one record in each partition, at the same time."""
+
+        async def change(partition: int) -> ScheduleAnswer:
+            _, answer = await self._requests.append(
+                partition,
+                f"{_NOUNS[action]} all that match in partition {partition}",
+                lambda request: ChangeSchedule(request=request, action=action, filter=chosen, due=due),
+                needs_answer=True,
+            )
+            assert answer is not None
+            return answer
+
+        results = await asyncio.gather(*map(change, range(PARTITIONS)), return_exceptions=True)
+        answers = {number: one for number, one in enumerate(results) if not isinstance(one, BaseException)}
+        errors = [one for one in results if isinstance(one, BaseException)]
+        for error in errors:
+            if isinstance(error, NoGateAnswerError) and answers:
+                changed = sum(one.count for one in answers.values())
+                raise NoGateAnswerError(
+                    f"{error}; {len(answers)} of {PARTITIONS} partitions answered, and {changed} schedules of them "
+                    "were changed"
+                ) from error
+            raise error
+        return FilterResult.of(answers)
+
+    async def move_all(
+        self, chosen: ScheduleFilter, *, delay: DelayLike | None, deliver_at: DueTimeLike | None
+    ) -> FilterResult:
+        """Move all schedules that a filter matches."""
+        return await self.change_all("move", chosen, due=check_due(delay, deliver_at, self.now()))
+
+    async def view(self, key: str) -> ScheduleView | None:
+        """The schedule of one key."""
+        check_key(key)
+        answer = await self._requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
+        entries: list[WaitingSchedule | UnderWay] = [*answer.waiting, *answer.under_way]
+        return ScheduleView.of(entries[0], answer.under_way, with_message=True) if entries else None
+
+    async def views(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[ScheduleView, None]:
+        """The schedules that a filter matches, by key."""
+        pages = [_Pages(self._requests, number, chosen, bodies=bodies) for number in range(PARTITIONS)]
+        while True:
+            # The first key is known when each partition has a schedule left, or none.
+            if empty := [one.fill() for one in pages if one.is_empty]:
+                await asyncio.gather(*empty)
+            filled = [one for one in pages if one.found]
+            if not filled:
+                return
+            found = min(filled, key=lambda one: one.found[0].key.encode()).found.popleft()
+            yield ScheduleView.of(found, (), with_message=bodies)
+
+    async def count(self, chosen: ScheduleFilter) -> int:
+        """The number of schedules that a filter matches."""
+        questions = (
+            self._requests.ask(number, f"the count of partition {number}", CountQuestion(filter=chosen))
+            for number in range(PARTITIONS)
+        )
+        return sum(one.count or 0 for one in await asyncio.gather(*questions))
+
+
+class _Pages:
+    """The schedules of one partition that a filter matches, asked for page by page."""
+
+    def __init__(self, requests: ScheduleRequests, partition: int, chosen: ScheduleFilter, *, bodies: bool) -> None:
+        self.found = deque[WaitingSchedule]()
+        self._requests = requests
+        self._partition = partition
+        self._next: PageQuestion | None = PageQuestion(filter=chosen, limit=FIRST_PAGE, with_messages=bodies)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left of the page before, and there may be another one."""
+        return not self.found and self._next is not None
+
+    async def fill(self) -> None:
+        """Ask for the next page with schedules."""
+        while not self.found and (question := self._next) is not None:
+            answer = await self._requests.ask(self._partition, f"the list of partition {self._partition}", question)
+            self.found.extend(answer.waiting)
+            self._next = None
+            if answer.after is not None:
+                self._next = PageQuestion(
+                    filter=question.filter,
+                    after=answer.after,
+                    limit=MAX_PAGE,
+                    with_messages=question.with_messages,
+                )

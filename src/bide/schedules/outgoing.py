@@ -1,0 +1,71 @@
+"""Outgoing schedules: what callers schedule, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from bide.durations import DelayLike, DueTimeLike
+
+
+@dataclass(slots=True)
+class OutgoingSchedule:
+    """A schedule to be stored: the parameters of :meth:`bide.Client.schedule`, as a value.
+
+    Args:
+        body: bytes, or text that is sent as UTF-8.
+        json: instead of a body, any value that serialises as JSON.
+        key: names the schedule: at most 255 bytes. A schedule that waits under the key is replaced.
+        to: the target queue.
+        exchange: instead of a queue, the target exchange; used with ``routing_key``.
+        delay: the time until delivery, from now on.
+        deliver_at: instead of a delay, the due time with a time zone. A due time in the past means delivery at once.
+        every: instead of a delay, a recurring schedule: a cron expression such as ``"0 8 * * MON-FRI"``, or a duration
+            such as ``"15m"``.
+        time_zone: the IANA name of the zone of a cron expression; UTC if None.
+        first_run: no run before this time. Runs of a duration are counted from it.
+        last_run: no run after this time.
+        jitter: each run is up to this much later, by a part that follows from the schedule and the time of the run.
+        catch_up: which runs are made up for that were missed while no gate was running: ``"last"``, ``"all"`` or
+            ``"none"``.
+        if_absent: store nothing if a schedule waits under the key.
+        if_version: store nothing unless the schedule that waits under the key has this version.
+        message_id: the message id; None generates one. Each run of a recurring schedule gets an id of its own.
+        timestamp: an aware ``datetime``, sent in whole seconds.
+        persistent: survive a restart of the broker in classic queues (quorum queues always persist messages).
+        priority: 0 to 255.
+        expiration: how long the message stays valid in its queue, from its delivery on.
+    """
+
+    body: bytes | str | None = None
+    _: KW_ONLY
+    json: Any = None
+    key: str
+    to: str | None = None
+    exchange: str | None = None
+    routing_key: str = ""
+    delay: DelayLike | None = None
+    deliver_at: DueTimeLike | None = None
+    every: str | timedelta | None = None
+    time_zone: str | None = None
+    first_run: DueTimeLike | None = None
+    last_run: DueTimeLike | None = None
+    jitter: DelayLike | None = None
+    catch_up: str = "last"
+    if_absent: bool = False
+    if_version: str | None = None
+    headers: Mapping[str, Any] | None = None
+    message_id: str | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+    timestamp: datetime | None = None
+    persistent: bool = True
+    priority: int | None = None
+    expiration: DelayLike | None = None
