@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from bide.testing.rules.clock import VirtualClock
 
 _MICROSECONDS = 1_000_000
+
+REAL_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 (the folder itself is a private one in it)
+"""Where simulated gates have their indexes: in memory, if possible."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,11 +101,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
         def call() -> None:
             if process.is_frozen:
-                self.call_soon(callback, *args, context=context)
+                process.waiting.append(lambda: self.call_soon(call_unless_cancelled, context=context))
             else:
                 callback(*args)
 
-        return super().call_at(when, call, context=context)
+        def call_unless_cancelled() -> None:
+            if not timer.cancelled():
+                callback(*args)
+
+        timer = super().call_at(when, call, context=context)
+        return timer
 
     def thaw(self, process: FrozenCalls) -> None:
         """Let a process go on."""

@@ -140,6 +140,7 @@ class Network:
     """The network and the clocks of one process; see :class:`bide.amqp.transport.Transport`.
 
     Attributes:
+        is_dead: whether the process was killed.
         clock_error: seconds by which the wall clock of the process is wrong.
     """
 
@@ -148,7 +149,7 @@ class Network:
         self._rng = rng
         self._latency = latency
         self._links: list[Link] = []
-        self._is_dead = False
+        self.is_dead = False
         self.clock_error = 0.0
         self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, transport=self)
 
@@ -157,7 +158,7 @@ class Network:
     ) -> AnyProtocol:
         """Open a link."""
         await asyncio.sleep(self._latency * self._rng.random())
-        if self._is_dead:
+        if self.is_dead:
             raise ConnectionRefusedError("the process is dead")
         protocol = factory()
         link = Link(loop, protocol, self._rng, self._latency)
@@ -172,7 +173,7 @@ class Network:
 
     def kill(self) -> None:
         """Break all links for good."""
-        self._is_dead = True
+        self.is_dead = True
         self.cut()
 
     def now(self) -> datetime:

@@ -1,0 +1,425 @@
+"""Random histories of real gates and real clients on the broker in memory, in virtual time.
+
+usage: python -m tests.schedule_simulation [schedules] [first seed] [--fault NAME]
+
+Everything happens in one thread and in virtual time, so a seed has one history. Between any two turns of the event
+loop, that is at every await, a gate may be killed, frozen, cut off or stopped, or its clock stepped. The judge of the
+model reads the whole history of the log, and what the consumers of the targets received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import bide
+import bide.gate.room
+import bide.gate.worker
+from bide.client.schedule_requests import ScheduleRequests
+from bide.errors import BideError, NoGateAnswerError, PublishError, PublishInDoubtError, ScheduleLogError
+from bide.schedules.names import TICKET_BYTES
+from bide.topology import Queue
+from tests.schedule_simulation.loop import REAL_DISK
+from tests.schedule_simulation.world import REQUESTS, Operation, Process, Scale, World
+
+SMALL = Scale(retention=1_024_000, segment=64_000, tickets=1_024_000 // 4 // TICKET_BYTES)
+LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 // TICKET_BYTES)
+
+TARGETS = (*("open",) * 6, "slow", "stuck", "gone", "foreign")
+"""``slow`` refuses for a while, ``stuck`` always, ``gone`` does not exist, ``foreign`` is not allowed."""
+
+EXPECTED = (NoGateAnswerError, PublishInDoubtError, ScheduleLogError, PublishError)
+
+
+@dataclass(slots=True)
+class Result:
+    """One history.
+
+    Attributes:
+        problems: what is wrong with it.
+        schedules: the number of schedules in it.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    schedules: int = 0
+    records: int = 0
+    received: int = 0
+    kills: int = 0
+    digest: str = ""
+
+
+class Simulation:
+    """One history.
+
+    Args:
+        schedules: how many operations clients start, about.
+    """
+
+    def __init__(self, seed: int, schedules: int, folder: Path) -> None:
+        self.seed = seed
+        self.folder = folder
+        self.rng = rng = random.Random(seed * 7 + 1)
+        self.is_small = rng.random() < 0.3
+        self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
+        self.operations = schedules
+        self.pause = rng.choice((0.002, 0.02, 0.2))
+        self.span = rng.choice((0.5, 5.0, 60.0))
+        self.keys = [f"k{number}" for number in range(rng.choice((3, 10, 30) if self.is_small else (3, 30, 300)))]
+        self.trouble = rng.choice((0.0, 0.0002, 0.001, 0.005))
+        self.is_calm = True
+        self.gates: list[Process] = []
+        self.clients: list[Process] = []
+        self.problems: list[str] = []
+        self.folders = 0
+        self.saved: list[Path] = []
+        self.kills = 0
+        self.versions: list[str] = ["none"]
+
+    # -- processes
+
+    def new_folder(self, copied: Path | None) -> Path:
+        self.folders += 1
+        made = self.folder / str(self.folders)
+        if copied is None or not copied.exists():
+            made.mkdir()
+        else:
+            shutil.copytree(copied, made)
+        return made
+
+    def start_gate(self, number: int, index: Path | None = None) -> Process:
+        self.kills += 1
+        process = Process(f"gate{number}", self.world.network())
+        process.folder = self.new_folder(index)
+        with patch.object(bide.gate.worker, "new_gate_name", lambda: f"host{number}/m{number}/{self.kills}"):
+            process.gate = bide.Gate(
+                process.network.url,
+                allow=["open", "slow", "stuck", "gone"],
+                state=process.folder,
+                retention=self.world.scale.retention,
+                declare=False,
+                grace="2s",
+            )
+        process.start(self.world.loop, process.gate.run())
+        return process
+
+    def start_client(self, number: int) -> Process:
+        process = Process(f"client{number}", self.world.network())
+        process.start(self.world.loop, self.work(process, number))
+        return process
+
+    async def kill(self, process: Process) -> None:
+        """End a process as SIGKILL does: nothing that it does afterwards has an effect."""
+        process.network.kill()
+        if process.calls.is_frozen:
+            self.world.loop.thaw(process.calls)
+        assert process.task is not None
+        process.task.cancel()
+
+    # -- disturbances
+
+    def on_turn(self) -> None:
+        if self.is_calm or self.rng.random() >= self.trouble:
+            return
+        rng, loop = self.rng, self.world.loop
+        place = rng.randrange(len(self.gates))
+        gate = self.gates[place]
+        if gate.task is None or gate.task.done():
+            return
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                self.replace_gate(place)
+            case 3:
+                gate.network.cut()
+            case 4:
+                rng.choice(self.clients).network.cut()
+            case 5 if not gate.calls.is_frozen:
+                gate.calls.is_frozen = True
+                loop.call_later(rng.choice((0.05, 2.0, 7.0, 20.0)), loop.thaw, gate.calls)
+            case 6 if all(not one.network.clock_error for one in self.gates):
+                gate.network.clock_error = rng.choice((0.4, -0.3, 30.0))
+            case 7:
+                gate.network.clock_error = 0.0
+            case 8:
+                assert gate.gate is not None
+                gate.is_stopping = True
+                gate.gate.stop()
+                loop.call_later(rng.choice((1.0, 5.0, 20.0)), self.replace_gate, place)
+            case _:
+                return
+
+    def replace_gate(self, place: int) -> None:
+        """Kill a gate, and start another one after a while: with its index, with an old one, or without one."""
+        if self.is_calm:
+            return
+        rng, gate = self.rng, self.gates[place]
+        assert gate.folder is not None and gate.task is not None
+        left = self.new_folder(gate.folder)
+        self.saved = [*self.saved[-2:], left]
+        index = rng.choice((left, left, None, *self.saved))
+        gate.network.kill()
+        if gate.calls.is_frozen:
+            self.world.loop.thaw(gate.calls)
+        if not gate.task.done():
+            gate.task.cancel()
+        number = int(gate.name.removeprefix("gate"))
+
+        def start() -> None:
+            if self.gates[place] is gate:
+                self.gates[place] = self.start_gate(number, index)
+
+        self.world.loop.call_later(rng.choice((0.0, 0.1, 1.0, 6.0)), start)
+
+    # -- applications
+
+    async def work(self, process: Process, number: int) -> None:
+        rng = random.Random(self.seed * 100 + number)
+        async with bide.connect(process.network.url, declare=False, timeout="20s") as client:
+            running = set[asyncio.Task[None]]()
+            for count in range(self.operations // 3):
+                await asyncio.sleep(rng.random() * self.pause)
+                if len(running) > 5:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self.operate(client, rng, f"{number}.{count}"))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            if running:
+                await asyncio.wait(running)
+
+    async def operate(self, client: bide.Client, rng: random.Random, name: str) -> None:
+        key = rng.choice(self.keys)
+        version = rng.choice(self.versions[-5:]) if rng.random() < 0.1 else None
+        what = rng.choices(
+            ("schedule", "recurring", "cancel", "move", "pause", "resume", "run_now", "filter", "look"),
+            (50, 6, 16, 8, 3, 4, 3, 0.3, 2),
+        )[0]
+        operation = Operation(what=what, key=key)
+        self.world.operations.append(operation)
+        REQUESTS.set(operation.requests)
+        delay = f"{rng.random() * self.span:.3f}s"
+        body = f"{name} ".ljust(rng.choice((10, 10, 3000)) if self.is_small else 10)
+        try:
+            match what:
+                case "schedule":
+                    operation.result = await client.schedule(
+                        body,
+                        key=key,
+                        to=rng.choice(TARGETS),
+                        delay=delay,
+                        if_absent=version is None and rng.random() < 0.1,
+                        if_version=version,
+                    )
+                case "recurring":
+                    first = client.now() + bide.durations.parse_delay(delay)
+                    operation.result = await client.schedule(
+                        body,
+                        key=key,
+                        to=rng.choice(TARGETS),
+                        every=rng.choice(("1s", "3s", "7s")),
+                        first_run=first,
+                        last_run=first + bide.durations.parse_delay("20s"),
+                        catch_up=rng.choice(("last", "all", "none")),
+                    )
+                case "move":
+                    operation.result = await client.reschedule(key, delay=delay, if_version=version)
+                case "filter":
+                    operation.result = await client.cancel_scheduled(prefix=key)
+                case "look":
+                    operation.result = await client.scheduled(key)
+                case _:
+                    operation.result = await getattr(client, what)(key, if_version=version)
+        except EXPECTED as error:
+            operation.error = error
+        except BideError as error:
+            self.problems.append(f"{what} of {key} raised {error!r}")
+        if isinstance(operation.result, bide.Scheduled) and operation.result.version is not None:
+            self.versions.append(operation.result.version)
+
+    # -- the history
+
+    async def main(self) -> None:
+        world = self.world
+        await world.prepare()
+        await world.declare_target(Queue("open"))
+        await world.receive("bide.v1.schedule.undeliverable")
+        channel = await world.connection.channel()
+        await channel.declare_queue(Queue("slow", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}))
+        await channel.declare_queue(Queue("foreign"))
+        await channel.declare_queue(Queue("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"}))
+        self.gates = [self.start_gate(number) for number in range(self.rng.choice((1, 2, 3)))]
+        self.clients = [self.start_client(number) for number in range(3)]
+        self.is_calm = False
+        working = [one.task for one in self.clients if one.task is not None]
+        await asyncio.wait(working)
+        for one in working:
+            one.result()
+        await asyncio.sleep(self.rng.choice((0.0, 5.0, 30.0)))
+        await self.calm()
+
+    async def calm(self) -> None:
+        """End all disturbances, and wait until everything was delivered."""
+        world = self.world
+        self.is_calm = True
+        await world.receive("slow")
+        for place, gate in enumerate(self.gates):
+            gate.network.clock_error = 0.0
+            assert gate.task is not None
+            if gate.calls.is_frozen:
+                world.loop.thaw(gate.calls)
+            if gate.task.done() or gate.network.is_dead or gate.is_stopping:
+                self.check_end(gate)
+                gate.network.kill()
+                self.gates[place] = self.start_gate(90 + place, None)
+        async with bide.connect(world.network().url, declare=False, timeout="60s") as client:
+            for verdict in world.verdicts:
+                for key, entry in list(verdict.waiting.items()):
+                    if entry["paused"]:
+                        await client.resume(key)
+            for _ in range(60):
+                await asyncio.sleep(5)
+                if self.is_at_rest():
+                    break
+            else:
+                self.problems.append("does not come to rest")
+        for gate in self.gates:
+            assert gate.task is not None
+            self.check_end(gate)
+            gate.gate.stop()
+        await asyncio.wait([one.task for one in self.gates])
+
+    def check_end(self, gate: Process) -> None:
+        task = gate.task
+        assert task is not None
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            self.problems.append(f"{gate.name} ended: {error!r}")
+
+    def is_at_rest(self) -> bool:
+        for verdict in self.world.verdicts:
+            if any(not one["paused"] for one in verdict.waiting.values()):
+                return False
+            if any(one.fate == "under way" and one.target != "q:stuck" for one in verdict.lives.values()):
+                return False
+        return True
+
+    def run(self) -> Result:
+        loop = self.world.loop
+        try:
+            loop.run_until_complete(self.main())
+            self.problems += judge_answers(self.world)
+            self.problems += judge_deliveries(self.world)
+        finally:
+            self.is_calm = True
+            loop.run_until_complete(end_tasks())
+            loop.close()
+        lives = sum(len(one.lives) for one in self.world.verdicts)
+        return Result(
+            [f"seed {self.seed}: {one}" for one in self.problems],
+            lives,
+            self.world.records,
+            len(self.world.received),
+            self.kills,
+        )
+
+
+async def end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def judge_answers(world: World) -> Iterator[str]:
+    """Compare what clients were told with the log."""
+    expected = {request: answer for one in world.verdicts for request, answer in one.answers.items()}
+    repeated = {request for one in world.verdicts for request in one.repeats}
+    for one in world.operations:
+        if one.what == "look":
+            continue
+        if one.error is not None:
+            certain = type(one.error) is PublishError or isinstance(one.error, ScheduleLogError)
+            if certain and any(request in expected for request in one.requests):
+                yield f"{one.what} of {one.key} is in the log, and raised {one.error!r}"
+            continue
+        for request in one.requests:
+            if request not in expected:
+                yield f"{one.what} of {one.key} is not in the log: {one.result}"
+        if len(one.requests) == 1 and one.requests[0] in expected:
+            request, given = one.requests[0], one.result
+            wanted = expected[request]
+            outcome = given.outcome.value
+            if outcome == "forgotten" and request in repeated:
+                continue
+            if outcome in ("too-late", "not-found"):
+                told: tuple[Any, ...] = (outcome,)
+            else:
+                told = (outcome, given.version)
+            if told != wanted and (told, wanted) != (("not-found",), ("too-late",)):
+                yield f"{one.what} of {one.key} was answered {told}, and the log says {wanted}"
+        elif len(one.requests) > 1:
+            keys = sorted(key for request in one.requests if request in expected for key in expected[request][1])
+            if tuple(keys) != one.result.keys:
+                yield f"{one.what} of {one.key} was answered {one.result.keys}, and the log says {keys}"
+
+
+def judge_deliveries(world: World) -> Iterator[str]:
+    """Compare what consumers received with the log."""
+    lives = {occurrence: life for one in world.verdicts for occurrence, life in one.lives.items()}
+    delivered = dict[str, str]()
+    for one in world.received:
+        occurrence = one.schedule if one.schedule in lives else str(one.message_id)
+        life = lives.get(occurrence)
+        if life is None:
+            yield f"{occurrence} was delivered, and the log does not know it"
+            continue
+        delivered[occurrence] = one.queue
+        is_set_aside = one.queue == "bide.v1.schedule.undeliverable"
+        if life.fate not in ("under way", "delivered", "undeliverable"):
+            yield f"{occurrence} is {life.fate} by the log, and was delivered"
+        elif one.at < life.due:
+            yield f"{occurrence} was delivered {life.due - one.at} ms early"
+        elif one.body != life.body:
+            yield f"{occurrence} was delivered with the message of another"
+        elif is_set_aside != (life.target in ("q:gone", "q:foreign")):
+            yield f"{occurrence} for {life.target} came to {one.queue}"
+    paused = {entry["occurrence"] for one in world.verdicts for entry in one.waiting.values() if entry["paused"]}
+    for occurrence, life in lives.items():
+        if occurrence in paused:
+            continue
+        if life.fate in ("delivered", "undeliverable") and occurrence not in delivered:
+            yield f"{occurrence} is {life.fate} by the log, and was not received"
+        elif life.fate == "waiting" or (life.fate == "under way" and life.target != "q:stuck"):
+            yield f"{occurrence} never came"
+
+
+def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
+    """One history; what is wrong with it."""
+    rng = random.Random(seed)
+    append = ScheduleRequests.append
+
+    async def noting(self: ScheduleRequests, partition: int, what: str, make: Any, *, needs_answer: bool) -> Any:
+        requests = REQUESTS.get()
+
+        def noted(request: Any) -> Any:
+            if requests is not None:
+                requests.append(str(request))
+            return make(request)
+
+        return await append(self, partition, what, noted, needs_answer=needs_answer)
+
+    with tempfile.TemporaryDirectory(dir=REAL_DISK) as folder, ExitStack() as stack:
+        random.seed(seed)
+        stack.enter_context(patch.object(os, "urandom", rng.randbytes))
+        stack.enter_context(patch.object(secrets, "token_hex", lambda size=8: rng.randbytes(size).hex()))
+        stack.enter_context(patch.object(ScheduleRequests, "append", noting))
+        simulation = Simulation(seed, schedules, Path(folder))
+        stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
+        return simulation.run()
