@@ -10,6 +10,7 @@ from contextvars import Context, copy_context
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
+from bide.amqp.transport import TCP
 from bide.amqp.url import BrokerUrl
 from bide.testing import MemoryBroker
 from bide.testing.transport import MemoryTransport
@@ -95,9 +96,7 @@ class Link(MemoryTransport):
 class _Pipe:
     """One direction: what is put in comes out in order. None is the end."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any], None], context: Context | None
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, arrive: Callable[[Any], None], context: Context | None) -> None:
         self._loop = loop
         self._arrive = arrive
         self._context = Context() if context is None else context
@@ -179,6 +178,10 @@ class Network:
     def now(self) -> datetime:
         """The wall clock of the process."""
         return self._broker.clock.now() + timedelta(seconds=self.clock_error)
+
+    async def wait(self, event: asyncio.Event, seconds: float, *, due: float | None = None) -> None:
+        """Wait by the event loop, whose time is virtual."""
+        await TCP.wait(event, seconds, due=due)
 
     def monotonic(self) -> float:
         """The monotonic clock of the machine."""

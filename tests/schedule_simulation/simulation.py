@@ -26,7 +26,15 @@ import bide
 import bide.gate.room
 import bide.gate.worker
 from bide.client.schedule_requests import ScheduleRequests
-from bide.errors import BideError, NoGateAnswerError, PublishError, PublishInDoubtError, ScheduleLogError
+from bide.errors import (
+    BideError,
+    BrokerUnreachableError,
+    ConnectionLostError,
+    NoGateAnswerError,
+    PublishError,
+    PublishInDoubtError,
+    ScheduleLogError,
+)
 from bide.schedules.names import TICKET_BYTES
 from bide.topology import Queue
 from tests.schedule_simulation.loop import REAL_DISK
@@ -109,8 +117,21 @@ class Simulation:
                 declare=False,
                 grace="2s",
             )
-        process.start(self.world.loop, process.gate.run())
+        process.start(self.world.loop, self.supervise(process))
         return process
+
+    async def supervise(self, process: Process) -> None:
+        """Run a gate. One that does not reach the broker when it starts ends, and is started again."""
+        assert process.gate is not None
+        while True:
+            try:
+                await process.gate.run()
+            except (ConnectionLostError, BrokerUnreachableError):
+                if process.network.is_dead:
+                    return
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     def start_client(self, number: int) -> Process:
         process = Process(f"client{number}", self.world.network())
@@ -145,7 +166,8 @@ class Simulation:
             case 5 if not gate.calls.is_frozen:
                 gate.calls.is_frozen = True
                 loop.call_later(rng.choice((0.05, 2.0, 7.0, 20.0)), loop.thaw, gate.calls)
-            case 6 if all(not one.network.clock_error for one in self.gates):
+            # A gate that starts with a wrong clock is believed. Two that are wrong alike confirm each other.
+            case 6 if self.is_beating(gate) and all(not one.network.clock_error for one in self.gates):
                 gate.network.clock_error = rng.choice((0.4, -0.3, 30.0))
             case 7:
                 gate.network.clock_error = 0.0
@@ -156,6 +178,10 @@ class Simulation:
                 loop.call_later(rng.choice((1.0, 5.0, 20.0)), self.replace_gate, place)
             case _:
                 return
+
+    def is_beating(self, gate: Process) -> bool:
+        assert gate.gate is not None
+        return gate.gate.name.encode() in self.world.beating
 
     def replace_gate(self, place: int) -> None:
         """Kill a gate, and start another one after a while: with its index, with an old one, or without one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from tests.schedule_simulation.loop import PROCESS, FrozenCalls, SimulatedLoop
 from tests.schedule_simulation.network import Network
 
 NAMES = ScheduleNames()
+
+_BEAT = re.compile(rb'\{"v":1,"kind":"beat","gate":"([^"]*)"')
 
 REQUESTS: ContextVar[list[str] | None] = ContextVar("REQUESTS", default=None)
 """The ids of the requests that an operation sends."""
@@ -92,6 +95,7 @@ class World:
         self.latency = self.rng.choice((0.0005, 0.002, 0.02))
         self.verdicts = [Verdict() for _ in range(PARTITIONS)]
         self.records = 0
+        self.beating: set[bytes] = set()
         self.received: list[Received] = []
         self.operations: list[Operation] = []
         self.connection: Connection
@@ -140,6 +144,8 @@ class World:
 
         def record(delivery: Delivery) -> None:
             self.records += 1
+            if beat := _BEAT.match(delivery.body):
+                self.beating.add(beat[1])
             read(verdict, kinds[delivery.exchange], delivery.body, partition, PARTITIONS)
 
         return record
