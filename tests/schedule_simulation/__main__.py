@@ -15,19 +15,19 @@ if __name__ == "__main__":
         logging.basicConfig(level=logging.INFO)
     else:
         logging.getLogger("bide").setLevel(logging.CRITICAL)
-    first, started, schedules, received, records, kills, bad = seed, time.monotonic(), 0, 0, 0, 0, 0
+    first, started, schedules, received, records, starts, bad = seed, time.monotonic(), 0, 0, 0, 0, 0
     while schedules < wanted:
         result = run(seed)
         schedules += result.schedules
         received += result.received
         records += result.records
-        kills += result.kills
+        starts += result.starts
         bad += bool(result.problems)
         for line in result.problems[:5]:
             print(line, flush=True)
         seed += 1
     print(
         f"{schedules} occurrences in {seed - first} histories (seeds {first} to {seed - 1}), {records} records, "
-        f"{received} deliveries, {kills} starts of gates, {time.monotonic() - started:.0f} s: {bad} bad histories"
+        f"{received} deliveries, {starts} starts of gates, {time.monotonic() - started:.0f} s: {bad} bad histories"
     )
     sys.exit(bool(bad))

@@ -62,7 +62,7 @@ class Result:
     schedules: int = 0
     records: int = 0
     received: int = 0
-    kills: int = 0
+    starts: int = 0
     digest: str = ""
 
 
@@ -90,7 +90,7 @@ class Simulation:
         self.problems: list[str] = []
         self.folders = 0
         self.saved: list[Path] = []
-        self.kills = 0
+        self.starts = 0
         self.versions: list[str] = ["none"]
 
     # -- processes
@@ -105,30 +105,28 @@ class Simulation:
         return made
 
     def start_gate(self, number: int, index: Path | None = None) -> Process:
-        self.kills += 1
         process = Process(f"gate{number}", self.world.network())
         process.folder = self.new_folder(index)
-        with patch.object(bide.gate.worker, "new_gate_name", lambda: f"host{number}/m{number}/{self.kills}"):
-            process.gate = bide.Gate(
-                process.network.url,
-                allow=["open", "slow", "stuck", "gone"],
-                state=process.folder,
-                retention=self.world.scale.retention,
-                declare=False,
-                grace="2s",
-            )
-        process.start(self.world.loop, self.supervise(process))
+        process.start(self.world.loop, self.supervise(process, number))
         return process
 
-    async def supervise(self, process: Process) -> None:
+    async def supervise(self, process: Process, number: int) -> None:
         """Run a gate. One that does not reach the broker when it starts ends, and is started again."""
-        assert process.gate is not None
-        while True:
+        assert process.folder is not None
+        while not process.network.is_dead:
+            self.starts += 1
+            with patch.object(bide.gate.worker, "new_gate_name", lambda: f"host{number}/m{number}/{self.starts}"):
+                process.gate = bide.Gate(
+                    process.network.url,
+                    allow=["open", "slow", "stuck", "gone"],
+                    state=process.folder,
+                    retention=self.world.scale.retention,
+                    declare=False,
+                    grace="2s",
+                )
             try:
                 await process.gate.run()
             except (ConnectionLostError, BrokerUnreachableError):
-                if process.network.is_dead:
-                    return
                 await asyncio.sleep(0.5)
             else:
                 return
@@ -137,14 +135,6 @@ class Simulation:
         process = Process(f"client{number}", self.world.network())
         process.start(self.world.loop, self.work(process, number))
         return process
-
-    async def kill(self, process: Process) -> None:
-        """End a process as SIGKILL does: nothing that it does afterwards has an effect."""
-        process.network.kill()
-        if process.calls.is_frozen:
-            self.world.loop.thaw(process.calls)
-        assert process.task is not None
-        process.task.cancel()
 
     # -- disturbances
 
@@ -171,8 +161,7 @@ class Simulation:
                 gate.network.clock_error = rng.choice((0.4, -0.3, 30.0))
             case 7:
                 gate.network.clock_error = 0.0
-            case 8:
-                assert gate.gate is not None
+            case 8 if gate.gate is not None:
                 gate.is_stopping = True
                 gate.gate.stop()
                 loop.call_later(rng.choice((1.0, 5.0, 20.0)), self.replace_gate, place)
@@ -180,8 +169,7 @@ class Simulation:
                 return
 
     def is_beating(self, gate: Process) -> bool:
-        assert gate.gate is not None
-        return gate.gate.name.encode() in self.world.beating
+        return gate.gate is not None and gate.gate.name.encode() in self.world.beating
 
     def replace_gate(self, place: int) -> None:
         """Kill a gate, and start another one after a while: with its index, with an old one, or without one."""
@@ -317,10 +305,10 @@ class Simulation:
             else:
                 self.problems.append("does not come to rest")
         for gate in self.gates:
-            assert gate.task is not None
+            assert gate.gate is not None
             self.check_end(gate)
             gate.gate.stop()
-        await asyncio.wait([one.task for one in self.gates])
+        await asyncio.wait([one.task for one in self.gates if one.task is not None])
 
     def check_end(self, gate: Process) -> None:
         task = gate.task
@@ -352,7 +340,7 @@ class Simulation:
             lives,
             self.world.records,
             len(self.world.received),
-            self.kills,
+            self.starts,
         )
 
 
