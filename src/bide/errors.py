@@ -30,7 +30,7 @@
     │   ├── NotEmptyError              a queue to delete still holds messages
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
-    │   ├── ScheduleLogError           a schedule log that is full, or lacks records
+    │   ├── ScheduleLogError           records of a schedule log were lost, or it is full
     │   ├── DeliveryLimitError         the queue drops a message before the endpoint has made all its attempts
     │   ├── OffsetsLostError           the stream no longer has the messages to read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
@@ -53,6 +53,7 @@
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
     ├── FolderInUseError               another process works with this ledger, audit folder or index
+    ├── ScheduleIndexError             the index of a gate is damaged, or lacks records; the gate builds it anew
     ├── CallError: a request got no successful reply
     │   ├── ReplyTimeoutError          no reply came in time
     │   ├── ReplyLostError             the reply queue is gone
@@ -250,7 +251,7 @@ class NotAppliedError(BrokerError):
 
 
 class ScheduleLogError(BrokerError):
-    """A schedule log cannot be used, because records are missing or because it is full."""
+    """Records of a schedule log were lost, or it is full."""
 
 
 class DeliveryLimitError(BrokerError):
@@ -404,6 +405,10 @@ class NotFoundError(MessageError):
 
 class FolderInUseError(BideError):
     """Another process works with this folder."""
+
+
+class ScheduleIndexError(BideError):
+    """The index of a gate is damaged, or lacks records. The gate builds it anew."""
 
 
 class CallError(BideError):

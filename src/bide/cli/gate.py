@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--retention",
     type=int,
     metavar="BYTES",
-    help="Bytes that each stream keeps, if a policy sets them.  [default: 2000000000]",
+    help="Bytes that a policy lets each stream keep.",
 )
 @click.option(
     "--declare/--no-declare",

@@ -1,4 +1,4 @@
-"""Snapshots that the leader of a partition appends, so that retention may take what lies before them."""
+"""Snapshots that a leader appends, so that retention may take what lies before them."""
 
 from __future__ import annotations
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from bide.amqp.connection import Connection
 from bide.delay.allowed_targets import AllowedTargets
-from bide.errors import BideError, BrokerError, ClosedError
+from bide.errors import BideError, BrokerError, ClosedError, ScheduleIndexError
 from bide.gate.delivery import DeliveryRules
 from bide.gate.link import GateLink
-from bide.gate.log_rebuild import LogOvertakenError
 from bide.gate.partition import RETRY_PAUSE, PartitionGate
-from bide.gate.partition_index import IndexDamagedError
 from bide.gate.partition_session import PartitionSession
 from bide.gate.spread import LeadershipSpread
 from bide.runtime.logs import logger
@@ -101,12 +99,9 @@ class GateConnectionLoop:
         while not partition.was_let_go:
             try:
                 await PartitionSession(partition, self._link, self._spread, self._rules).run()
-            except IndexDamagedError as error:
-                log.warning("%s: it is built anew", error)
+            except ScheduleIndexError as error:
+                log.warning("the index is built anew: %s", error)
                 await partition.index.recreate()
-            except LogOvertakenError as error:
-                log.warning("%s: the index is built anew", error)
-                await partition.index.clear()
             except BrokerError as error:
                 if not self._connection.is_open:
                     raise

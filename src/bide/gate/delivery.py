@@ -79,7 +79,7 @@ class DeliveryRules:
         try:
             values = self._values(entry)
         except ScheduleRecordError as error:
-            # Nobody can read its properties. The body and the key are what is left.
+            # A target could not read its properties. The body and the key are what is left.
             values, reason = {"headers": self._headers(entry)}, f"{reason}; {error}"
         headers = {name: value for name, value in values["headers"].items() if name not in _COPIES}
         headers[HEADER_SET_ASIDE] = reason[:MAX_REASON]

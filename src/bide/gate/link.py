@@ -80,7 +80,7 @@ class GateLink:
         (self._to_undeliverable if delivery.reason else self._to_targets).put(message)
 
     async def answer(self, reply_to: str, correlation_id: str | None, body: bytes) -> None:
-        """Send an answer, unconfirmed: who does not get it asks again.
+        """Send an answer, unconfirmed: a client that does not get it asks again.
 
         Only direct reply-to is answered. Otherwise an application could write to queues with the permissions of the
         gate.

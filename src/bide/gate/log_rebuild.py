@@ -11,7 +11,7 @@ from typing import Final, Literal, Self
 
 from bide.amqp.connection import Connection
 from bide.durations import to_milliseconds
-from bide.errors import ScheduleLogError, ScheduleRecordError
+from bide.errors import ScheduleIndexError, ScheduleLogError, ScheduleRecordError
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.gate.partition_index import PartitionIndex
 from bide.runtime.logs import logger
@@ -34,12 +34,8 @@ _CHUNK: Final = re.compile(
 _Start = int | Literal["first"]
 
 
-class LogOvertakenError(Exception):
-    """Retention has removed records that were to be read. Begin again."""
-
-
 @dataclass(slots=True)
-class _Cycle:
+class _FoundCycle:
     name: bytes
     position: LogPosition
     numbers: set[int] = field(default_factory=set)
@@ -79,7 +75,7 @@ class LogOpener:
 
         Raises:
             ScheduleLogError: the log begins too late, and has no complete snapshot.
-            LogOvertakenError: retention removes the log faster than this gate reads it.
+            ScheduleIndexError: retention removes the log faster than this gate reads it.
             BrokerError: the log cannot be read.
         """
         await self._index.begin()
@@ -97,7 +93,7 @@ class LogOpener:
         records = await reader.batch()
         if records[0].offset != position.offset:
             reader.close()
-            raise LogOvertakenError(f"the record {position.offset} of {self._log} was removed while it was read")
+            raise ScheduleIndexError(f"the record {position.offset} of {self._log} was removed while it was read")
         return reader, records[1:]
 
     @property
@@ -164,16 +160,16 @@ class LogOpener:
         finally:
             reader.close()
 
-    async def _search(self, start: _Start, end: int) -> tuple[_Cycle | None, int]:
+    async def _search(self, start: _Start, end: int) -> tuple[_FoundCycle | None, int]:
         """The latest complete snapshot from an offset on, and the first offset there."""
-        cycles: dict[bytes, _Cycle] = {}
-        found: _Cycle | None = None
+        cycles: dict[bytes, _FoundCycle] = {}
+        found: _FoundCycle | None = None
         first = -1
         async for one in self._read(start, end):
             first = one.offset if first < 0 else first
             if one.exchange != self._names.gates or (head := _CHUNK.match(one.body)) is None:
                 continue
-            cycle = cycles.setdefault(head["cycle"], _Cycle.of(head, one.offset))
+            cycle = cycles.setdefault(head["cycle"], _FoundCycle.of(head, one.offset))
             cycle.numbers.add(int(head["number"]))
             if head["is_last"]:
                 cycle.last = int(head["number"])
@@ -181,7 +177,7 @@ class LogOpener:
                 found = cycle
         return found, first
 
-    async def _take(self, cycle: _Cycle) -> None:
+    async def _take(self, cycle: _FoundCycle) -> None:
         """Read the chunks of a snapshot into the index."""
         missing = set(cycle.numbers)
         assert cycle.position.snapshot is not None

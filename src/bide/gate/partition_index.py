@@ -1,4 +1,4 @@
-"""The index of a partition in a thread of its own, so that the event loop never waits for the disk."""
+"""The index of a partition in a thread, so that the event loop never waits for the disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, ScheduleIndexError
 from bide.gate.claims import CLAIM_ITEMS, ClaimPlanner
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.index import ScheduleIndex
@@ -41,10 +41,6 @@ _BATCH_SECONDS: Final = 0.05
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
-
-
-class IndexDamagedError(Exception):
-    """The file of the index is damaged. Build the index anew."""
 
 
 @dataclass(slots=True)
@@ -122,7 +118,7 @@ class PartitionIndex:
         self._thread.shutdown(wait=False)
 
     async def recreate(self) -> None:
-        """Replace a damaged file by an empty index."""
+        """Replace the file by an empty index."""
         await self._run(self._recreate)
 
     async def _run(self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
@@ -134,7 +130,7 @@ class PartitionIndex:
         except sqlite3.OperationalError as error:
             raise InvalidInputError(f"the index {self._path} cannot be used: {error}; name another folder") from error
         except sqlite3.DatabaseError as error:
-            raise IndexDamagedError(f"the index {self._path} is damaged: {error}") from error
+            raise ScheduleIndexError(f"the index {self._path} is damaged: {error}") from error
 
     def _open(self) -> None:
         self._index = ScheduleIndex(self._path)

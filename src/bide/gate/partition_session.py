@@ -9,6 +9,7 @@ from bide.errors import (
     AccessRefusedError,
     BideError,
     PublishRefusedError,
+    ScheduleIndexError,
     ScheduleLogError,
     UnroutableError,
 )
@@ -16,7 +17,7 @@ from bide.gate.carrier import Carrier
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.link import GateLink
 from bide.gate.log_reader import LogReader, LogRecord
-from bide.gate.log_rebuild import LogOpener, LogOvertakenError
+from bide.gate.log_rebuild import LogOpener
 from bide.gate.partition import PartitionGate
 from bide.gate.partition_index import AppliedRecords
 from bide.gate.question_desk import QuestionDesk
@@ -94,7 +95,7 @@ class PartitionSession:
         """Work until the partition was let go, or until an error.
 
         Raises:
-            LogOvertakenError: the index lacks records. Build it anew.
+            ScheduleIndexError: the index lacks records. Build it anew.
             BideError: the connection was lost, or a channel failed, or the log cannot be used.
         """
         self._leadership.on_connection_lost()
@@ -146,7 +147,7 @@ class PartitionSession:
             if beat.gate != self._gate.gate:
                 self._gate.time.hear(self._connection, beat)
         if applied.has_missed or self._leadership.has_missed:
-            raise LogOvertakenError(f"retention has removed records of {self._gate.log} that this gate had not read")
+            raise ScheduleIndexError(f"retention has removed records of {self._gate.log} that this gate had not read")
         if applied.ticked:
             self._gate.ticked_at = now
         if applied.own_claim:
