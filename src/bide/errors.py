@@ -331,8 +331,7 @@ class BulkInDoubtError(PublishInDoubtError):
 
     Attributes:
         reason: why it ended.
-        in_doubt: a :class:`bide.PublishResult` for each message that was sent and not confirmed: the broker may have
-            it.
+        in_doubt: a :class:`bide.PublishResult` for each message that was sent and not confirmed.
         unsent: a :class:`bide.PublishResult` for each message that was taken from the input and not sent.
         report: a :class:`bide.PublishSummary` of the other messages, if their results were not returned one by one.
     """
