@@ -15,7 +15,6 @@ import random
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +36,8 @@ from bide.errors import (
 )
 from bide.schedules.names import TICKET_BYTES
 from bide.topology import Queue
+from tests.schedule_simulation import faults
+from tests.schedule_simulation.judging import judge_answers, judge_deliveries
 from tests.schedule_simulation.loop import REAL_DISK
 from tests.schedule_simulation.world import REQUESTS, Operation, Process, Scale, World
 
@@ -176,7 +177,8 @@ class Simulation:
         if self.is_calm:
             return
         rng, gate = self.rng, self.gates[place]
-        assert gate.folder is not None and gate.task is not None
+        assert gate.folder is not None
+        assert gate.task is not None
         left = self.new_folder(gate.folder)
         self.saved = [*self.saved[-2:], left]
         index = rng.choice((left, left, None, *self.saved))
@@ -213,9 +215,12 @@ class Simulation:
         key = rng.choice(self.keys)
         version = rng.choice(self.versions[-5:]) if rng.random() < 0.1 else None
         what = rng.choices(
-            ("schedule", "recurring", "cancel", "move", "pause", "resume", "run_now", "filter", "look"),
-            (50, 6, 16, 8, 3, 4, 3, 0.3, 2),
+            ("schedule", "recurring", "cancel", "move", "pause", "resume", "run_now", "filter", "look", "forge"),
+            (50, 6, 16, 8, 3, 4, 3, 0.3, 2, 1),
         )[0]
+        if what == "forge":
+            await self.world.forge(rng)
+            return
         operation = Operation(what=what, key=key)
         self.world.operations.append(operation)
         REQUESTS.set(operation.requests)
@@ -351,69 +356,6 @@ async def end_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def judge_answers(world: World) -> Iterator[str]:
-    """Compare what clients were told with the log."""
-    expected = {request: answer for one in world.verdicts for request, answer in one.answers.items()}
-    repeated = {request for one in world.verdicts for request in one.repeats}
-    for one in world.operations:
-        if one.what == "look":
-            continue
-        if one.error is not None:
-            certain = type(one.error) is PublishError or isinstance(one.error, ScheduleLogError)
-            if certain and any(request in expected for request in one.requests):
-                yield f"{one.what} of {one.key} is in the log, and raised {one.error!r}"
-            continue
-        for request in one.requests:
-            if request not in expected:
-                yield f"{one.what} of {one.key} is not in the log: {one.result}"
-        if len(one.requests) == 1 and one.requests[0] in expected:
-            request, given = one.requests[0], one.result
-            wanted = expected[request]
-            outcome = given.outcome.value
-            if outcome == "forgotten" and request in repeated:
-                continue
-            if outcome in ("too-late", "not-found"):
-                told: tuple[Any, ...] = (outcome,)
-            else:
-                told = (outcome, given.version)
-            if told != wanted and (told, wanted) != (("not-found",), ("too-late",)):
-                yield f"{one.what} of {one.key} was answered {told}, and the log says {wanted}"
-        elif len(one.requests) > 1:
-            keys = sorted(key for request in one.requests if request in expected for key in expected[request][1])
-            if tuple(keys) != one.result.keys:
-                yield f"{one.what} of {one.key} was answered {one.result.keys}, and the log says {keys}"
-
-
-def judge_deliveries(world: World) -> Iterator[str]:
-    """Compare what consumers received with the log."""
-    lives = {occurrence: life for one in world.verdicts for occurrence, life in one.lives.items()}
-    delivered = dict[str, str]()
-    for one in world.received:
-        occurrence = one.schedule if one.schedule in lives else str(one.message_id)
-        life = lives.get(occurrence)
-        if life is None:
-            yield f"{occurrence} was delivered, and the log does not know it"
-            continue
-        delivered[occurrence] = one.queue
-        is_set_aside = one.queue == "bide.v1.schedule.undeliverable"
-        if life.fate not in ("under way", "delivered", "undeliverable"):
-            yield f"{occurrence} is {life.fate} by the log, and was delivered"
-        elif one.at < life.due:
-            yield f"{occurrence} was delivered {life.due - one.at} ms early"
-        elif one.body != life.body:
-            yield f"{occurrence} was delivered with the message of another"
-        elif is_set_aside != (life.target in ("q:gone", "q:foreign")):
-            yield f"{occurrence} for {life.target} came to {one.queue}"
-    paused = {entry["occurrence"] for one in world.verdicts for entry in one.waiting.values() if entry["paused"]}
-    for occurrence, life in lives.items():
-        if occurrence in paused:
-            continue
-        if life.fate in ("delivered", "undeliverable") and occurrence not in delivered:
-            yield f"{occurrence} is {life.fate} by the log, and was not received"
-        elif life.fate == "waiting" or (life.fate == "under way" and life.target != "q:stuck"):
-            yield f"{occurrence} never came"
-
-
 def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
     """One history; what is wrong with it."""
     rng = random.Random(seed)
@@ -436,4 +378,5 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         stack.enter_context(patch.object(ScheduleRequests, "append", noting))
         simulation = Simulation(seed, schedules, Path(folder))
         stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
+        faults.plant(fault, stack)
         return simulation.run()

@@ -14,9 +14,11 @@ from typing import Any
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.schedules.encoding import encode
 from bide.schedules.names import PARTITIONS, ScheduleNames
+from bide.schedules.records import Claim, ClaimedOccurrence, Done, EndedOccurrence
 from bide.testing import MemoryBroker
-from bide.topology import Binding, Queue, Topology
+from bide.topology import Binding, Queue
 from tests.schedule_model.judge import Verdict, read
 from tests.schedule_simulation.loop import PROCESS, FrozenCalls, SimulatedLoop
 from tests.schedule_simulation.network import Network
@@ -61,7 +63,7 @@ class Operation:
     what: str
     key: str | None
     requests: list[str] = field(default_factory=list)
-    result: object = None
+    result: Any = None
     error: Exception | None = None
 
 
@@ -177,3 +179,17 @@ class World:
             )
 
         await self.consume(queue, keep)
+
+    async def forge(self, rng: random.Random) -> None:
+        """Append a claim, or a report, as an application that pretends to be a gate."""
+        partition = rng.randrange(PARTITIONS)
+        waiting = self.verdicts[partition].waiting
+        if not waiting:
+            return
+        key = rng.choice(sorted(waiting))
+        entry = waiting[key]
+        item = ClaimedOccurrence(key=key, version=entry["version"], nominal=entry["nominal"], due=entry["due"])
+        ended = EndedOccurrence(occurrence=entry["occurrence"], outcome="delivered")
+        forged = rng.choice((Claim(gate="forged", items=(item,)), Done(gate="forged", items=(ended,))))
+        async with await self.connection.channel(confirms=True) as channel:
+            await channel.publish(exchange=NAMES.operations, routing_key=str(partition), values={}, body=encode(forged))
