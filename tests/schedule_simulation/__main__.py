@@ -15,18 +15,19 @@ if __name__ == "__main__":
         logging.basicConfig(level=logging.INFO)
     else:
         logging.getLogger("bide").setLevel(logging.CRITICAL)
+    fault = sys.argv[sys.argv.index("--fault") + 1] if "--fault" in sys.argv else None
     first, started, schedules, received, records, starts, bad = seed, time.monotonic(), 0, 0, 0, 0, 0
     while schedules < wanted:
-        result = run(seed)
+        result = run(seed, fault=fault)
         schedules += result.schedules
         received += result.received
         records += result.records
         starts += result.starts
         bad += bool(result.problems)
         for line in result.problems[:5]:
-            print(line, flush=True)
+            print(line, flush=True)  # noqa: T201
         seed += 1
-    print(
+    print(  # noqa: T201
         f"{schedules} occurrences in {seed - first} histories (seeds {first} to {seed - 1}), {records} records, "
         f"{received} deliveries, {starts} starts of gates, {time.monotonic() - started:.0f} s: {bad} bad histories"
     )

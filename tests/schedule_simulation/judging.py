@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from bide.errors import PublishError, ScheduleLogError
+from bide.schedules.names import partition_of
+from tests.schedule_model.judge import Verdict, read
 from tests.schedule_simulation.world import NAMES, World
+
+_UNSEEN = 20
 
 
 def judge_answers(world: World) -> Iterator[str]:
@@ -70,3 +74,30 @@ def judge_deliveries(world: World) -> Iterator[str]:
             yield f"{occurrence} is {life.fate} by the log, and was not received"
         elif life.fate == "waiting" or (life.fate == "under way" and life.target != "q:stuck"):
             yield f"{occurrence} never came"
+
+
+def judge_looks(world: World) -> Iterator[str]:
+    """Compare what clients were told about a key with what waited there at some time from question to answer."""
+    looks = [one for one in world.operations if one.what == "look" and one.error is None]
+    versions: dict[str, list[tuple[int, str | None]]] = {one.key: [(0, None)] for one in looks}
+    verdicts = [Verdict() for _ in world.verdicts]
+    for number, (partition, exchange, body) in enumerate(world.history, 1):
+        read(verdicts[partition], exchange, body, partition, len(verdicts))
+        for key, known in versions.items():
+            if partition_of(key) == partition:
+                entry = verdicts[partition].waiting.get(key)
+                version = None if entry is None else entry["version"]
+                if version != known[-1][1]:
+                    known.append((number, version))
+    for one in looks:
+        told = None if one.result is None else one.result.version
+        known = versions[one.key]
+        ends = [since for since, _ in known[1:]] + [len(world.history) + 1]
+        # The last records may not have been written down yet when the answer came.
+        possible = {
+            version
+            for (since, version), end in zip(known, ends, strict=True)
+            if since <= one.ended + _UNSEEN and end > one.begun
+        }
+        if told not in possible:
+            yield f"the version of {one.key} was answered {told}, and the log says {sorted(map(str, possible))}"

@@ -18,7 +18,7 @@ from bide.testing.rules.clock import VirtualClock
 
 _MICROSECONDS = 1_000_000
 
-REAL_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 (the folder itself is a private one in it)
+REAL_DISK = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where simulated gates have their indexes: in memory, if possible."""
 
 
@@ -78,7 +78,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         wait = timedelta.max if timeout is None else timedelta(microseconds=microseconds)
         clock.advance(wait if due is None else max(min(wait, due - clock.now()), timedelta(0)))
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override] # without the types of the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """See :class:`asyncio.AbstractEventLoop`."""
         process = _process(context)
         if process is None:
@@ -89,9 +91,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             return handle
         return super().call_soon(callback, *args, context=context)
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See :class:`asyncio.AbstractEventLoop`."""
@@ -123,7 +125,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         try:
             result, error = func(*args), None
-        except Exception as raised:
+        except Exception as raised:  # noqa: BLE001 (it is raised where the result is awaited)
             result, error = None, raised
 
         def settle() -> None:

@@ -17,7 +17,9 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -34,10 +36,12 @@ from bide.errors import (
     PublishInDoubtError,
     ScheduleLogError,
 )
+from bide.gate import partition_index
+from bide.messages import prepared
 from bide.schedules.names import TICKET_BYTES
 from bide.topology import Queue
 from tests.schedule_simulation import faults
-from tests.schedule_simulation.judging import judge_answers, judge_deliveries
+from tests.schedule_simulation.judging import judge_answers, judge_deliveries, judge_looks
 from tests.schedule_simulation.loop import REAL_DISK
 from tests.schedule_simulation.world import REQUESTS, Operation, Process, Scale, World
 
@@ -56,7 +60,11 @@ class Result:
 
     Attributes:
         problems: what is wrong with it.
-        schedules: the number of schedules in it.
+        schedules: the number of occurrences in it.
+        records: the number of records in the log.
+        received: the number of messages that consumers received.
+        starts: how often a gate was started.
+        digest: of the log: the same for the same seed.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -64,7 +72,7 @@ class Result:
     records: int = 0
     received: int = 0
     starts: int = 0
-    digest: str = ""
+    digest: int = 0
 
 
 class Simulation:
@@ -201,11 +209,11 @@ class Simulation:
         rng = random.Random(self.seed * 100 + number)
         async with bide.connect(process.network.url, declare=False, timeout="20s") as client:
             running = set[asyncio.Task[None]]()
-            for count in range(self.operations // 3):
+            for place in range(self.operations // 3):
                 await asyncio.sleep(rng.random() * self.pause)
                 if len(running) > 5:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                task = asyncio.create_task(self.operate(client, rng, f"{number}.{count}"))
+                task = asyncio.create_task(self.operate(client, rng, f"{number}.{place}"))
                 running.add(task)
                 task.add_done_callback(running.discard)
             if running:
@@ -221,7 +229,7 @@ class Simulation:
         if what == "forge":
             await self.world.forge(rng)
             return
-        operation = Operation(what=what, key=key)
+        operation = Operation(what=what, key=key, begun=len(self.world.history))
         self.world.operations.append(operation)
         REQUESTS.set(operation.requests)
         delay = f"{rng.random() * self.span:.3f}s"
@@ -260,6 +268,7 @@ class Simulation:
             operation.error = error
         except BideError as error:
             self.problems.append(f"{what} of {key} raised {error!r}")
+        operation.ended = len(self.world.history)
         if isinstance(operation.result, bide.Scheduled) and operation.result.version is not None:
             self.versions.append(operation.result.version)
 
@@ -335,6 +344,7 @@ class Simulation:
             loop.run_until_complete(self.main())
             self.problems += judge_answers(self.world)
             self.problems += judge_deliveries(self.world)
+            self.problems += judge_looks(self.world)
         finally:
             self.is_calm = True
             loop.run_until_complete(end_tasks())
@@ -343,9 +353,10 @@ class Simulation:
         return Result(
             [f"seed {self.seed}: {one}" for one in self.problems],
             lives,
-            self.world.records,
+            len(self.world.history),
             len(self.world.received),
             self.starts,
+            self.world.digest,
         )
 
 
@@ -375,8 +386,14 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         random.seed(seed)
         stack.enter_context(patch.object(os, "urandom", rng.randbytes))
         stack.enter_context(patch.object(secrets, "token_hex", lambda size=8: rng.randbytes(size).hex()))
+        stack.enter_context(patch.object(prepared, "_id_prefix", "0" * 20))
+        stack.enter_context(patch.object(prepared, "_id_counter", count()))
         stack.enter_context(patch.object(ScheduleRequests, "append", noting))
         simulation = Simulation(seed, schedules, Path(folder))
         stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
+        # A batch ends after 50 ms, which must not depend on this machine.
+        stack.enter_context(
+            patch.object(partition_index, "time", SimpleNamespace(monotonic=simulation.world.loop.time))
+        )
         faults.plant(fault, stack)
         return simulation.run()

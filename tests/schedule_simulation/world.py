@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import zlib
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from tests.schedule_simulation.network import Network
 
 NAMES = ScheduleNames()
 
-_BEAT = re.compile(rb'\{"v":1,"kind":"beat","gate":"([^"]*)"')
+_BEAT = re.compile(rb'\{"v":1,"kind":"beat","gate":"([^"]*)".*"after":[0-9]')
+"""A beat of a gate that follows the log. Those without a position only mark its end."""
 
 REQUESTS: ContextVar[list[str] | None] = ContextVar("REQUESTS", default=None)
 """The ids of the requests that an operation sends."""
@@ -61,7 +63,10 @@ class Operation:
     """A call of a client, with its result."""
 
     what: str
-    key: str | None
+    key: str
+    begun: int
+    """The number of records in the log when it was called."""
+    ended: int = 0
     requests: list[str] = field(default_factory=list)
     result: Any = None
     error: Exception | None = None
@@ -96,7 +101,8 @@ class World:
         self.loop = SimulatedLoop(self.broker.clock, random.Random(seed + 1), on_turn)
         self.latency = self.rng.choice((0.0005, 0.002, 0.02))
         self.verdicts = [Verdict() for _ in range(PARTITIONS)]
-        self.records = 0
+        self.history: list[tuple[int, str, bytes]] = []
+        self.digest = 0
         self.beating: set[bytes] = set()
         self.received: list[Received] = []
         self.operations: list[Operation] = []
@@ -145,7 +151,8 @@ class World:
         kinds = {NAMES.operations: "operations", NAMES.gates: "gates"}
 
         def record(delivery: Delivery) -> None:
-            self.records += 1
+            self.history.append((partition, kinds[delivery.exchange], delivery.body))
+            self.digest = zlib.crc32(delivery.body, self.digest)
             if beat := _BEAT.match(delivery.body):
                 self.beating.add(beat[1])
             read(verdict, kinds[delivery.exchange], delivery.body, partition, PARTITIONS)

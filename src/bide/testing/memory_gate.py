@@ -25,7 +25,7 @@ class _AtOnce(Executor):
         future = Future[_Result]()
         try:
             future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 (it is raised where the result is awaited)
             future.set_exception(error)
         return future
 
@@ -63,7 +63,7 @@ class MemoryGate:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bide-gate-"))
         self._gate = _Gate(self._url, allow=self._allow, state=folder, **self._options)
         self._running = asyncio.create_task(self._gate.run())
-        while not self._gate.is_ready and not self._running.done():
+        while not self._gate.is_ready and not self._running.done():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)
         if self._running.done():
             self._stack.close()
