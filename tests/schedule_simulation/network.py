@@ -70,6 +70,8 @@ class Link(MemoryTransport):
 
     def _delay(self) -> float:
         rng = self._rng
+        if not self._latency:
+            return 0.0
         return self._latency * rng.random() + (rng.random() < 0.002) * rng.random() * 0.5
 
     def _arrive(self, data: bytes | None) -> None:

@@ -17,13 +17,16 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import bide
+import bide.client.schedule_room
+import bide.gate.partition_session
 import bide.gate.room
 import bide.gate.worker
 from bide.client.schedule_requests import ScheduleRequests
@@ -38,15 +41,27 @@ from bide.errors import (
 )
 from bide.gate import partition_index
 from bide.messages import prepared
-from bide.schedules.names import TICKET_BYTES
+from bide.schedules import snapshot
+from bide.schedules.names import partition_of
 from bide.topology import Queue
 from tests.schedule_simulation import faults
 from tests.schedule_simulation.judging import judge_answers, judge_deliveries, judge_looks
 from tests.schedule_simulation.loop import REAL_DISK
 from tests.schedule_simulation.world import REQUESTS, Operation, Process, Scale, World
 
-SMALL = Scale(retention=1_024_000, segment=64_000, tickets=1_024_000 // 4 // TICKET_BYTES)
-LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 // TICKET_BYTES)
+TICKET = 8_000
+
+TICK = 5.0
+"""Seconds, instead of an hour: answers are forgotten after ten to fifteen, sessions after two minutes."""
+
+SMALL = Scale(retention=512_000, segment=16_000, tickets=512_000 // 4 // TICKET)
+"""An eighth, 64 KB, has room for the largest state and a chunk: ten schedules that wait, those under way, and a hundred
+answers that are remembered."""
+
+LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 // TICKET)
+
+PARTITION = 3
+"""In small logs all keys are in one partition."""
 
 TARGETS = (*("open",) * 6, "slow", "stuck", "gone", "foreign")
 """``slow`` refuses for a while, ``stuck`` always, ``gone`` does not exist, ``foreign`` is not allowed."""
@@ -86,12 +101,18 @@ class Simulation:
         self.seed = seed
         self.folder = folder
         self.rng = rng = random.Random(seed * 7 + 1)
-        self.is_small = rng.random() < 0.3
+        self.is_small = rng.random() < 0.1
         self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
-        self.operations = schedules
-        self.pause = rng.choice((0.002, 0.02, 0.2))
-        self.span = rng.choice((0.5, 5.0, 60.0))
-        self.keys = [f"k{number}" for number in range(rng.choice((3, 10, 30) if self.is_small else (3, 30, 300)))]
+        # In a small log, enough that retention takes its beginning, and slowly enough that answers are forgotten.
+        self.operations = 8 * schedules if self.is_small else schedules
+        self.pause = 0.2 if self.is_small else rng.choice((0.002, 0.02, 0.2))
+        self.span = rng.choice((0.1, 0.5, 5.0) if self.is_small else (0.5, 5.0, 60.0))
+        names = (f"k{number}" for number in count())
+        if self.is_small:
+            names = (one for one in names if partition_of(one) == PARTITION)
+        self.keys = list(islice(names, rng.choice((3, 10) if self.is_small else (3, 30, 300))))
+        self.targets = tuple(one for one in TARGETS if not (self.is_small and one in ("slow", "stuck")))
+        self.body_size = 600 if self.is_small else 10
         self.trouble = rng.choice((0.0, 0.0002, 0.001, 0.005))
         self.is_calm = True
         self.gates: list[Process] = []
@@ -224,7 +245,7 @@ class Simulation:
         version = rng.choice(self.versions[-5:]) if rng.random() < 0.1 else None
         what = rng.choices(
             ("schedule", "recurring", "cancel", "move", "pause", "resume", "run_now", "filter", "look", "forge"),
-            (50, 6, 16, 8, 3, 4, 3, 0.3, 2, 1),
+            (80, 1, 8, 4, 1, 2, 1, 0, 1, 1) if self.is_small else (50, 6, 16, 8, 3, 4, 3, 0.3, 2, 1),
         )[0]
         if what == "forge":
             await self.world.forge(rng)
@@ -233,14 +254,14 @@ class Simulation:
         self.world.operations.append(operation)
         REQUESTS.set(operation.requests)
         delay = f"{rng.random() * self.span:.3f}s"
-        body = f"{name} ".ljust(rng.choice((10, 10, 3000)) if self.is_small else 10)
+        body = f"{name} ".ljust(self.body_size)
         try:
             match what:
                 case "schedule":
                     operation.result = await client.schedule(
                         body,
                         key=key,
-                        to=rng.choice(TARGETS),
+                        to=rng.choice(self.targets),
                         delay=delay,
                         if_absent=version is None and rng.random() < 0.1,
                         if_version=version,
@@ -250,7 +271,7 @@ class Simulation:
                     operation.result = await client.schedule(
                         body,
                         key=key,
-                        to=rng.choice(TARGETS),
+                        to=rng.choice(self.targets),
                         every=rng.choice(("1s", "3s", "7s")),
                         first_run=first,
                         last_run=first + bide.durations.parse_delay("20s"),
@@ -391,6 +412,10 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         stack.enter_context(patch.object(ScheduleRequests, "append", noting))
         simulation = Simulation(seed, schedules, Path(folder))
         stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
+        stack.enter_context(patch.object(bide.client.schedule_room, "TICKET_BYTES", TICKET))
+        stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
+        stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
+        stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
         # A batch ends after 50 ms, which must not depend on this machine.
         stack.enter_context(
             patch.object(partition_index, "time", SimpleNamespace(monotonic=simulation.world.loop.time))

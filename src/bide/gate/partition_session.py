@@ -209,7 +209,7 @@ class PartitionSession:
                 await self._carrier.step(now)
         if self._gate.is_stopping:
             self._finish()
-        if not self._may_claim or self._next_due is None:
+        if level != "free" or not self._may_claim or self._next_due is None:
             return None
         return max((self._next_due - clock) / 1000, self._claim_at - now, 0.0)
 
