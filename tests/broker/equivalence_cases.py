@@ -51,11 +51,16 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """Start a consumer on a channel of its own."""
+    """Start a consumer on a channel of its own.
+
+    Attributes:
+        offset: where it begins to read a stream.
+    """
 
     queue: str
     prefetch: int
     priority: int = 0
+    offset: str | int = "first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +180,9 @@ def quorum(draw: st.DrawFn, release: tuple[int, ...]) -> dict[str, Any]:
     return {"x-queue-type": "quorum", **arguments}
 
 
+STREAM: Final[dict[str, Any]] = {"x-queue-type": "stream"}
+
+
 @st.composite
 def headers(draw: st.DrawFn, *, on_binding: bool = False) -> dict[str, Any]:
     """Headers of a message, or arguments of a binding to a headers exchange."""
@@ -241,7 +249,9 @@ def steps(queues: tuple[str, ...]) -> st.SearchStrategy[Step]:
         st.builds(Take, queue=some, how=how),
         st.builds(Take, queue=some, how=how),
         st.builds(Listen, queue=some, prefetch=st.integers(1, 3), priority=st.sampled_from([0, 0, 0, 1])),
-        st.builds(Listen, queue=some, prefetch=st.integers(1, 3)),
+        st.builds(
+            Listen, queue=some, prefetch=st.integers(1, 3), offset=st.sampled_from(["first", "last", "next", 1, 3])
+        ),
         st.builds(Settle, consumer=number, message=number, how=how, multiple=st.booleans()),
         st.builds(Settle, consumer=number, message=number, how=how),
         st.builds(Settle, consumer=st.just(0), message=number, how=how),
@@ -262,11 +272,11 @@ def cases(draw: st.DrawFn, release: tuple[int, ...]) -> Case:
     names = QUEUES[: draw(st.sampled_from([2, 3, 4, 1]))]
     queues, ttls = [], []
     for name in names:
-        arguments = draw(st.one_of(CLASSIC, quorum(release)))
+        arguments = draw(st.one_of(CLASSIC, quorum(release), CLASSIC, quorum(release), st.just(STREAM)))
         if arguments.get("x-single-active-consumer") is False:
             del arguments["x-single-active-consumer"]
         queues.append(Queue(name, arguments=arguments))
-        ttls.append(draw(st.one_of(st.none(), fifths())))
+        ttls.append(None if arguments is STREAM else draw(st.one_of(st.none(), fifths())))
     exchanges = []
     for name in EXCHANGES:
         kind = draw(st.sampled_from(["direct", "fanout", "topic", "headers", "fanout", "x-consistent-hash"]))

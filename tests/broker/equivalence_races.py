@@ -20,6 +20,7 @@ from bide.testing.rules.clock import Timer
 from bide.testing.rules.message import X_DEATH, StoredMessage
 from bide.testing.rules.queue import BrokerQueue
 from bide.testing.rules.quorum import QuorumQueue
+from bide.testing.rules.stream import StreamQueue
 from tests.broker.equivalence_cases import Case
 from tests.broker.equivalence_pace import VirtualTime
 from tests.broker.equivalence_play import Player
@@ -65,7 +66,7 @@ class Arrivals:
             run(timer)
 
         with ExitStack() as stack:
-            for kind in (ClassicQueue, QuorumQueue):
+            for kind in (ClassicQueue, QuorumQueue, StreamQueue):
                 stack.enter_context(watch(kind))
             stack.enter_context(patch.object(Timer, "run", watched_run))
             yield

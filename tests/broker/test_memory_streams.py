@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client
 from bide.errors import BideError, BrokerError
-from bide.topology import Queue, Topology
+from bide.topology import Binding, Queue, Topology
 from tests.timeouts import TIMEOUT
 
 LOG = Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})])
@@ -147,7 +148,95 @@ async def unknown_offset(reader: Reader) -> Any:
     return await code(reader.consume("nowhere"))
 
 
-CASES: list[Case] = [offsets, ages, two_readers, settling, properties, no_prefetch, no_acks, unknown_offset]
+async def no_get(reader: Reader) -> Any:
+    await reader.publish(b"0")
+    return await code((await reader.connection.channel()).get("log"))
+
+
+async def no_purge(reader: Reader) -> Any:
+    return await code((await reader.connection.channel()).purge_queue("log"))
+
+
+async def times(reader: Reader) -> Any:
+    """A consumer begins at the chunk with its time."""
+    await reader.publish(b"0")
+    before, after = (datetime(year, 1, 1, tzinfo=UTC) for year in (2020, 2100))
+    earlier = await reader.read(1, before)
+    _, later = await reader.consume(after)
+    await reader.publish(b"1")
+    return earlier, seen(await soon(later))
+
+
+async def counts(reader: Reader) -> Any:
+    """A declaration counts messages, a little later than they are confirmed, and no consumers."""
+    channel, results = await reader.connection.channel(), []
+
+    async def count() -> int:
+        return int((await channel.declare_queue(LOG.queues[0], passive=True)).message_count)
+
+    for expected in range(3):
+        async with asyncio.timeout(TIMEOUT):
+            while await count() < expected:  # noqa: ASYNC110 (there is no event to wait for)
+                await asyncio.sleep(0.05)
+        results.append(await count())
+        await reader.publish(b"0")
+    await reader.consume("first")
+    return results, (await channel.declare_queue(LOG.queues[0], passive=True)).consumer_count
+
+
+async def copies(reader: Reader) -> Any:
+    """A message reaches a stream once, by whatever exchange and key came first."""
+    channel = await reader.connection.channel(confirms=True)
+    for binding in (Binding("amq.direct", "log", "a"), Binding("amq.direct", "log", "b"), Binding("amq.fanout", "log")):
+        await channel.bind(binding)
+    values = {"headers": {"CC": ["b"], "BCC": ["a"]}, "correlation_id": "c", "content_type": "t", "delivery_mode": 2}
+    await channel.publish(exchange="amq.direct", routing_key="a", values=values, body=b"0")
+    await channel.publish(exchange="amq.fanout", routing_key="other", values={}, body=b"1")
+    await channel.publish(exchange="", routing_key="log", values={}, body=b"2")
+    _, found = await reader.consume("first")
+    deliveries = [await soon(found) for _ in range(3)]
+    return [(one.exchange, one.routing_key, dict(one.values), one.body) for one in deliveries]
+
+
+async def dead_letters(reader: Reader) -> Any:
+    """Below 4.0, a stream gets no dead letter that is published at most once, and keeps no list of deaths of others."""
+    channel = await reader.connection.channel(confirms=True)
+    dead_lettered = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "log"}
+    safely = {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+    for number, arguments in enumerate(({}, safely)):
+        await channel.declare_queue(Queue(f"q{number}", arguments={**dead_lettered, **arguments}))
+        await channel.publish(exchange="", routing_key=f"q{number}", values={"headers": {"h": number}}, body=b"")
+        delivery = await channel.get(f"q{number}")
+        assert delivery is not None
+        channel.nack(delivery.delivery_tag, requeue=False)
+    _, found = await reader.consume("first")
+    results = list[dict[str, Any]]()
+    while not results or results[-1]["headers"]["h"] == 0:
+        results.append(dict((await soon(found)).values))
+        for death in results[-1]["headers"].get("x-death", ()):
+            del death["time"]
+    return results
+
+
+async def cancelled(reader: Reader) -> Any:
+    """Its other consumers go on when one is cancelled, and all end with the stream."""
+    ended = asyncio.Queue[BideError]()
+    one = await reader.consume("first", on_end=ended.put_nowait)
+    other = await reader.consume("first", on_end=ended.put_nowait)
+    await reader.publish(b"0")
+    results = [seen(await soon(one[1])), seen(await soon(other[1]))]
+    await one[0].close()
+    await reader.publish(b"1")
+    results.append(seen(await soon(other[1])))
+    await (await reader.connection.channel()).delete_queue("log")
+    async with asyncio.timeout(TIMEOUT):
+        return results, type(await ended.get()).__name__, one[1].empty()
+
+
+CASES: list[Case] = [
+    *(offsets, ages, times, counts, two_readers, settling, properties, copies, dead_letters, cancelled),
+    *(no_prefetch, no_acks, no_get, no_purge, unknown_offset),
+]
 
 
 async def play_on(client: Client, url: BrokerUrl, topology: Topology, case: Case) -> Any:
@@ -184,9 +273,21 @@ async def overtaken(reader: Reader) -> Any:
     return start > 100, read[1] == 1, len(jumps), begun, seen(await soon((await reader.consume(3))[1]))[0] == start
 
 
-async def test_retention_overtakes_consumers_on_both_brokers(vhost_url: str, release: tuple[int, ...]) -> None:
+async def gaps(reader: Reader) -> Any:
+    """Each new segment takes an offset for itself."""
+    await reader.publish(*[bytes(400)] * 30)
+    offsets = [offset for offset, _ in await reader.read(10, "first")]
+    channel, found = await reader.consume(offsets[-1])
+    while offsets[-1] < 29:
+        delivery = await soon(found)
+        channel.ack(delivery.delivery_tag)
+        offsets.append(seen(delivery)[0])
+    return {other - one for one, other in pairwise(offsets) if other > one}
+
+
+@pytest.mark.parametrize(("case", "expected"), [(overtaken, (True, True, 1, True, True)), (gaps, {1, 2})])
+async def test_both_brokers_trim_alike(vhost_url: str, release: tuple[int, ...], case: Case, expected: Any) -> None:
     async with bide.connect(vhost_url) as client:
-        expected = await play_on(client, BrokerUrl.parse(vhost_url), SMALL, overtaken)
+        assert await play_on(client, BrokerUrl.parse(vhost_url), SMALL, case) == expected
     async with bide.testing.broker(release=release) as b, b.connect() as client:
-        assert await play_on(client, client.url, SMALL, overtaken) == expected
-    assert expected == (True, True, 1, True, True)
+        assert await play_on(client, client.url, SMALL, case) == expected

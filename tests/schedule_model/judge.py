@@ -39,26 +39,31 @@ def judge(history: Sequence[tuple[str, bytes]], partition: int, partitions: int)
     """Read a history: the exchange and the body of each record, in the order of the log."""
     verdict = Verdict()
     for exchange, raw in history:
-        head, _, blob = raw.partition(b"\n")
-        try:
-            record = json.loads(head)
-        except ValueError:
-            continue
-        kind = record.get("kind")
-        if exchange == "gates":
-            if kind == "claim":
-                for item in record["items"]:
-                    _claim(verdict, item)
-            elif kind == "done":
-                for occurrence, outcome in record["items"]:
-                    life = verdict.lives.get(occurrence)
-                    if life is not None and life.fate == "under way":
-                        life.fate = outcome
-                        if life.key not in verdict.waiting:
-                            verdict.last_ended[life.key] = occurrence
-        elif exchange == "operations" and "request" in record:
-            _operation(verdict, record, blob, partition, partitions)
+        read(verdict, exchange, raw, partition, partitions)
     return verdict
+
+
+def read(verdict: Verdict, exchange: str, raw: bytes, partition: int, partitions: int) -> None:
+    """Read the next record."""
+    head, _, blob = raw.partition(b"\n")
+    try:
+        record = json.loads(head)
+    except ValueError:
+        return
+    kind = record.get("kind")
+    if exchange == "gates":
+        if kind == "claim":
+            for item in record["items"]:
+                _claim(verdict, item)
+        elif kind == "done":
+            for occurrence, outcome in record["items"]:
+                life = verdict.lives.get(occurrence)
+                if life is not None and life.fate == "under way":
+                    life.fate = outcome
+                    if life.key not in verdict.waiting:
+                        verdict.last_ended[life.key] = occurrence
+    elif exchange == "operations" and "request" in record:
+        _operation(verdict, record, blob, partition, partitions)
 
 
 def _operation(verdict: Verdict, record: dict[str, Any], blob: bytes, partition: int, partitions: int) -> None:
@@ -105,7 +110,7 @@ def _schedule(verdict: Verdict, record: dict[str, Any], blob: bytes) -> tuple[An
         "due": record["due"],
         "every": record.get("every"),
         "paused": False,
-        "body": blob[record["message"][0] :],
+        "body": blob[record["message"][0] : sum(record["message"])],
     }
     _begin(verdict, key, entry)
     return ("scheduled", request)

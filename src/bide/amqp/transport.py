@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    import asyncio
     import ssl
 
     AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)
@@ -42,6 +42,14 @@ class Transport(Protocol):
     def monotonic(self) -> float:
         """Seconds of a monotonic clock, which cannot be set."""
 
+    async def wait(self, event: asyncio.Event, seconds: float, *, due: float | None = None) -> None:
+        """Wait until an event is set, at most for a time by this clock.
+
+        Args:
+            seconds: after which to look, in vain mostly. A broker in memory does not stop its clock for this.
+            due: seconds after which there will be something to do; None if that is not known.
+        """
+
 
 _BOOT_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 """A clock of Linux: unlike ``time.monotonic`` it counts while the machine is suspended, as the broker's clock does."""
@@ -74,6 +82,14 @@ class Tcp:
     def monotonic(self) -> float:
         """See :class:`Transport`. On Linux this includes the time that the machine was suspended."""
         return time.monotonic() if _BOOT_CLOCK is None else time.clock_gettime(_BOOT_CLOCK)
+
+    async def wait(self, event: asyncio.Event, seconds: float, *, due: float | None = None) -> None:
+        """See :class:`Transport`."""
+        try:
+            async with asyncio.timeout(seconds if due is None else min(seconds, due)):
+                await event.wait()
+        except TimeoutError:
+            return
 
 
 TCP: Final = Tcp()

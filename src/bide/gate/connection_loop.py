@@ -86,6 +86,7 @@ class GateConnectionLoop:
         """Let all partitions finish their messages in flight and go to other gates."""
         for one in self._partitions:
             one.is_stopping = True
+            one.wake.set()
         finishing = asyncio.gather(*tasks)
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
         ends: set[asyncio.Future[Any]] = {finishing, self._failed, self._connection.lost}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,6 +51,11 @@ class Gated:
 class PartitionGate:
     """What a gate knows of one partition from one connection to the next.
 
+    Attributes:
+        wake: set when there may be something to do.
+        is_stopping: whether to finish what is in flight, and let the partition go.
+        was_let_go: whether it was.
+
     Args:
         number: of the partition.
         gate: the name of this gate.
@@ -57,6 +64,7 @@ class PartitionGate:
         time: the clock of this gate.
         counts: the counts of this gate.
         now: seconds by the monotonic clock.
+        executor: of the index; a thread if None.
     """
 
     def __init__(
@@ -70,17 +78,19 @@ class PartitionGate:
         time: GateTime,
         counts: Gated,
         now: float,
+        executor: Executor | None,
     ) -> None:
         self.number = number
         self.gate = gate
         self.names = names
         self.time = time
         self.counts = counts
-        self.index = PartitionIndex(folder / f"schedule.{number}.db", number, names, gate)
+        self.index = PartitionIndex(folder / f"schedule.{number}.db", number, names, gate, executor=executor)
         self.leadership = PartitionLeadership(gate, now)
         self.room = LogRoom(retention)
         self.deliveries = Deliveries()
         self.ticked_at = now
+        self.wake = asyncio.Event()
         self.is_stopping = False
         self.was_let_go = False
 

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,12 +82,15 @@ class PartitionIndex:
     Args:
         path: the file of the index.
         gate: the name of this gate.
+        executor: runs one call at a time, and is shut down at the end; a thread if None.
 
     Attributes:
         position: the last record that the index contains.
     """
 
-    def __init__(self, path: Path, partition: int, names: ScheduleNames, gate: str) -> None:
+    def __init__(
+        self, path: Path, partition: int, names: ScheduleNames, gate: str, *, executor: Executor | None = None
+    ) -> None:
         self.position = LogPosition()
         self._path = path
         self._partition = partition
@@ -96,7 +99,7 @@ class PartitionIndex:
         self._planner = ClaimPlanner(gate)
         self._frozen = ExitStack()
         self._chunks: Iterator[SnapshotChunk] = iter(())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide-gate-{partition}")
+        self._thread = executor or ThreadPoolExecutor(1, thread_name_prefix=f"bide-gate-{partition}")
         self._index: ScheduleIndex
         self._follower: LogFollower
 

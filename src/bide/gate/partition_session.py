@@ -78,7 +78,7 @@ class PartitionSession:
             on_question=self._on_question,
             failed=self._fail,
         )
-        self._wake = asyncio.Event()
+        self._wake = gate.wake
         self._failed: asyncio.Future[BideError] = link.connection.loop.create_future()
         self._is_over = False
         self._is_leading = False
@@ -142,6 +142,7 @@ class PartitionSession:
     async def _note(self, applied: AppliedRecords) -> None:
         now = self._now()
         for offset, beat in applied.beats:
+            self._look_at_gates_at = now
             self._leadership.read(offset, beat, now)
             if beat.gate != self._gate.gate:
                 self._gate.time.hear(self._connection, beat)
@@ -177,17 +178,15 @@ class PartitionSession:
     # -- what a gate does beside reading
 
     async def _act(self) -> None:
-        while not self._gate.was_let_go:
+        while True:
             self._wake.clear()
-            pause = await self._step()
-            try:
-                async with asyncio.timeout(pause):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            due = await self._step()
+            if self._gate.was_let_go:
+                return
+            await self._connection.url.transport.wait(self._wake, _LOOK_EVERY, due=due)
 
-    async def _step(self) -> float:
-        """Do what can be done now, and return for how many seconds nothing else is to be done by the clock."""
+    async def _step(self) -> float | None:
+        """Do what can be done now, and return the seconds until the next claim; None if it is not known."""
         now, clock = self._now(), self._gate.time.now(self._connection)
         level = self._gate.room.level(self._index.position)
         if level == "full":
@@ -210,12 +209,9 @@ class PartitionSession:
                 await self._carrier.step(now)
         if self._gate.is_stopping:
             self._finish()
-        return self._pause(now, clock)
-
-    def _pause(self, now: float, clock: int) -> float:
-        if not self._may_claim or self._next_due is None:
-            return _LOOK_EVERY
-        return max(min((self._next_due - clock) / 1000, _LOOK_EVERY), self._claim_at - now, 0.0)
+        if level != "free" or not self._may_claim or self._next_due is None:
+            return None
+        return max((self._next_due - clock) / 1000, self._claim_at - now, 0.0)
 
     # -- leading
 
@@ -270,9 +266,11 @@ class PartitionSession:
         self._deliveries.release()
         if self._leadership.leader != self._gate.gate:
             self._gate.was_let_go = not self._deliveries.in_flight and not self._unconfirmed
-        elif self._deliveries.is_settled:
+        elif self._deliveries.is_settled and not self._is_letting_go:
             # The next beat says so. It is the last one, and this gate reads it back.
             self._is_letting_go = True
+            self._look_at_gates_at = 0.0
+            self._wake.set()
 
     async def _check_full(self, now: float) -> None:
         """Stop if all records were read and the log is still full: a snapshot may be among those to come.

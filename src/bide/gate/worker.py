@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -168,11 +169,16 @@ class Gate:
                 time=self._time,
                 counts=self.done,
                 now=connection.monotonic(),
+                executor=self._make_executor(),
             )
             self._partitions.append(partition)
             await partition.index.open()
         leaderships = [one.leadership for one in self._partitions]
         self._spread = LeadershipSpread(self.name, leaderships, connection.url.transport.monotonic)
+
+    def _make_executor(self) -> Executor | None:
+        """What runs the index of one partition; a thread of its own if None."""
+        return None
 
     def _not_applied(self, connection: Connection) -> NotAppliedError:
         return NotAppliedError(

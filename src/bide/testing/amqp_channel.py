@@ -185,7 +185,7 @@ class ServerChannel:
             name = f"memory.gen-{self._number}-{self._names_made}-{id(self._connection):x}"
         queue = Queue(name, durable, exclusive, auto_delete, arguments.table())
         found = self._host.declare_queue(queue, owner=self._connection, passive=passive)
-        counts = codec.long(found.message_count) + codec.long(len(found.consumers))
+        counts = codec.long(found.message_count) + codec.long(found.consumer_count)
         self._answer(nowait, codec.method(50, 11, codec.short_string(name), counts))
 
     def _on_binding(self, kind: str, arguments: MethodArguments, *, removed: bool) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Connecting, connect
@@ -21,6 +21,9 @@ from bide.testing.amqp_server import ServerConnection
 from bide.testing.rules.clock import VirtualClock
 from bide.testing.rules.virtual_host import DEFAULT_PREFETCH, VirtualHost
 from bide.testing.transport import MemoryTransport
+
+if TYPE_CHECKING:
+    from bide.testing.memory_gate import MemoryGate
 
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.Protocol)
 
@@ -92,6 +95,18 @@ class MemoryBroker:
     def connect_sync(self, *, vhost: str = "/", **options: Any) -> SyncClient:
         """Connect a blocking client; see :func:`bide.connect_sync` for the options."""
         return connect_sync(replace(self.url, vhost=vhost), **options)
+
+    def gate(self, *, vhost: str = "/", allow: Iterable[str] = ("*",), **options: Any) -> MemoryGate:
+        """A gate that delivers schedules by :attr:`clock`: ``async with b.gate(): ...``, or ``with``.
+
+        Args:
+            vhost: the virtual host, which is created if it does not exist.
+            allow: the targets that messages may have; see :class:`bide.Gate` for this and other options.
+        """
+        # Imported here: SQLite is not needed by other tests.
+        from bide.testing.memory_gate import MemoryGate
+
+        return MemoryGate(replace(self.url, vhost=vhost), allow=allow, **options)
 
     def host(self, name: str = "/") -> VirtualHost:
         """A virtual host by name, which is created if it does not exist."""
@@ -169,13 +184,13 @@ class MemoryBroker:
 
     def open(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
         """Connect a protocol to this broker."""
+        MemoryTransport(loop, protocol).open(self.accept)
 
-        def accept(transport: MemoryTransport) -> ServerConnection:
-            connection = ServerConnection(transport, host=self.host, release=self.release, lock=self._lock)
-            self._connections = [*(one for one in self._connections if not one.is_closed), connection]
-            return connection
-
-        MemoryTransport(loop, protocol).open(accept)
+    def accept(self, transport: MemoryTransport) -> ServerConnection:
+        """Take a connection."""
+        connection = ServerConnection(transport, host=self.host, release=self.release, lock=self._lock)
+        self._connections = [*(one for one in self._connections if not one.is_closed), connection]
+        return connection
 
 
 def _is_modelled(release: object) -> bool:
@@ -206,6 +221,23 @@ class _MemoryNetwork:
 
     def monotonic(self) -> float:
         return self._broker.clock.microseconds / 1_000_000
+
+    async def wait(self, event: asyncio.Event, seconds: float, *, due: float | None = None) -> None:
+        loop, clock = asyncio.get_running_loop(), self._broker.clock
+
+        def wake() -> None:
+            # The clock can be advanced in another thread. A closed event loop waits for nothing any more.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+        timers = [clock.call_at(clock.microseconds + round(seconds * 1_000_000), wake, is_upkeep=True)]
+        if due is not None:
+            timers.append(clock.call_at(clock.microseconds + round(due * 1_000_000), wake))
+        try:
+            await event.wait()
+        finally:
+            for one in timers:
+                one.cancel()
 
 
 def broker(

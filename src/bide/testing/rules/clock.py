@@ -67,6 +67,7 @@ class VirtualClock:
         moment = DEFAULT_START if start is None else parse_due_time(start)
         self.microseconds = to_microseconds(moment)
         self._timers: list[tuple[int, int, Timer]] = []
+        self._upkeep: list[tuple[int, int, Timer]] = []
         self._numbers = count()
         self._guard = nullcontext() if guard is None else guard
 
@@ -81,17 +82,21 @@ class VirtualClock:
 
     @property
     def next_due(self) -> datetime | None:
-        """The time of the next event, or None if nothing is scheduled."""
-        self._forget_cancelled()
+        """The time of the next event, or None if nothing is scheduled but upkeep."""
+        _forget_cancelled(self._timers)
         return from_microseconds(self._timers[0][0]) if self._timers else None
 
-    def call_at(self, microseconds: int, callback: Callable[[], None]) -> Timer:
+    def call_at(self, microseconds: int, callback: Callable[[], None], *, is_upkeep: bool = False) -> Timer:
         """Schedule a callback at a time in microseconds since the Unix epoch.
 
         A callback in the past is called at the beginning of the next advance.
+
+        Args:
+            is_upkeep: whether nobody needs it at that very time: :attr:`next_due` leaves it out.
         """
         timer = Timer(microseconds, callback)
-        heappush(self._timers, (microseconds, next(self._numbers), timer))
+        with self._guard:
+            heappush(self._upkeep if is_upkeep else self._timers, (microseconds, next(self._numbers), timer))
         return timer
 
     def advance(self, delay: DelayLike) -> None:
@@ -131,15 +136,18 @@ class VirtualClock:
 
     def _move(self, target: int) -> None:
         while True:
-            self._forget_cancelled()
-            if not self._timers or self._timers[0][0] > target:
+            heaps = [one for one in (self._timers, self._upkeep) if _forget_cancelled(one) and one[0][0] <= target]
+            if not heaps:
                 break
-            at, _, timer = heappop(self._timers)
+            at, _, timer = heappop(min(heaps, key=lambda one: one[0][:2]))
             # A callback that was scheduled in the past is called now.
             self.microseconds = max(self.microseconds, at)
             timer.run()
         self.microseconds = max(self.microseconds, target)
 
-    def _forget_cancelled(self) -> None:
-        while self._timers and self._timers[0][2].cancelled:
-            heappop(self._timers)
+
+def _forget_cancelled(timers: list[tuple[int, int, Timer]]) -> bool:
+    """Drop cancelled callbacks at the head; whether others are left."""
+    while timers and timers[0][2].cancelled:
+        heappop(timers)
+    return bool(timers)

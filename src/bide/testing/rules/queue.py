@@ -105,6 +105,11 @@ class BrokerQueue(ABC):
         """Number of ready messages."""
         return len(self._ready)
 
+    @property
+    def consumer_count(self) -> int:
+        """Number of consumers that a declaration reports."""
+        return len(self.consumers)
+
     @abstractmethod
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
         """Add a message; False if the queue refuses it.

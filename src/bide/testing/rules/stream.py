@@ -45,9 +45,10 @@ class _Segment:
         self.records.append(record)
         self.size += record.size
 
-    def at(self, offset: int) -> _Record | None:
-        place = offset - self.records[0].offset if self.records else -1
-        return self.records[place] if 0 <= place < len(self.records) else None
+    def first_from(self, offset: int) -> _Record | None:
+        """The first record at an offset or behind it."""
+        place = max(offset - self.records[0].offset, 0) if self.records else 0
+        return self.records[place] if place < len(self.records) else None
 
 
 @dataclass(slots=True)
@@ -65,11 +66,13 @@ class StreamQueue(BrokerQueue):
       age such as ``1h``. A position before the first message means the first. An offset behind the end is waited for.
     * A message carries its offset in a header. Headers that are lists or tables are lost; CC is kept from 4.0 on. From
       4.0 on a message without a delivery mode gets the mode 1.
-    * Retention removes whole segments, when a new one begins. A consumer that it overtakes reads the segment that it
-      has begun to the end, and goes on at the first message that is left. No error says so.
+    * A consumer is not counted by a declaration. Below 4.0 a dead letter that is published at most once gets lost.
+    * Retention removes whole segments, when a new one begins. Each but the first takes an offset for itself. A consumer
+      that retention overtakes reads the segment that it has begun to the end, and goes on at the first message that is
+      left. No error says so.
 
-    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message; offsets have no gaps; and
-    what RabbitMQ does not implement closes the channel, not the connection.
+    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message. What RabbitMQ does not
+    implement closes the channel, not the connection. A message is counted at once, not after some seconds.
     """
 
     def __init__(self, definition: Queue, surroundings: Surroundings) -> None:
@@ -88,15 +91,23 @@ class StreamQueue(BrokerQueue):
         return sum(len(segment.records) for segment in self._segments)
 
     @property
+    def consumer_count(self) -> int:
+        """None, whatever their number."""
+        return 0
+
+    @property
     def first_offset(self) -> int:
         """The offset of the first message that is left, or of the next one."""
         return next((one.records[0].offset for one in self._segments if one.records), self._next_offset)
 
     def publish(self, message: StoredMessage, publisher: object | None) -> bool:
         """Append a message."""
+        if publisher is None and self._surroundings.release < (4, 0):
+            return True
         size = MESSAGE_BYTES + len(message.body)
         if self._segments[-1].size >= self._segment_bytes:
             self._segments.append(_Segment())
+            self._next_offset += 1
             self._trim()
         record = _Record(self._next_offset, self._clock.milliseconds, size, self._kept(message))
         self._segments[-1].append(record)
@@ -147,7 +158,6 @@ class StreamQueue(BrokerQueue):
         self._readers[consumer] = _StreamReader(position, self._segment_of(position))
 
     def _position(self, wanted: object, where: str) -> int:
-        records = [one for segment in self._segments for one in segment.records]
         match wanted:
             case "first":
                 return 0
@@ -167,7 +177,9 @@ class StreamQueue(BrokerQueue):
                 )
             case _:
                 raise channel_error(541, "INTERNAL_ERROR")
-        return self.first_offset + bisect_left(records, since, key=lambda one: one.written)
+        records = [one for segment in self._segments for one in segment.records]
+        place = bisect_left(records, since, key=lambda one: one.written)
+        return records[place].offset if place < len(records) else self._next_offset
 
     def get(self) -> tuple[Entry, int] | None:
         """Refuse."""
@@ -216,23 +228,25 @@ class StreamQueue(BrokerQueue):
 
     def _next(self, reader: _StreamReader) -> _Record | None:
         """The next message of a consumer."""
-        if (found := reader.segment.at(reader.position)) is None:
+        found = reader.segment.first_from(reader.position)
+        if found is None:
             reader.segment = self._segment_of(reader.position)
-            reader.position = max(reader.position, self.first_offset)
-            found = reader.segment.at(reader.position)
+            found = reader.segment.first_from(reader.position)
         return found
 
     def _segment_of(self, offset: int) -> _Segment:
-        """The segment with an offset; the first one for what retention has removed."""
+        """The first segment with a message at an offset or behind it; the last one if there is none yet."""
+        found = self._segments[-1]
         for segment in reversed(self._segments):
-            if segment.records and segment.records[0].offset <= offset:
-                return segment
-        return self._segments[0]
+            if segment.records and segment.records[-1].offset < offset:
+                break
+            found = segment
+        return found
 
     def _clear(self) -> int:
-        count = self.message_count
+        # The deletion of a stream reports no messages.
         self._segments = [_Segment()]
-        return count
+        return 0
 
     def _count_after_get(self) -> int:
         return self.message_count

@@ -1,0 +1,216 @@
+"""Faults planted in the real gate and the real client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from bide.amqp.connection import Connection
+from bide.client.schedule_room import ScheduleRoom
+from bide.gate import partition_index
+from bide.gate.carrier import Carrier
+from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.leadership import PartitionLeadership
+from bide.gate.link import GateLink
+from bide.gate.log_follower import LogFollower
+from bide.gate.log_rebuild import LogOpener
+from bide.gate.partition_index import AppliedRecords, PartitionIndex
+from bide.gate.room import LogRoom
+from bide.gate.spread import GateTime
+from bide.schedules.encoding import decode
+from bide.schedules.records import Claim
+from bide.schedules.state import LogPosition
+from tests.schedule_model import faults as model
+
+IN_FOLD = (
+    *("claim-by-key", "claim-by-version", "claim-paused", "second-claim", "repeats", "repeats-by-maximum"),
+    *("repeats-answered-anew", "repeats-forgotten", "stray-keys", "occurrence-by-key", "filter-ignores-due"),
+)
+"""Faults of the fold that the model has, too."""
+
+FAULTS = {
+    "no-read-back": "deliver what was claimed before the claim was read back",
+    "second-claim": model.FAULTS["second-claim"],
+    "claim-by-key": model.FAULTS["claim-by-key"],
+    "claim-by-version": model.FAULTS["claim-by-version"],
+    "claim-paused": model.FAULTS["claim-paused"],
+    "forget-undone": model.FAULTS["forget-undone"],
+    "late-claim": "a leader looks for what is under way when it takes over, and not at claims that land later",
+    "message-by-key": model.FAULTS["message-by-key"],
+    "stale-carry": model.FAULTS["stale-carry"],
+    "no-count": model.FAULTS["no-count"],
+    "not-current": model.FAULTS["not-current"],
+    "trim-early": model.FAULTS["trim-early"],
+    "no-room": model.FAULTS["no-room"],
+    "repeats": model.FAULTS["repeats"],
+    "repeats-by-maximum": model.FAULTS["repeats-by-maximum"],
+    "repeats-answered-anew": model.FAULTS["repeats-answered-anew"],
+    "wall-clock": model.FAULTS["wall-clock"],
+    "drop-fifth": model.FAULTS["drop-fifth"],
+    "forged": model.FAULTS["forged"],
+}
+
+
+def plant(fault: str | None, stack: ExitStack) -> None:
+    """Plant a fault until the stack is closed."""
+    if fault is None:
+        return
+    if fault in IN_FOLD:
+        stack.enter_context(patch.object(partition_index, "ScheduleFold", model._FOLDS[fault]))
+        return
+    for owner, name, made in _PATCHES[fault]():
+        stack.enter_context(patch.object(owner, name, made))
+
+
+_Patches = list[tuple[Any, str, Any]]
+
+
+def _no_read_back() -> _Patches:
+    original = PartitionIndex._claim
+
+    def claim(self: PartitionIndex, now: int) -> bytes | None:
+        body = original(self, now)
+        if body is not None:
+            record = decode(body)
+            assert isinstance(record, Claim)
+            with self._index.batch():
+                self._follower._fold._claim(record)
+        return body
+
+    return [(PartitionIndex, "_claim", claim), *_looking_at_under_way()]
+
+
+def _looking_at_under_way() -> _Patches:
+    """After each batch, deliver everything that is under way by the index."""
+    original = PartitionIndex._apply
+
+    def apply(self: PartitionIndex, records: Sequence[Any], is_answering: bool) -> AppliedRecords:
+        applied = original(self, records, is_answering)
+        applied.claimed = list(self._index.state.under_way_ids())
+        return applied
+
+    return [(PartitionIndex, "_apply", apply)]
+
+
+def _own_claims_only(*, at_takeover: bool) -> _Patches:
+    original = PartitionIndex._apply
+
+    def apply(self: PartitionIndex, records: Sequence[Any], is_answering: bool) -> AppliedRecords:
+        applied = original(self, records, is_answering)
+        own = b'"gate":"%s"' % self._gate.encode()
+        if not any(own in one.body and b'"kind":"claim"' in one.body for one in records):
+            applied.claimed = []
+        return applied
+
+    async def nothing(self: PartitionIndex) -> list[str]:
+        return []
+
+    found: _Patches = [(PartitionIndex, "_apply", apply)]
+    return found if at_takeover else [*found, (PartitionIndex, "under_way", nothing)]
+
+
+def _message_by_key() -> _Patches:
+    original = DeliveryRules.delivery
+
+    async def deliveries(
+        self: PartitionIndex, occurrences: Sequence[str], rules: DeliveryRules
+    ) -> list[ScheduledDelivery]:
+        def find() -> list[ScheduledDelivery]:
+            results = []
+            for one in occurrences:
+                entry = self._index.state.under_way(one)
+                if entry is None:
+                    continue
+                newer = self._index.state.waiting(entry.key)
+                results.append(original(rules, entry if newer is None else replace(entry, message=newer.message)))
+            return results
+
+        return await self._run(find)
+
+    return [(PartitionIndex, "deliveries", deliveries)]
+
+
+def _stale_carry() -> _Patches:
+    original = LogOpener._rebuild
+
+    async def rebuild(self: LogOpener) -> None:
+        end, _ = await self._end()
+        await original(self)
+        if self._index.position.offset >= 0 or self._index.position.snapshot is not None:
+            with self._index._index.batch() as state:
+                state.position.offset = end
+            self._index._begin()
+
+    return [(LogOpener, "_rebuild", rebuild)]
+
+
+def _trim_early() -> _Patches:
+    original = PartitionIndex._begin_snapshot
+
+    def begin(self: PartitionIndex, cycle: str) -> LogPosition:
+        position = original(self, cycle)
+        with self._index.batch() as state:
+            state.position.carried, state.position.carried_size = state.position.count, state.position.size
+        return position
+
+    async def step(self: Carrier, now: float) -> None:
+        if self._cycle is None:
+            await step_before(self, now)
+            if self._cycle is not None:
+                async with await self._connection.channel() as channel:
+                    await channel.purge_queue(self._queue)
+        elif not self._is_cut and self._unread == 0:
+            # It takes its time.
+            await step_before(self, now)
+
+    step_before = Carrier.step
+    return [(PartitionIndex, "_begin_snapshot", begin), (Carrier, "step", step)]
+
+
+def _drop_fifth() -> _Patches:
+    original = GateLink.deliver
+
+    def deliver(self: GateLink, delivery: ScheduledDelivery, on_result: Callable[..., None]) -> None:
+        if sum(delivery.entry.occurrence.encode()) % 5:
+            original(self, delivery, on_result)
+        else:
+            self.connection.loop.call_soon(on_result, delivery, None)
+
+    return [(GateLink, "deliver", deliver)]
+
+
+def _forged() -> _Patches:
+    original = LogFollower.read
+
+    def read(self: LogFollower, offset: int, exchange: str, body: bytes) -> Any:
+        is_forged = body.startswith((b'{"v":1,"kind":"claim"', b'{"v":1,"kind":"done"'))
+        return original(self, offset, self._names.gates if is_forged else exchange, body)
+
+    return [(LogFollower, "read", read)]
+
+
+async def _take_nothing(self: ScheduleRoom, channel: Any, size: int) -> None:
+    return
+
+
+def _wall(self: GateTime, connection: Connection) -> int:
+    return self.wall(connection)
+
+
+_PATCHES: dict[str, Callable[[], _Patches]] = {
+    "no-read-back": _no_read_back,
+    "forget-undone": lambda: _own_claims_only(at_takeover=False),
+    "late-claim": lambda: _own_claims_only(at_takeover=True),
+    "message-by-key": _message_by_key,
+    "stale-carry": _stale_carry,
+    "no-count": lambda: [(LogFollower, "_compare", lambda self, offset, count: None)],
+    "not-current": lambda: [(PartitionLeadership, "is_current", lambda self, now: True)],
+    "trim-early": _trim_early,
+    "no-room": lambda: [(ScheduleRoom, "take", _take_nothing), (LogRoom, "level", lambda self, position: "free")],
+    "wall-clock": lambda: [(GateTime, "now", _wall)],
+    "drop-fifth": _drop_fifth,
+    "forged": _forged,
+}

@@ -1,0 +1,424 @@
+"""Random histories of real gates and real clients on the broker in memory, in virtual time.
+
+usage: python -m tests.schedule_simulation [schedules] [first seed] [--fault NAME]
+
+Everything happens in one thread and in virtual time, so a seed has one history. Between any two turns of the event
+loop, that is at every await, a gate may be killed, frozen, cut off or stopped, or its clock stepped. The judge of the
+model reads the whole history of the log, and what the consumers of the targets received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import shutil
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import bide
+import bide.client.schedule_room
+import bide.gate.partition_session
+import bide.gate.room
+import bide.gate.worker
+from bide.client.schedule_requests import ScheduleRequests
+from bide.errors import (
+    BideError,
+    BrokerUnreachableError,
+    ConnectionLostError,
+    NoGateAnswerError,
+    PublishError,
+    PublishInDoubtError,
+    ScheduleLogError,
+)
+from bide.gate import partition_index
+from bide.messages import prepared
+from bide.schedules import snapshot
+from bide.schedules.names import partition_of
+from bide.topology import Queue
+from tests.schedule_simulation import faults
+from tests.schedule_simulation.judging import judge_answers, judge_deliveries, judge_looks
+from tests.schedule_simulation.loop import REAL_DISK
+from tests.schedule_simulation.world import REQUESTS, Operation, Process, Scale, World
+
+TICKET = 8_000
+
+TICK = 5.0
+"""Seconds, instead of an hour: answers are forgotten after ten to fifteen, sessions after two minutes."""
+
+SMALL = Scale(retention=512_000, segment=16_000, tickets=512_000 // 4 // TICKET)
+"""An eighth, 64 KB, has room for the largest state and a chunk: ten schedules that wait, those under way, and a hundred
+answers that are remembered."""
+
+LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 // TICKET)
+
+PARTITION = 3
+"""In small logs all keys are in one partition."""
+
+TARGETS = (*("open",) * 6, "slow", "stuck", "gone", "foreign")
+"""``slow`` refuses for a while, ``stuck`` always, ``gone`` does not exist, ``foreign`` is not allowed."""
+
+EXPECTED = (NoGateAnswerError, PublishInDoubtError, ScheduleLogError, PublishError)
+
+
+@dataclass(slots=True)
+class Result:
+    """One history.
+
+    Attributes:
+        problems: what is wrong with it.
+        schedules: the number of occurrences in it.
+        records: the number of records in the log.
+        received: the number of messages that consumers received.
+        starts: how often a gate was started.
+        digest: of the log: the same for the same seed.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    schedules: int = 0
+    records: int = 0
+    received: int = 0
+    starts: int = 0
+    digest: int = 0
+
+
+class Simulation:
+    """One history.
+
+    Args:
+        schedules: how many operations clients start, about.
+    """
+
+    def __init__(self, seed: int, schedules: int, folder: Path) -> None:
+        self.seed = seed
+        self.folder = folder
+        self.rng = rng = random.Random(seed * 7 + 1)
+        self.is_small = rng.random() < 0.1
+        self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
+        # In a small log, enough that retention takes its beginning, and slowly enough that answers are forgotten.
+        self.operations = 8 * schedules if self.is_small else schedules
+        self.pause = 0.2 if self.is_small else rng.choice((0.002, 0.02, 0.2))
+        self.span = rng.choice((0.1, 0.5, 5.0) if self.is_small else (0.5, 5.0, 60.0))
+        names = (f"k{number}" for number in count())
+        if self.is_small:
+            names = (one for one in names if partition_of(one) == PARTITION)
+        self.keys = list(islice(names, rng.choice((3, 10) if self.is_small else (3, 30, 300))))
+        self.targets = tuple(one for one in TARGETS if not (self.is_small and one in ("slow", "stuck")))
+        self.body_size = 600 if self.is_small else 10
+        self.trouble = rng.choice((0.0, 0.0002, 0.001, 0.005))
+        self.is_calm = True
+        self.gates: list[Process] = []
+        self.clients: list[Process] = []
+        self.problems: list[str] = []
+        self.folders = 0
+        self.saved: list[Path] = []
+        self.starts = 0
+        self.versions: list[str] = ["none"]
+
+    # -- processes
+
+    def new_folder(self, copied: Path | None) -> Path:
+        self.folders += 1
+        made = self.folder / str(self.folders)
+        if copied is None or not copied.exists():
+            made.mkdir()
+        else:
+            shutil.copytree(copied, made)
+        return made
+
+    def start_gate(self, number: int, index: Path | None = None) -> Process:
+        process = Process(f"gate{number}", self.world.network())
+        process.folder = self.new_folder(index)
+        process.start(self.world.loop, self.supervise(process, number))
+        return process
+
+    async def supervise(self, process: Process, number: int) -> None:
+        """Run a gate. One that does not reach the broker when it starts ends, and is started again."""
+        assert process.folder is not None
+        while not process.network.is_dead:
+            self.starts += 1
+            with patch.object(bide.gate.worker, "new_gate_name", lambda: f"host{number}/m{number}/{self.starts}"):
+                process.gate = bide.Gate(
+                    process.network.url,
+                    allow=["open", "slow", "stuck", "gone"],
+                    state=process.folder,
+                    retention=self.world.scale.retention,
+                    declare=False,
+                    grace="2s",
+                )
+            try:
+                await process.gate.run()
+            except (ConnectionLostError, BrokerUnreachableError):
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+    def start_client(self, number: int) -> Process:
+        process = Process(f"client{number}", self.world.network())
+        process.start(self.world.loop, self.work(process, number))
+        return process
+
+    # -- disturbances
+
+    def on_turn(self) -> None:
+        if self.is_calm or self.rng.random() >= self.trouble:
+            return
+        rng, loop = self.rng, self.world.loop
+        place = rng.randrange(len(self.gates))
+        gate = self.gates[place]
+        if gate.task is None or gate.task.done():
+            return
+        match rng.randrange(9):
+            case 0 | 1 | 2:
+                self.replace_gate(place)
+            case 3:
+                gate.network.cut()
+            case 4:
+                rng.choice(self.clients).network.cut()
+            case 5 if not gate.calls.is_frozen:
+                gate.calls.is_frozen = True
+                loop.call_later(rng.choice((0.05, 2.0, 7.0, 20.0)), loop.thaw, gate.calls)
+            # A gate that starts with a wrong clock is believed. Two that are wrong alike confirm each other.
+            case 6 if self.is_beating(gate) and all(not one.network.clock_error for one in self.gates):
+                gate.network.clock_error = rng.choice((0.4, -0.3, 30.0))
+            case 7:
+                gate.network.clock_error = 0.0
+            case 8 if gate.gate is not None:
+                gate.is_stopping = True
+                gate.gate.stop()
+                loop.call_later(rng.choice((1.0, 5.0, 20.0)), self.replace_gate, place)
+            case _:
+                return
+
+    def is_beating(self, gate: Process) -> bool:
+        return gate.gate is not None and gate.gate.name.encode() in self.world.beating
+
+    def replace_gate(self, place: int) -> None:
+        """Kill a gate, and start another one after a while: with its index, with an old one, or without one."""
+        if self.is_calm:
+            return
+        rng, gate = self.rng, self.gates[place]
+        assert gate.folder is not None
+        assert gate.task is not None
+        left = self.new_folder(gate.folder)
+        self.saved = [*self.saved[-2:], left]
+        index = rng.choice((left, left, None, *self.saved))
+        gate.network.kill()
+        if gate.calls.is_frozen:
+            self.world.loop.thaw(gate.calls)
+        if not gate.task.done():
+            gate.task.cancel()
+        number = int(gate.name.removeprefix("gate"))
+
+        def start() -> None:
+            if self.gates[place] is gate:
+                self.gates[place] = self.start_gate(number, index)
+
+        self.world.loop.call_later(rng.choice((0.0, 0.1, 1.0, 6.0)), start)
+
+    # -- applications
+
+    async def work(self, process: Process, number: int) -> None:
+        rng = random.Random(self.seed * 100 + number)
+        async with bide.connect(process.network.url, declare=False, timeout="20s") as client:
+            running = set[asyncio.Task[None]]()
+            for place in range(self.operations // 3):
+                await asyncio.sleep(rng.random() * self.pause)
+                if len(running) > 5:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(self.operate(client, rng, f"{number}.{place}"))
+                running.add(task)
+                task.add_done_callback(running.discard)
+            if running:
+                await asyncio.wait(running)
+
+    async def operate(self, client: bide.Client, rng: random.Random, name: str) -> None:
+        key = rng.choice(self.keys)
+        version = rng.choice(self.versions[-5:]) if rng.random() < 0.1 else None
+        what = rng.choices(
+            ("schedule", "recurring", "cancel", "move", "pause", "resume", "run_now", "filter", "look", "forge"),
+            (80, 1, 8, 4, 1, 2, 1, 0, 1, 1) if self.is_small else (50, 6, 16, 8, 3, 4, 3, 0.3, 2, 1),
+        )[0]
+        if what == "forge":
+            await self.world.forge(rng)
+            return
+        operation = Operation(what=what, key=key, begun=len(self.world.history))
+        self.world.operations.append(operation)
+        REQUESTS.set(operation.requests)
+        delay = f"{rng.random() * self.span:.3f}s"
+        body = f"{name} ".ljust(self.body_size)
+        try:
+            match what:
+                case "schedule":
+                    operation.result = await client.schedule(
+                        body,
+                        key=key,
+                        to=rng.choice(self.targets),
+                        delay=delay,
+                        if_absent=version is None and rng.random() < 0.1,
+                        if_version=version,
+                    )
+                case "recurring":
+                    first = client.now() + bide.durations.parse_delay(delay)
+                    operation.result = await client.schedule(
+                        body,
+                        key=key,
+                        to=rng.choice(self.targets),
+                        every=rng.choice(("1s", "3s", "7s")),
+                        first_run=first,
+                        last_run=first + bide.durations.parse_delay("20s"),
+                        catch_up=rng.choice(("last", "all", "none")),
+                    )
+                case "move":
+                    operation.result = await client.reschedule(key, delay=delay, if_version=version)
+                case "filter":
+                    operation.result = await client.cancel_scheduled(prefix=key)
+                case "look":
+                    operation.result = await client.scheduled(key)
+                case _:
+                    operation.result = await getattr(client, what)(key, if_version=version)
+        except EXPECTED as error:
+            operation.error = error
+        except BideError as error:
+            self.problems.append(f"{what} of {key} raised {error!r}")
+        operation.ended = len(self.world.history)
+        if isinstance(operation.result, bide.Scheduled) and operation.result.version is not None:
+            self.versions.append(operation.result.version)
+
+    # -- the history
+
+    async def main(self) -> None:
+        world = self.world
+        await world.prepare()
+        await world.declare_target(Queue("open"))
+        await world.receive("bide.v1.schedule.undeliverable")
+        channel = await world.connection.channel()
+        await channel.declare_queue(Queue("slow", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}))
+        await channel.declare_queue(Queue("foreign"))
+        await channel.declare_queue(Queue("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"}))
+        self.gates = [self.start_gate(number) for number in range(self.rng.choice((1, 2, 3)))]
+        self.clients = [self.start_client(number) for number in range(3)]
+        self.is_calm = False
+        working = [one.task for one in self.clients if one.task is not None]
+        await asyncio.wait(working)
+        for one in working:
+            one.result()
+        await asyncio.sleep(self.rng.choice((0.0, 5.0, 30.0)))
+        await self.calm()
+
+    async def calm(self) -> None:
+        """End all disturbances, and wait until everything was delivered."""
+        world = self.world
+        self.is_calm = True
+        await world.receive("slow")
+        for place, gate in enumerate(self.gates):
+            gate.network.clock_error = 0.0
+            assert gate.task is not None
+            if gate.calls.is_frozen:
+                world.loop.thaw(gate.calls)
+            if gate.task.done() or gate.network.is_dead or gate.is_stopping:
+                self.check_end(gate)
+                gate.network.kill()
+                self.gates[place] = self.start_gate(90 + place, None)
+        async with bide.connect(world.network().url, declare=False, timeout="60s") as client:
+            for verdict in world.verdicts:
+                for key, entry in list(verdict.waiting.items()):
+                    if entry["paused"]:
+                        await client.resume(key)
+            for _ in range(60):
+                await asyncio.sleep(5)
+                if self.is_at_rest():
+                    break
+            else:
+                self.problems.append("does not come to rest")
+        for gate in self.gates:
+            assert gate.gate is not None
+            self.check_end(gate)
+            gate.gate.stop()
+        await asyncio.wait([one.task for one in self.gates if one.task is not None])
+
+    def check_end(self, gate: Process) -> None:
+        task = gate.task
+        assert task is not None
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            self.problems.append(f"{gate.name} ended: {error!r}")
+
+    def is_at_rest(self) -> bool:
+        for verdict in self.world.verdicts:
+            if any(not one["paused"] for one in verdict.waiting.values()):
+                return False
+            if any(one.fate == "under way" and one.target != "q:stuck" for one in verdict.lives.values()):
+                return False
+        return True
+
+    def run(self) -> Result:
+        loop = self.world.loop
+        try:
+            loop.run_until_complete(self.main())
+            self.problems += judge_answers(self.world)
+            self.problems += judge_deliveries(self.world)
+            self.problems += judge_looks(self.world)
+        finally:
+            self.is_calm = True
+            loop.run_until_complete(end_tasks())
+            loop.close()
+        lives = sum(len(one.lives) for one in self.world.verdicts)
+        return Result(
+            [f"seed {self.seed}: {one}" for one in self.problems],
+            lives,
+            len(self.world.history),
+            len(self.world.received),
+            self.starts,
+            self.world.digest,
+        )
+
+
+async def end_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for one in tasks:
+        one.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
+    """One history; what is wrong with it."""
+    rng = random.Random(seed)
+    append = ScheduleRequests.append
+
+    async def noting(self: ScheduleRequests, partition: int, what: str, make: Any, *, needs_answer: bool) -> Any:
+        requests = REQUESTS.get()
+
+        def noted(request: Any) -> Any:
+            if requests is not None:
+                requests.append(str(request))
+            return make(request)
+
+        return await append(self, partition, what, noted, needs_answer=needs_answer)
+
+    with tempfile.TemporaryDirectory(dir=REAL_DISK) as folder, ExitStack() as stack:
+        random.seed(seed)
+        stack.enter_context(patch.object(os, "urandom", rng.randbytes))
+        stack.enter_context(patch.object(secrets, "token_hex", lambda size=8: rng.randbytes(size).hex()))
+        stack.enter_context(patch.object(prepared, "_id_prefix", "0" * 20))
+        stack.enter_context(patch.object(prepared, "_id_counter", count()))
+        stack.enter_context(patch.object(ScheduleRequests, "append", noting))
+        simulation = Simulation(seed, schedules, Path(folder))
+        stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
+        stack.enter_context(patch.object(bide.client.schedule_room, "TICKET_BYTES", TICKET))
+        stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
+        stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
+        stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
+        # A batch ends after 50 ms, which must not depend on this machine.
+        stack.enter_context(
+            patch.object(partition_index, "time", SimpleNamespace(monotonic=simulation.world.loop.time))
+        )
+        faults.plant(fault, stack)
+        return simulation.run()
