@@ -30,6 +30,7 @@
     │   ├── NotEmptyError              a queue to delete still holds messages
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
+    │   ├── MigrationRunningError      another migration of this delay infrastructure runs
     │   ├── DeliveryLimitError         the queue drops a message before the endpoint has made all its attempts
     │   ├── OffsetsLostError           the stream no longer has the messages to read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
@@ -245,6 +246,10 @@ class TargetNotFoundError(BrokerError):
 
 class NotAppliedError(BrokerError):
     """The delay infrastructure is not on this virtual host."""
+
+
+class MigrationRunningError(BrokerError):
+    """Another migration of this delay infrastructure runs."""
 
 
 class DeliveryLimitError(BrokerError):

@@ -313,9 +313,9 @@ class CascadeInfrastructure(DelayInfrastructure):
             or name.startswith(self.release_prefix)
         )
 
-    @abstractmethod
     def target_of(self, address: str) -> Target:
-        """The target of the messages of other systems with this address."""
+        """The target of another system's messages with this address: by default the queue of that name."""
+        return QueueTarget(address)
 
     def wait_in(self, queue: str, routing_key: str, headers: Mapping[str, Any]) -> Wait | None:
         """See :meth:`DelayInfrastructure.wait_in`."""

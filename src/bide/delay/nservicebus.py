@@ -19,7 +19,6 @@ from bide.delay.protocol import (
     HEADER_TO,
     DelayRoute,
     ExchangeTarget,
-    QueueTarget,
     Step,
     Target,
     check_topic_key,
@@ -164,10 +163,6 @@ class NServiceBus(CascadeInfrastructure):
     def writes_nservicebus_headers(self) -> bool:
         """True: endpoints write these headers so that .NET and its tools can read them."""
         return True
-
-    def target_of(self, address: str) -> QueueTarget:
-        """The queue of the endpoint with this address."""
-        return QueueTarget(address)
 
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the route of a message, in order."""
