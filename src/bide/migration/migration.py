@@ -128,6 +128,7 @@ class Migration:
         self._stopping = asyncio.Event()
         self._bindings: Sequence[Binding] = ()
         self._has_aside = False
+        self._declaring_aside = asyncio.Lock()
         if to_url is None and self._shares_names():
             raise InvalidInputError(
                 f"{source.name!r} and {target.name!r} with these settings share names: the messages would come back to "
@@ -379,10 +380,12 @@ class Migration:
 
     async def _put_aside(self, taken: TakenMessage, reason: str) -> None:
         name = self.set_aside
-        if not self._has_aside:
-            queue = Queue.quorum(name, {"x-overflow": "reject-publish"})
-            await self._aside.declare(Topology([Exchange(name, "fanout")], [queue], [Binding(name, name)]))
-            self._has_aside = True
+        async with self._declaring_aside:
+            # Once: RabbitMQ 3.10 refused messages to a quorum queue that several channels declared at the same time.
+            if not self._has_aside:
+                queue = Queue.quorum(name, {"x-overflow": "reject-publish"})
+                await self._aside.declare(Topology([Exchange(name, "fanout")], [queue], [Binding(name, name)]))
+                self._has_aside = True
         await self._aside.forward(set_aside_copy(taken, name, reason, user=self._aside.url.user))
 
     # -- the end
