@@ -64,7 +64,8 @@ def migrate(
     left. A command that was stopped or killed is continued in the same way.
 
     Messages that cannot be sent on are set aside in a queue, with the reason in a header. The next run takes them
-    again. The exit code is 1 if messages are left or set aside.
+    again. The exit code is 1 if messages are left or set aside, and after Ctrl-C or SIGTERM, which let the command
+    finish what it has taken.
     """
     return _run(settings, None, source, target, allow, dry_run=dry_run, as_json=as_json)
 
@@ -123,8 +124,9 @@ def _run(
     if done.set_aside:
         echo(f"bide: {quantity(sum(done.set_aside.values()), 'message')} set aside in {migration.set_aside}", err=True)
     if not done.is_finished:
-        again = continuation.command(settings.arguments)
-        echo(f"bide: stopped before the end; the same command goes on: {again}", err=True)
+        taken = quantity(done.taken.total(), "message")
+        echo(f"bide: stopped: {taken} taken, the others are still in their queues", err=True)
+        echo(f"bide: go on with: {continuation.command(settings.arguments)}", err=True)
     elif done.left:
         echo("bide: messages are left; run the command again when their senders use the new infrastructure", err=True)
     return 0 if done.is_finished and not done.left and not done.set_aside else 1
