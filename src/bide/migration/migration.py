@@ -52,6 +52,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
+from bide.management.api import ManagementApi
 from bide.migration.copies import TakenMessage, onward_copy, set_aside_copy
 from bide.migration.counts import Migrated, WaitingCount
 from bide.runtime.logs import logger
@@ -244,13 +245,12 @@ class Migration:
 
     async def _delivery_bindings(self) -> Sequence[Binding]:
         """The bindings of the delivery exchange; none if the management API does not answer."""
-        async with management_api(self._url, self._management_url) as api:
-            try:
-                async with asyncio.timeout(_RECOUNT):
-                    return await api.bindings_from(self._url.vhost, self._source.delivery_exchange)
-            except (ManagementApiError, TimeoutError) as error:
-                log.info("the bindings of %s are unknown: %s", self._source.delivery_exchange, error)
-                return ()
+        try:
+            async with management_api(self._url, self._management_url) as api, asyncio.timeout(_RECOUNT):
+                return await api.bindings_from(self._url.vhost, self._source.delivery_exchange)
+        except (ManagementApiError, TimeoutError) as error:
+            log.info("the bindings of %s are unknown: %s", self._source.delivery_exchange, error)
+            return ()
 
     # -- taking messages
 
@@ -393,25 +393,25 @@ class Migration:
     async def _verify(self, connection: Connection) -> None:
         """Count what is left."""
         counts = await self._ready(connection)
-        async with management_api(self._url, self._management_url) as api:
-            deadline = connection.loop.time() + _RECOUNT
-            while True:
-                try:
-                    async with asyncio.timeout(_RECOUNT):
-                        _, queues = await find_owned(api, connection.url.vhost, self._source)
-                except (ManagementApiError, TimeoutError) as error:
-                    log.info("the management API does not count what is left: %s", error)
-                    break
+        try:
+            async with management_api(self._url, self._management_url) as api, asyncio.timeout(_RECOUNT):
+                counts = await self._owned(api)
                 self.done.counts_all = True
-                counts = {
-                    name: one.messages or 0
-                    for name, one in queues.items()
-                    if recognition.part_of(name) in ("waiting", "release", "relay")
-                }
-                if not sum(counts.values()) or not self.done.is_finished or connection.loop.time() > deadline:
-                    break
-                await asyncio.sleep(1)
+                while sum(counts.values()) and self.done.is_finished:
+                    await asyncio.sleep(1)
+                    counts = await self._owned(api)
+        except (ManagementApiError, TimeoutError) as error:
+            log.info("the management API does not count what is left, or counts more: %s", error)
         self.done.left = {name: count for name, count in counts.items() if count}
+
+    async def _owned(self, api: ManagementApi) -> dict[str, int]:
+        """All messages by queue, also dead letters between two queues, and queues of other settings."""
+        _, queues = await find_owned(api, self._url.vhost, self._source)
+        return {
+            name: one.messages or 0
+            for name, one in queues.items()
+            if recognition.part_of(name) in ("waiting", "release", "relay")
+        }
 
 
 def _parsed(url: str | BrokerUrl) -> BrokerUrl:
