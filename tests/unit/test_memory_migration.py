@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime
 from itertools import permutations
 from typing import Any
 
@@ -39,26 +39,25 @@ DELAYS = ("7s", "61s", "1h1m1s", "26h", "40d")
 async def test_messages_keep_their_due_times_from_any_level(source: str, target: str, release: tuple[int, ...]) -> None:
     """After half an hour, so that some are overdue and some have passed levels."""
     before, after = LAYOUTS[source], LAYOUTS[target]
-    due = {}
-    async with bide.testing.broker(release=release) as b:
-        async with b.connect(infrastructure=before) as client:
-            await client.declare(PLACES)
-            for delay in DELAYS:
-                for to in ({"to": "orders.eu"}, {"exchange": "shop", "routing_key": "order.created"}):
-                    options: dict[str, Any] = {**to, "headers": {"number": len(due)}, "priority": 3}
-                    receipt = await client.publish(f"{len(due)}", delay=delay, **options)
-                    due[receipt.message_id] = receipt.due
-            b.clock.advance("30m")
-            migration = Migration(client.url, before, after, allow=["orders.*", "x:shop"])
-            done = await migration.run()
-            assert (done.moved, done.uncertain, done.left, dict(done.set_aside)) == (6, 0, {}, {})
-            found = []
-            for queue, number in (("orders.eu", 2), ("events", 2)):
-                found += await received(client, queue, number)
-            for step in ("45m", "25h", "38d", "2d"):
-                b.clock.advance(step)
-            for queue in ("orders.eu", "events"):
-                found += await received(client, queue, 3)
+    due: dict[str, datetime | None] = {}
+    async with bide.testing.broker(release=release) as b, b.connect(infrastructure=before) as client:
+        await client.declare(PLACES)
+        for delay in DELAYS:
+            for to in ({"to": "orders.eu"}, {"exchange": "shop", "routing_key": "order.created"}):
+                options: dict[str, Any] = {**to, "headers": {"number": len(due)}, "priority": 3}
+                receipt = await client.publish(f"{len(due)}", delay=delay, **options)
+                due[receipt.message_id] = receipt.due
+        b.clock.advance("30m")
+        migration = Migration(client.url, before, after, allow=["orders.*", "x:shop"])
+        done = await migration.run()
+        assert (done.moved, done.uncertain, done.left, dict(done.set_aside)) == (6, 0, {}, {})
+        found = []
+        for queue, number in (("orders.eu", 2), ("events", 2)):
+            found += await received(client, queue, number)
+        for step in ("45m", "25h", "38d", "2d"):
+            b.clock.advance(step)
+        for queue in ("orders.eu", "events"):
+            found += await received(client, queue, 3)
     assert {one.message_id for one in found} == set(due)
     for one in found:
         assert one.body == str(one.headers["number"]).encode()
