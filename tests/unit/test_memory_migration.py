@@ -1,4 +1,4 @@
-"""Waiting messages between delay infrastructures on the in-memory broker, whose clock only a test advances."""
+"""Waiting messages between all delay infrastructures on the in-memory broker."""
 
 from __future__ import annotations
 
