@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -46,16 +46,18 @@ def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
     broker.delete_vhost(name)
 
 
-async def fill(url: str, number: int, delays: tuple[float, float]) -> None:
-    """Send numbered messages with delays between two bounds."""
+async def fill(url: str, number: int, delays: tuple[float, float]) -> list[datetime]:
+    """Send numbered messages with delays between two bounds, and return their due times."""
     lowest, highest = delays
     step = (highest - lowest) / number
+    now = datetime.now(UTC)
+    due = [now + timedelta(seconds=lowest + step * place) for place in range(number)]
     async with bide.connect(url, infrastructure=SOURCE) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.publish_many(
-            bide.OutgoingMessage(f"{place}", to="orders", delay=timedelta(seconds=lowest + step * place))
-            for place in range(number)
+            bide.OutgoingMessage(f"{place}", to="orders", deliver_at=moment) for place, moment in enumerate(due)
         )
+    return due
 
 
 async def waiting(vhost: Vhost) -> int:
@@ -110,7 +112,7 @@ async def collect(url: str, number: int) -> list[bide.Message]:
 async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
     program: Program, vhost: Vhost, number: int, delays: tuple[float, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await fill(vhost.url, number, delays)
+    due = await fill(vhost.url, number, delays)
     for left in (number * 4 // 5, number // 2):
         code, _, _ = await run_until(program, vhost, left, signal.SIGKILL)
         assert code == -signal.SIGKILL
@@ -123,7 +125,7 @@ async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
     assert sum(result["taken"].values()) == result["moved"]
     messages = await collect(vhost.url, number)
     assert {int(one.body) for one in messages} == set(range(number))
-    assert not [one.body for one in messages if one.due is None or one.received_at < one.due]
+    assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
     repeated = sum(Counter(one.body for one in messages).values()) - number
     assert repeated <= 2 * IN_FLIGHT
     with capsys.disabled():
@@ -185,7 +187,7 @@ async def test_the_output_counts_what_was_moved_set_aside_and_left(program: Prog
 
 async def test_messages_go_to_another_virtual_host(program: Program, vhost: Vhost, other_vhost: Vhost) -> None:
     """Those whose target is missing there are set aside here."""
-    await fill(vhost.url, 30, (5, 6))
+    due = await fill(vhost.url, 30, (5, 6))
     same = ("--from-layout", "nservicebus-v1", "--to-layout", "nservicebus-v1", "--allow", "*")
     transfer = ("delay", "transfer", "--to-url", other_vhost.url, *same, "--from-routing=direct", "--to-routing=direct")
     first = program.run(*transfer, "--json")
@@ -196,7 +198,7 @@ async def test_messages_go_to_another_virtual_host(program: Program, vhost: Vhos
     assert json.loads(program.ok(*transfer, "--json"))["moved"] == 30
     messages = await collect(other_vhost.url, 30)
     assert len(messages) == 30
-    assert not [one.body for one in messages if one.due is None or one.received_at < one.due]
+    assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
 
 
 async def test_bad_usage_is_one_line_and_exits_with_2(program: Program, vhost: Vhost) -> None:

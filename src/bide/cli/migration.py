@@ -20,6 +20,7 @@ from bide.cli.settings import (
     pass_settings,
 )
 from bide.durations import format_delay
+from bide.errors import BideError
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -116,7 +117,12 @@ def _run(
         )
         if dry_run:
             return _print_counts(run_async(migration.count()), as_json=as_json)
-        done = asyncio.run(_run_until_signal(migration))
+        try:
+            done = asyncio.run(_run_until_signal(migration))
+        except BideError:
+            if migration.done.taken:
+                _print_continuation(settings, migration.done)
+            raise
     if as_json:
         print_json(done.to_dict())
     else:
@@ -124,9 +130,7 @@ def _run(
     if done.set_aside:
         echo(f"bide: {quantity(sum(done.set_aside.values()), 'message')} set aside in {migration.set_aside}", err=True)
     if not done.is_finished:
-        taken = quantity(done.taken.total(), "message")
-        echo(f"bide: stopped: {taken} taken, the others are still in their queues", err=True)
-        echo(f"bide: go on with: {continuation.command(settings.arguments)}", err=True)
+        _print_continuation(settings, done)
     elif done.left:
         echo("bide: messages are left; run the command again when their senders use the new infrastructure", err=True)
     return 0 if done.is_finished and not done.left and not done.set_aside else 1
@@ -135,6 +139,12 @@ def _run(
 async def _run_until_signal(migration: Migration) -> Migrated:
     stop_by_signals(migration.stop)
     return await migration.run()
+
+
+def _print_continuation(settings: Settings, done: Migrated) -> None:
+    taken = quantity(done.taken.total(), "message")
+    echo(f"bide: stopped: {taken} taken, the others are still in their queues", err=True)
+    echo(f"bide: go on with: {continuation.command(settings.arguments)}", err=True)
 
 
 def _print_counts(counts: list[WaitingCount], *, as_json: bool) -> int:

@@ -159,7 +159,7 @@ class Migration:
         ]
 
     async def run(self) -> Migrated:
-        """Move messages until nothing is left, or until :meth:`stop`.
+        """Move messages until nothing is left, or until :meth:`stop`. Call it once.
 
         Raises:
             MigrationRunningError: another migration of this infrastructure runs.
@@ -337,7 +337,7 @@ class Migration:
     # -- moving one message
 
     async def _move(self, queue: str, taken: TakenMessage) -> None:
-        delivery = taken.delivery
+        delivery, found = taken.delivery, None
         try:
             found = waiting_message(
                 self._source, taken.queue, routing_key=delivery.routing_key, headers=taken.headers, now=taken.at
@@ -347,6 +347,9 @@ class Migration:
             copy = onward_copy(taken, to, found.latest, user=self._client.url.user)
             await self._client.forward(copy)
         except _MESSAGE_ERRORS as error:
+            if isinstance(error, PublishRefusedError) and found is not None and found.latest > self._client.now():
+                # A delay queue refuses, and not the target: it would refuse all messages, and they can stay here.
+                raise
             await self._put_aside(taken, str(error))
             self.done.set_aside[str(error)] += 1
         else:
