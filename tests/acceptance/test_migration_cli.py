@@ -202,7 +202,7 @@ async def test_messages_go_to_another_virtual_host(program: Program, vhost: Vhos
 
 
 async def test_bad_usage_is_one_line_and_exits_with_2(program: Program, vhost: Vhost) -> None:
-    assert "--to-layout" in program.fails(2, *COMMAND[:6])
+    assert "--to-layout" in program.fails(2, *COMMAND[:6], "--allow", "*")
     assert "share names" in program.fails(
         2, "delay", "migrate", "--from-layout", "clock", "--to-layout", "clock", "--allow", "*"
     )
