@@ -11,12 +11,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import bide
+from bide.delay.protocol import DelayInfrastructure
 from bide.local_broker import LocalBroker
 from bide.migration import Migration
 from bide.topology import Queue, Topology
@@ -46,13 +48,31 @@ def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
     broker.delete_vhost(name)
 
 
-async def fill(url: str, number: int, delays: tuple[float, float]) -> list[datetime]:
+@dataclass(frozen=True)
+class Case:
+    """A migration, as a command and as its parts."""
+
+    source: DelayInfrastructure
+    command: tuple[str, ...]
+
+
+V1_TO_CLOCK = Case(SOURCE, COMMAND)
+CASES = {
+    "v1 to v2": Case(SOURCE, (*COMMAND[:6], "--to-layout", "nservicebus", "--to-routing", "direct", *COMMAND[-2:])),
+    "celery to clock": Case(bide.Celery(), ("delay", "migrate", "--from-layout", "celery", *COMMAND[6:])),
+    "hall to clock": Case(bide.WaitingHall(), ("delay", "migrate", "--from-layout", "waiting-hall", *COMMAND[6:])),
+}
+
+
+async def fill(
+    url: str, number: int, delays: tuple[float, float], source: DelayInfrastructure = SOURCE
+) -> list[datetime]:
     """Send numbered messages with delays between two bounds, and return their due times."""
     lowest, highest = delays
     step = (highest - lowest) / number
     now = datetime.now(UTC)
     due = [now + timedelta(seconds=lowest + step * place) for place in range(number)]
-    async with bide.connect(url, infrastructure=SOURCE) as client:
+    async with bide.connect(url, infrastructure=source) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.publish_many(
             bide.OutgoingMessage(f"{place}", to="orders", deliver_at=moment) for place, moment in enumerate(due)
@@ -60,8 +80,8 @@ async def fill(url: str, number: int, delays: tuple[float, float]) -> list[datet
     return due
 
 
-async def waiting(vhost: Vhost) -> int:
-    return sum(one.messages for one in await Migration(vhost.url, SOURCE, TARGET, allow=["*"]).count())
+async def waiting(vhost: Vhost, source: DelayInfrastructure = SOURCE) -> int:
+    return sum(one.messages for one in await Migration(vhost.url, source, TARGET, allow=["*"]).count())
 
 
 def start(program: Program, *arguments: str) -> subprocess.Popen[str]:
@@ -74,11 +94,13 @@ def start(program: Program, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-async def run_until(program: Program, vhost: Vhost, left: int, number: signal.Signals) -> tuple[int, str, str]:
+async def run_until(
+    program: Program, vhost: Vhost, left: int, number: signal.Signals, case: Case = V1_TO_CLOCK
+) -> tuple[int, str, str]:
     """Run the command, and send it a signal once fewer messages are left."""
-    process = start(program, *COMMAND, "--json")
+    process = start(program, *case.command, "--json")
     deadline = time.monotonic() + TIMEOUT
-    while await waiting(vhost) > left:
+    while await waiting(vhost, case.source) > left:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
@@ -102,22 +124,30 @@ async def collect(url: str, number: int) -> list[bide.Message]:
     return found
 
 
+LONG = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
 @pytest.mark.parametrize(
-    ("number", "delays"),
+    ("case", "number", "delays"),
     [
-        pytest.param(2000, (20, 35), marks=pytest.mark.slow),
-        pytest.param(20_000, (100, 160), marks=[pytest.mark.long, pytest.mark.timeout(900)]),
+        pytest.param(V1_TO_CLOCK, 2000, (20, 35), marks=pytest.mark.slow, id="v1 to clock, 2000"),
+        *(pytest.param(case, 20_000, (80, 120), marks=LONG, id=f"{name}, 20000") for name, case in CASES.items()),
     ],
 )
 async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
-    program: Program, vhost: Vhost, number: int, delays: tuple[float, float], capsys: pytest.CaptureFixture[str]
+    program: Program,
+    vhost: Vhost,
+    case: Case,
+    number: int,
+    delays: tuple[float, float],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    due = await fill(vhost.url, number, delays)
+    due = await fill(vhost.url, number, delays, case.source)
     for left in (number * 4 // 5, number // 2):
-        code, _, _ = await run_until(program, vhost, left, signal.SIGKILL)
+        code, _, _ = await run_until(program, vhost, left, signal.SIGKILL, case)
         assert code == -signal.SIGKILL
-    before, begun = await waiting(vhost), time.monotonic()
-    done = await asyncio.to_thread(program.run, *COMMAND, "--json")
+    before, begun = await waiting(vhost, case.source), time.monotonic()
+    done = await asyncio.to_thread(program.run, *case.command, "--json")
     seconds = time.monotonic() - begun
     assert done.returncode == 0, done.stderr.decode()
     result: dict[str, Any] = json.loads(done.stdout)
