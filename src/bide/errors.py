@@ -31,6 +31,7 @@
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
     │   ├── ScheduleLogError           records of a schedule log were lost, or it is full
+    │   ├── MigrationRunningError      another migration of this delay infrastructure runs
     │   ├── DeliveryLimitError         the queue drops a message before the endpoint has made all its attempts
     │   ├── OffsetsLostError           the stream no longer has the messages to read
     │   ├── ConsumerCancelledError     the broker ended the consumer (its queue was deleted)
@@ -255,6 +256,10 @@ class NotAppliedError(BrokerError):
 
 class ScheduleLogError(BrokerError):
     """Records of a schedule log were lost, or it is full."""
+
+
+class MigrationRunningError(BrokerError):
+    """Another migration of this delay infrastructure runs."""
 
 
 class DeliveryLimitError(BrokerError):

@@ -38,6 +38,7 @@ LAYERS: tuple[dict[str, str], ...] = (
         "endpoint": "handlers, retries, parking",
         "error_queues": "failed messages: inspect, retry, edit, archive, discard",
         "messaging": "messaging patterns over a client: RPC, event bus, partitions, wire tap",
+        "migration": "waiting messages from one delay infrastructure into another",
     },
     {"gate": "the process that delivers schedules", "relay": "the relay process of a waiting hall"},
     {"client": "reconnecting connections, confirmed publishing, consuming"},

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bide.cli.errors import progress_bar
+from bide.cli.output import progress_bar
 
 
 class Terminal(io.StringIO):

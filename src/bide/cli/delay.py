@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bide.cli.migration import migrate, transfer
 from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
@@ -47,6 +48,10 @@ def delay() -> None:
     Publishers declare them if their user has the permission. These commands declare them in advance, check them, and
     delete them.
     """
+
+
+delay.add_command(migrate)
+delay.add_command(transfer)
 
 
 @delay.command()

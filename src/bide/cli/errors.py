@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -16,7 +16,7 @@ import click
 
 from bide.cli import errors_view as view
 from bide.cli.continuation import command, rest_of
-from bide.cli.output import echo, print_json, print_json_line
+from bide.cli.output import echo, print_json, print_json_line, progress_bar
 from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
@@ -432,18 +432,3 @@ async def _open_error_queue(settings: Settings, queue: str, *, audit: bool = Tru
 
     async with connect(settings.broker_url()) as client:
         yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)
-
-
-@contextmanager
-def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar, if standard error is a terminal. It is shown once the messages are counted."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(verb, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)

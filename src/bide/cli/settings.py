@@ -15,7 +15,6 @@ from bide.foreign_text import visible
 
 if TYPE_CHECKING:
     from bide.amqp.url import BrokerUrl
-    from bide.delay.protocol import DelayInfrastructure
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -178,45 +177,52 @@ def allow_option(command: _Decorated) -> _Decorated:
     )(command)
 
 
-def layout_options(*, fewer_levels: bool = False, taps: bool = False) -> Callable[[_Decorated], _Decorated]:
-    """Add the options that choose a delay infrastructure, and pass it as the argument ``infrastructure``.
+def layout_options(
+    *, fewer_levels: bool = False, taps: bool = False, which: str = "", argument: str = "infrastructure"
+) -> Callable[[_Decorated], _Decorated]:
+    """Add the options that choose a delay infrastructure, and pass it as an argument.
 
     Args:
         fewer_levels: let ``--levels`` also shorten the cascade of NServiceBus, for commands that use no broker.
         taps: leave out the waiting hall, which has no taps.
+        which: the start of the names of the options, for commands with two infrastructures: ``from`` or ``to``. The
+            layout then has no default.
+        argument: the name of the argument.
     """
     from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS
 
     hall = "" if taps else ", waiting-hall"
+    start = f"--{which}-" if which else "--"
     options = [
         click.option(
-            "--layout",
+            f"{start}layout",
             type=click.Choice([one for one in LAYOUTS if not (taps and one == "waiting-hall")]),
-            default="clock",
-            show_default=True,
+            default=None if which else "clock",
+            required=bool(which),
+            show_default=not which,
             help="Delay infrastructure.",
         ),
-        click.option("--prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]"),
-        click.option("--max-delay", metavar="DELAY", help="Longest delay that gets queues (clock)."),
-        click.option("--resolution", metavar="DELAY", help=f"Round delays up to this: 10ms, 1s (clock{hall})."),
-        click.option("--lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
+        click.option(f"{start}prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]"),
+        click.option(f"{start}max-delay", metavar="DELAY", help="Longest delay that gets queues (clock)."),
+        click.option(f"{start}resolution", metavar="DELAY", help=f"Round delays up to this: 10ms, 1s (clock{hall})."),
+        click.option(f"{start}lanes", type=int, metavar="N", help="Parallel queues per digit (clock)."),
         click.option(
-            "--routing",
+            f"{start}routing",
             type=click.Choice(ROUTINGS),
             help="NServiceBus routing topology. [default: conventional]",
         ),
         click.option(
-            "--queue-type",
+            f"{start}queue-type",
             type=click.Choice(QUEUE_TYPES),
             help="Type of the delay queues (celery). [default: quorum]",
         ),
     ]
     if not taps:
         levels_help = f"Number of levels (waiting-hall{', nservicebus' if fewer_levels else ''})."
-        options.append(click.option("--levels", type=int, metavar="N", help=levels_help))
+        options.append(click.option(f"{start}levels", type=int, metavar="N", help=levels_help))
 
     def decorate(command: _Decorated) -> _Decorated:
-        wrapped = _with_infrastructure(command, fewer_levels=fewer_levels)
+        wrapped = _with_infrastructure(command, which, argument, fewer_levels=fewer_levels)
         for option in reversed(options):
             wrapped = option(wrapped)
         return wrapped
@@ -224,39 +230,23 @@ def layout_options(*, fewer_levels: bool = False, taps: bool = False) -> Callabl
     return decorate
 
 
-def _with_infrastructure(command: _Decorated, *, fewer_levels: bool) -> _Decorated:
+def _with_infrastructure(command: _Decorated, which: str, argument: str, *, fewer_levels: bool) -> _Decorated:
     from functools import wraps
 
+    names = ("layout", "prefix", "max_delay", "resolution", "lanes", "routing", "queue_type", "levels")
+    start = f"{which}_" if which else ""
+
     @wraps(command)
-    def wrapper(
-        *args: Any,
-        layout: str,
-        prefix: str | None,
-        max_delay: str | None,
-        resolution: str | None,
-        lanes: int | None,
-        routing: Any,
-        queue_type: Any,
-        levels: int | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         from bide.delay.by_name import make_infrastructure
 
-        if levels is not None and layout.startswith("nservicebus") and not fewer_levels:
+        given = {name: kwargs.pop(f"{start}{name}", None) for name in names}
+        if given["levels"] is not None and given["layout"].startswith("nservicebus") and not fewer_levels:
             raise InvalidInputError(
-                "the layout nservicebus always has 28 levels, as its other endpoints do: leave out --levels"
+                "the layout nservicebus always has 28 levels, as its other endpoints do: leave out "
+                f"--{start.replace('_', '-')}levels"
             )
-        infrastructure: DelayInfrastructure = make_infrastructure(
-            layout,
-            prefix=prefix,
-            max_delay=max_delay,
-            resolution=resolution,
-            lanes=lanes,
-            routing=routing,
-            queue_type=queue_type,
-            levels=levels,
-        )
-        return command(*args, infrastructure=infrastructure, **kwargs)
+        return command(*args, **kwargs, **{argument: make_infrastructure(**given)})
 
     return wrapper  # type: ignore[return-value]
 

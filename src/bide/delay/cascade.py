@@ -31,11 +31,13 @@ from bide.delay.protocol import (
     QueueTarget,
     Step,
     Target,
+    Wait,
     address_of,
     check_name,
     existing,
 )
 from bide.delay.release import release_queue, release_word
+from bide.delay.waits import cascade_wait
 from bide.errors import InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 
@@ -310,6 +312,15 @@ class CascadeInfrastructure(DelayInfrastructure):
             or name in self.cascade.level_names
             or name.startswith(self.release_prefix)
         )
+
+    def target_of(self, address: str) -> Target:
+        """The target of another system's messages with this address: by default the queue of that name."""
+        return QueueTarget(address)
+
+    def wait_in(self, queue: str, routing_key: str, headers: Mapping[str, Any]) -> Wait | None:
+        """See :meth:`DelayInfrastructure.wait_in`."""
+        names = self.cascade.level_names
+        return cascade_wait(names, queue, routing_key, unit=RESOLUTION, target_of=self.target_of)
 
     def guard_topology(self) -> Topology:
         """The exchange and the queue for messages that no target takes; see :meth:`guard_policy`."""

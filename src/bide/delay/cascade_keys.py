@@ -31,9 +31,8 @@ def original_key(key: str) -> str:
     if found is None:
         return key
     address = found[2]
-    tagged = _QUEUE_WORD.fullmatch(address)
-    if tagged is not None:
-        return tagged[1].replace("%2E", ".").replace("%25", "%")
+    if (queue := queue_name(address)) is not None:
+        return queue
     released = released_key(address)
     return address if released is None else released
 
@@ -41,3 +40,9 @@ def original_key(key: str) -> str:
 def queue_word(name: str) -> str:
     """One word of a routing key that names a queue."""
     return "~q:" + name.replace("%", "%25").replace(".", "%2E")
+
+
+def queue_name(word: str) -> str | None:
+    """The queue that a word of :func:`queue_word` names; None for any other word."""
+    found = _QUEUE_WORD.fullmatch(word)
+    return None if found is None else found[1].replace("%2E", ".").replace("%25", "%")

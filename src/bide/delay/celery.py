@@ -129,6 +129,13 @@ class Celery(CascadeInfrastructure):
     def compile_headers(self, values: Mapping[str, Any], wire: WireFormat) -> None:
         """None: Celery's message protocol has all the headers that a worker needs."""
 
+    def target_of(self, address: str) -> ExchangeTarget:
+        """The delivery exchange, with the key of a message that waits no longer.
+
+        Every exchange and queue that workers bound for the address gets such a message, as after the levels.
+        """
+        return ExchangeTarget(self.delivery_exchange, self.cascade.key(0, address))
+
     def steps(self, delay: timedelta, target: Target) -> tuple[Step, ...]:
         """Every exchange on the route of a message, in order."""
         seconds = round_up(delay, RESOLUTION, maximum=self.max_delay)

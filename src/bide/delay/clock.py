@@ -40,6 +40,7 @@ from bide.delay.protocol import (
     QueueTarget,
     Step,
     Target,
+    Wait,
     address_of,
     check_name,
     check_span,
@@ -49,6 +50,7 @@ from bide.delay.protocol import (
 )
 from bide.delay.queues import final_queue, waiting_queue
 from bide.delay.release import release_key, release_queue
+from bide.delay.waits import clock_wait
 from bide.errors import InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Queue, Topology
 
@@ -275,6 +277,10 @@ class Clock(ClockNames, DelayInfrastructure):
             to_scheduled=tuple(Binding(self.entry_exchange(level), scheduled) for level in LEVELS),
             to_delivered=(Binding(self.released_exchange, delivered),),
         )
+
+    def wait_in(self, queue: str, routing_key: str, headers: Mapping[str, Any]) -> Wait | None:
+        """See :meth:`DelayInfrastructure.wait_in`."""
+        return clock_wait(self.base, queue, routing_key, headers)
 
     def growing(self) -> Self:
         """This infrastructure: clients declare the queues of a digit when they first use it."""

@@ -119,6 +119,30 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """The wait of a message as its queue, its keys and its headers show it; see :meth:`DelayInfrastructure.wait_in`.
+
+    Attributes:
+        target: where the message goes at its due time.
+        here: how long messages wait in this queue; zero if messages do not wait there.
+        least: the shortest wait after this queue.
+        most: the longest wait after this queue; the same as ``least`` if the keys of all levels are known.
+        whole: the wait of all levels of the message together; None if that is unknown.
+        previous: the queue in which the message waited before; None if this is the first one, or if that is unknown.
+        owns_due: whether the header ``bide-due`` always belongs to this wait. It may belong to an earlier delivery
+            where other systems publish copies of messages with all their headers.
+    """
+
+    target: Target
+    here: timedelta
+    least: timedelta = timedelta(0)
+    most: timedelta = timedelta(0)
+    whole: timedelta | None = None
+    previous: str | None = None
+    owns_due: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DelayRoute:
     """How to publish one delayed message.
 
@@ -198,6 +222,24 @@ class DelayInfrastructure(Protocol):
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to the infrastructure."""
+
+    def waiting_queues(self) -> tuple[Queue, ...]:
+        """The queues in which messages wait, those with the longest wait first, so that messages move down the list."""
+        queues = [one for one in self.topology().queues if "x-message-ttl" in one.arguments]
+        return tuple(sorted(queues, key=lambda one: -int(one.arguments["x-message-ttl"])))
+
+    def wait_in(self, queue: str, routing_key: str, headers: Mapping[str, Any]) -> Wait | None:
+        """The wait of a message in one of :meth:`waiting_queues`, for :func:`bide.delay.waiting.waiting_message`.
+
+        None (the default) if messages do not wait in the queue, or if this infrastructure cannot be migrated.
+
+        Args:
+            headers: all headers, including those of the broker.
+
+        Raises:
+            InvalidInputError: the keys or the headers do not show the target or the wait.
+        """
+        return None
 
     def sender_headers(
         self, *, message_id: str, now: datetime, due: datetime | None, values: Mapping[str, Any]

@@ -34,8 +34,14 @@ def release_key(target: ExchangeTarget) -> str:
 
 def released_key(word: str) -> str | None:
     """The routing key that a word of :func:`release_word` encodes; None for any other word."""
+    found = released_address(word)
+    return None if found is None else found[1]
+
+
+def released_address(word: str) -> tuple[str, str] | None:
+    """The exchange and the routing key that a word of :func:`release_word` encodes; None for any other word."""
     found = _WORD.fullmatch(word)
-    return _unescaped(found[2]) if found is not None else None
+    return None if found is None else (_unescaped(found[1]), _unescaped(found[2]))
 
 
 def release_queue(prefix: str, exchange: str, routing_key: str) -> Queue:

@@ -18,11 +18,11 @@ The idea is from the project delayed-messaging-with-rabbitmq. For the relay's de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from bide.delay.protocol import (
     HEADER_TO,
@@ -31,6 +31,7 @@ from bide.delay.protocol import (
     QueueTarget,
     Step,
     Target,
+    Wait,
     address_of,
     check_name,
     check_span,
@@ -38,9 +39,10 @@ from bide.delay.protocol import (
     round_up,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
+from bide.delay.waits import hall_wait
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
-from bide.topology import Argument, Binding, Exchange, Topology
+from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 LAYOUT_VERSION: Final = "v1"
 DEFAULT_LEVELS: Final = 20
@@ -201,6 +203,27 @@ class WaitingHall(DelayInfrastructure):
         wanted = {self.level_name(self.levels - 1), self.meditating}
         return Topology(
             [Exchange(self.delivery_exchange, "topic")], [one for one in self.topology().queues if one.name in wanted]
+        )
+
+    def waiting_queues(self) -> tuple[Queue, ...]:
+        """The queue that messages enter first, those in which they wait, and the one that they leave last."""
+        receiving, distributing = (self.topology().queue(name) for name in self.relay_queues)
+        assert receiving is not None
+        assert distributing is not None
+        return (receiving, *DelayInfrastructure.waiting_queues(self), distributing)
+
+    def wait_in(self, queue: str, routing_key: str, headers: Mapping[str, Any]) -> Wait | None:
+        """See :meth:`DelayInfrastructure.wait_in`."""
+        return hall_wait(
+            [self.level_name(level) for level in range(self.levels)],
+            queue,
+            routing_key,
+            headers,
+            unit=self.resolution,
+            meditating=self.meditating,
+            relay_queues=self.relay_queues,
+            pick_up=self.delivery_exchange,
+            rest_header=HEADER_REST,
         )
 
     def key(self, units: int) -> str:

@@ -18,6 +18,7 @@ from bide.delay.protocol import (
     QueueTarget,
     Target,
 )
+from bide.delay.recognition import refuse_target
 from bide.errors import InvalidInputError, ScheduleRecordError, TargetNotAllowedError, UnsupportedTargetError
 from bide.schedules.entries import UnderWay
 from bide.schedules.names import ScheduleNames
@@ -98,6 +99,8 @@ class DeliveryRules:
         if self._names.owns(text[2:]):
             raise UnsupportedTargetError(f"the target {text!r} is a part of the schedule log itself")
         self._allowed.check(target)
+        if isinstance(target, QueueTarget):
+            refuse_target(target.queue)
         return target
 
     def _check_copies(self, headers: Mapping[str, Any]) -> None:

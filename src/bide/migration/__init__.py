@@ -1,0 +1,8 @@
+"""Migration of waiting messages from one delay infrastructure into another."""
+
+from __future__ import annotations
+
+from bide.migration.counts import Migrated, WaitingCount
+from bide.migration.migration import Migration
+
+__all__ = ["Migrated", "Migration", "WaitingCount"]

@@ -1,0 +1,252 @@
+"""``bide delay migrate`` and ``transfer`` as processes that are killed and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import bide
+from bide.delay.protocol import DelayInfrastructure
+from bide.local_broker import LocalBroker
+from bide.migration import Migration
+from bide.topology import Queue, Topology
+from tests.acceptance.test_cli import Program
+from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+SOURCE = bide.NServiceBus(version=1, routing="direct")
+TARGET = bide.Clock(prefix="new")
+COMMAND = (
+    *("delay", "migrate", "--from-layout", "nservicebus-v1", "--from-routing", "direct"),
+    *("--to-layout", "clock", "--to-prefix", "new", "--allow", "orders"),
+)
+IN_FLIGHT = 100 * 28
+"""Messages that a migration holds at most: its prefetch for each level."""
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+@pytest.fixture
+def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
+    name = "another"
+    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
+    broker.delete_vhost(name)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A migration, as a command and as its parts."""
+
+    source: DelayInfrastructure
+    command: tuple[str, ...]
+
+
+V1_TO_CLOCK = Case(SOURCE, COMMAND)
+CASES = {
+    "v1 to v2": Case(SOURCE, (*COMMAND[:6], "--to-layout", "nservicebus", "--to-routing", "direct", *COMMAND[-2:])),
+    "celery to clock": Case(bide.Celery(), ("delay", "migrate", "--from-layout", "celery", *COMMAND[6:])),
+    "hall to clock": Case(bide.WaitingHall(), ("delay", "migrate", "--from-layout", "waiting-hall", *COMMAND[6:])),
+}
+
+
+async def fill(
+    url: str, number: int, delays: tuple[float, float], source: DelayInfrastructure = SOURCE
+) -> list[datetime]:
+    """Send numbered messages with delays between two bounds, and return their due times."""
+    lowest, highest = delays
+    step = (highest - lowest) / number
+    now = datetime.now(UTC)
+    due = [now + timedelta(seconds=lowest + step * place) for place in range(number)]
+    async with bide.connect(url, infrastructure=source) as client:
+        await client.declare(Topology(queues=[Queue.quorum("orders")]))
+        await client.publish_many(
+            bide.OutgoingMessage(f"{place}", to="orders", deliver_at=moment) for place, moment in enumerate(due)
+        )
+    return due
+
+
+async def waiting(vhost: Vhost, source: DelayInfrastructure = SOURCE) -> int:
+    return sum(one.messages for one in await Migration(vhost.url, source, TARGET, allow=["*"]).count())
+
+
+def start(program: Program, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "bide", *arguments],
+        env=program.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def run_until(
+    program: Program, vhost: Vhost, left: int, number: signal.Signals, case: Case = V1_TO_CLOCK
+) -> tuple[int, str, str]:
+    """Run the command, and send it a signal once fewer messages are left."""
+    process = start(program, *case.command, "--json")
+    deadline = time.monotonic() + TIMEOUT
+    while await waiting(vhost, case.source) > left:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    process.send_signal(number)
+    out, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+    return process.returncode, out, err
+
+
+async def collect(url: str, number: int) -> list[bide.Message]:
+    """Receive until as many different messages have come, and as many more as follow at once."""
+    found: list[bide.Message] = []
+    bodies: set[bytes] = set()
+    async with bide.connect(url) as client, client.consume("orders", prefetch=1000) as messages:
+        waiter = messages.__aiter__()
+        while len(bodies) < number:
+            async with asyncio.timeout(TIMEOUT):
+                message = await waiter.__anext__()
+            await message.ack()
+            found.append(message)
+            bodies.add(message.body)
+    return found
+
+
+LONG = [pytest.mark.long, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("case", "number", "delays"),
+    [
+        pytest.param(V1_TO_CLOCK, 2000, (20, 35), marks=pytest.mark.slow, id="v1 to clock, 2000"),
+        *(pytest.param(case, 20_000, (80, 120), marks=LONG, id=f"{name}, 20000") for name, case in CASES.items()),
+    ],
+)
+async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
+    program: Program,
+    vhost: Vhost,
+    case: Case,
+    number: int,
+    delays: tuple[float, float],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    due = await fill(vhost.url, number, delays, case.source)
+    for left in (number * 4 // 5, number // 2):
+        code, _, _ = await run_until(program, vhost, left, signal.SIGKILL, case)
+        assert code == -signal.SIGKILL
+    before, begun = await waiting(vhost, case.source), time.monotonic()
+    done = await asyncio.to_thread(program.run, *case.command, "--json")
+    seconds = time.monotonic() - begun
+    assert done.returncode == 0, done.stderr.decode()
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert (result["left"], result["set_aside"], result["finished"]) == ({}, {}, True)
+    assert sum(result["taken"].values()) == result["moved"]
+    messages = await collect(vhost.url, number)
+    assert {int(one.body) for one in messages} == set(range(number))
+    assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
+    repeated = sum(Counter(one.body for one in messages).values()) - number
+    assert repeated <= 2 * IN_FLIGHT
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{number} messages, two kills: {repeated} came twice, {result['redelivered']} redelivered to the last "
+            f"run, which moved {before} in {seconds:.1f} s ({before / seconds:.0f}/s)\n"
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+async def test_a_stopped_migration_prints_the_command_that_goes_on(
+    program: Program, vhost: Vhost, number: signal.Signals
+) -> None:
+    await fill(vhost.url, 1000, (600, 700))
+    code, out, err = await run_until(program, vhost, 800, number)
+    assert code == 1
+    first = json.loads(out)
+    assert not first["finished"]
+    assert 200 <= first["moved"] < 1000
+    assert "Traceback" not in err
+    stopped, again = err.strip().splitlines()[-2:]
+    assert stopped == f"bide: stopped: {first['moved']} messages taken, the others are still in their queues"
+    words = shlex.split(again.removeprefix("bide: go on with: "))
+    assert words == ["bide", *COMMAND, "--json"]
+    rest = json.loads(program.ok(*words[1:]))
+    assert (first["moved"] + rest["moved"], rest["redelivered"]) == (1000, 0)
+
+
+async def test_a_dry_run_counts_by_level_and_changes_nothing(program: Program, vhost: Vhost) -> None:
+    await fill(vhost.url, 30, (600, 630))
+    output = program.ok(*COMMAND, "--dry-run")
+    assert output.splitlines() == [
+        "       30  nsb.delay-level-09, wait 0:08:32",
+        "       30  in 28 queues; nothing was changed",
+    ]
+    counts = json.loads(program.ok(*COMMAND, "--dry-run", "--json"))
+    assert [one for one in counts if one["messages"]] == [
+        {"queue": "nsb.delay-level-09", "messages": 30, "wait": 512.0}
+    ]
+    assert await waiting(vhost) == 30
+
+
+async def test_the_output_counts_what_was_moved_set_aside_and_left(program: Program, vhost: Vhost) -> None:
+    await fill(vhost.url, 30, (600, 630))
+    done = program.run(*COMMAND[:-1], "others")
+    assert done.returncode == 1
+    assert done.stdout.decode().splitlines()[:2] == [
+        "       30  from nsb.delay-level-09",
+        "       30  taken: 0 moved, 30 set aside",
+    ]
+    assert "       30  set aside: the target 'q:orders' matches no allowed pattern (others)" in done.stdout.decode()
+    assert done.stderr.decode() == "bide: 30 messages set aside in bide.set-aside.nsb.delay-delivery\n"
+    assert program.ok(*COMMAND).splitlines() == [
+        "       30  from bide.set-aside.nsb.delay-delivery",
+        "       30  taken: 30 moved, 0 set aside",
+        "        0  left in nservicebus-v1",
+    ]
+
+
+async def test_messages_go_to_another_virtual_host(program: Program, vhost: Vhost, other_vhost: Vhost) -> None:
+    """Those whose target is missing there are set aside here."""
+    due = await fill(vhost.url, 30, (5, 6))
+    same = ("--from-layout", "nservicebus-v1", "--to-layout", "nservicebus-v1", "--allow", "*")
+    transfer = ("delay", "transfer", "--to-url", other_vhost.url, *same, "--from-routing=direct", "--to-routing=direct")
+    first = program.run(*transfer, "--json")
+    assert first.returncode == 1
+    assert sum(json.loads(first.stdout)["set_aside"].values()) == 30
+    async with bide.connect(other_vhost.url) as client:
+        await client.declare(Topology(queues=[Queue.quorum("orders")]))
+    assert json.loads(program.ok(*transfer, "--json"))["moved"] == 30
+    messages = await collect(other_vhost.url, 30)
+    assert len(messages) == 30
+    assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
+
+
+async def test_bad_usage_is_one_line_and_exits_with_2(program: Program, vhost: Vhost) -> None:
+    assert "--to-layout" in program.fails(2, *COMMAND[:6], "--allow", "*")
+    assert "share names" in program.fails(
+        2, "delay", "migrate", "--from-layout", "clock", "--to-layout", "clock", "--allow", "*"
+    )
+    assert "leave out --from-levels" in program.fails(2, *COMMAND, "--from-levels", "4")
+    assert "belongs to celery" in program.fails(2, *COMMAND, "--to-queue-type", "classic")
+    assert "no queue of the layout 'nservicebus-v1'" in program.fails(1, *COMMAND)
+    await fill(vhost.url, 1, (600, 601))
+    same = ("--from-layout", "nservicebus-v1", "--to-layout", "nservicebus-v1", "--allow", "*")
+    assert "both URLs lead to" in program.fails(2, "delay", "transfer", "--to-url", vhost.url, *same)
+
+
+async def test_a_second_run_is_refused(program: Program, vhost: Vhost) -> None:
+    await fill(vhost.url, 1, (600, 601))
+    async with bide.connect(vhost.url) as client:
+        lock = Queue("bide.migration.nsb.delay-delivery", exclusive=True, durable=False)
+        await client.declare(Topology(queues=[lock]))
+        assert "runs on this virtual host already" in program.fails(1, *COMMAND)

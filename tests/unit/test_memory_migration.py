@@ -1,0 +1,81 @@
+"""Waiting messages between all delay infrastructures on the in-memory broker."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+import bide
+import bide.testing
+from bide.delay.protocol import DelayInfrastructure
+from bide.migration import Migration
+from bide.topology import Binding, Exchange, Queue, Topology
+from tests.timeouts import TIMEOUT
+
+LAYOUTS: dict[str, DelayInfrastructure] = {
+    "clock": bide.Clock(),
+    "nservicebus": bide.NServiceBus(routing="direct"),
+    "nservicebus-v1": bide.NServiceBus(version=1, routing="direct"),
+    "celery": bide.Celery(),
+    "other-prefix": bide.Clock(prefix="eu.shop", lanes=3),
+}
+RELEASES = [(3, 10), (4, 3)]
+PLACES = Topology(
+    [Exchange("shop", "topic")],
+    [Queue.quorum("orders.eu"), Queue.quorum("events")],
+    [Binding("shop", "events", "order.*")],
+)
+DELAYS = ("7s", "61s", "1h1m1s", "26h", "40d")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "release"),
+    [(*pair, RELEASES[number % 2]) for number, pair in enumerate(permutations(LAYOUTS, 2))],
+)
+async def test_messages_keep_their_due_times_from_any_level(source: str, target: str, release: tuple[int, ...]) -> None:
+    """After half an hour, so that some are overdue and some have passed levels."""
+    before, after = LAYOUTS[source], LAYOUTS[target]
+    due: dict[str, datetime | None] = {}
+    async with bide.testing.broker(release=release) as b, b.connect(infrastructure=before) as client:
+        await client.declare(PLACES)
+        for delay in DELAYS:
+            for to in ({"to": "orders.eu"}, {"exchange": "shop", "routing_key": "order.created"}):
+                options: dict[str, Any] = {**to, "headers": {"number": len(due)}, "priority": 3}
+                receipt = await client.publish(f"{len(due)}", delay=delay, **options)
+                due[receipt.message_id] = receipt.due
+        b.clock.advance("30m")
+        migration = Migration(client.url, before, after, allow=["orders.*", "x:shop"])
+        done = await migration.run()
+        assert (done.moved, done.uncertain, done.left, dict(done.set_aside)) == (6, 0, {}, {})
+        found = []
+        for queue, number in (("orders.eu", 2), ("events", 2)):
+            found += await received(client, queue, number)
+        for step in ("45m", "25h", "38d", "2d"):
+            b.clock.advance(step)
+        for queue in ("orders.eu", "events"):
+            found += await received(client, queue, 3)
+    assert {one.message_id for one in found} == set(due)
+    for one in found:
+        assert one.body == str(one.headers["number"]).encode()
+        moment = due[one.message_id or ""]
+        assert moment is not None
+        assert one.due == moment
+        assert one.received_at >= moment
+        own = {name for name in one.headers if not name.startswith("NServiceBus.")}
+        assert (own, one.priority) == ({"number"}, 3)
+        assert (one.exchange, one.routing_key) in {("", "orders.eu"), ("shop", "order.created")}
+
+
+async def received(client: bide.Client, queue: str, number: int) -> list[bide.Message]:
+    found: list[bide.Message] = []
+    async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
+        async for message in messages:
+            await message.ack()
+            found.append(message)
+            if len(found) == number:
+                return found
+    return found
