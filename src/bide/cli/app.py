@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "demo": LazyCommand("bide.cli.demo", "Watch delayed messages arrive on time, and draw a report."),
     "errors": LazyCommand("bide.cli.errors", "List failed messages; retry, edit, archive or discard them."),
     "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
+    "queue": LazyCommand("bide.cli.queue", "Turn queues into quorum queues; raise delivery limits."),
     "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
     "relay": LazyCommand("bide.cli.relay", "Relay the messages of a waiting hall until interrupted."),
     "send": LazyCommand("bide.cli.send", "Send messages now, after a delay or at a due time."),
