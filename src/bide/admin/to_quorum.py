@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from bide.admin.exclusive_access import without_other_connections
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
@@ -41,7 +42,10 @@ HOLDING: Final = ".to-quorum"
 _WINDOW: Final = 500
 """Messages that are moved at a time. A crash can repeat these."""
 
-_IDLE_PAUSE: Final = 0.1
+_IDLE_PAUSE: Final = 0.05
+_EMPTY_WITHIN: Final = 30.0
+"""Seconds within which the classic queue has to be empty once, after its older messages were moved."""
+
 _KEPT_ARGUMENT: Final = "bide-to-quorum"
 """Argument of the holding queue: the arguments of the quorum queue as JSON. The broker ignores and keeps it."""
 
@@ -114,15 +118,24 @@ async def plan_conversion(connection: Connection, api: ManagementApi, name: str)
     )
 
 
-async def convert(connection: Connection, api: ManagementApi, name: str) -> QuorumConversion:
+async def convert(
+    connection: Connection, api: ManagementApi, name: str, *, pause_publishers: bool = False
+) -> QuorumConversion:
     """Turn a classic queue into a quorum queue, or finish an interrupted conversion.
 
-    No message is lost. A message that is published through an exchange at the moment when a binding moves is in both
-    queues and comes twice; so may the messages that were being moved when a conversion was killed. Messages that come
-    in during the conversion may overtake older ones.
+    Publishers can continue. Of messages through exchanges none is lost, and those that are published at the moment when
+    a binding moves come twice; so may the messages that were being moved when a conversion was killed. Messages that
+    come in during the conversion may overtake older ones.
 
-    Between the delete of the classic queue and the declare of the quorum queue, some milliseconds later, the default
-    exchange returns messages for this queue to publishers that set ``mandatory``, and drops those of other publishers.
+    Messages through the default exchange may be lost in the milliseconds in which the queue is replaced, because
+    RabbitMQ confirms what is on its way to a queue that is deleted. ``pause_publishers`` prevents this.
+
+    Args:
+        connection: a connection to the virtual host.
+        api: the management API.
+        name: the queue.
+        pause_publishers: close the other connections of the virtual host, and refuse new ones, while the queue is
+            replaced. The user has to be an administrator.
 
     Raises:
         TargetNotFoundError: the queue does not exist.
@@ -140,7 +153,10 @@ async def convert(connection: Connection, api: ManagementApi, name: str) -> Quor
     work = _Conversion(connection, api, plan)
     if plan.found == "classic":
         await work.hold()
-    if plan.found != "quorum":
+    if plan.found == "classic" and pause_publishers:
+        async with without_other_connections(connection, api):
+            await work.declare()
+    elif plan.found != "quorum":
         await work.declare()
     moved = await work.give_back()
     return QuorumConversion(
@@ -176,10 +192,13 @@ class _Conversion:
             )
             log.info("declared the holding queue %s", self._holding)
             await self._move_bindings(channel, self._name, self._holding)
-        await self._move(self._name)
+        # Publishers may fill the queue for ever, so the rest is moved when it is replaced.
+        await self._move(self._name, most=(await _counts(self._connection, self._name))[0])
 
     async def declare(self) -> None:
-        """Replace the classic queue, which is empty or missing, by the quorum queue."""
+        """Replace the classic queue, once it is empty, by the quorum queue."""
+        loop = self._connection.loop
+        deadline = loop.time() + _EMPTY_WITHIN
         while True:
             async with await self._connection.channel() as channel:
                 deleting = channel.delete_queue(self._name, if_empty=True, if_unused=True)
@@ -198,8 +217,13 @@ class _Conversion:
                 raise InvalidInputError(
                     f"the queue {self._name!r} has a new consumer, which would lose it: stop it, and run this again"
                 )
+            if loop.time() > deadline:
+                raise BrokerError(
+                    f"publishers fill the queue {self._name!r} faster than it can be emptied, through the default "
+                    "exchange: run this again with --pause-publishers, or when they send less"
+                )
             log.info("%d more messages came to %s", ready, self._name)
-            await self._move(self._name)
+            await self._move(self._name, most=ready)
 
     async def give_back(self) -> int:
         """Move the bindings and the messages to the quorum queue, and delete the holding queue."""
@@ -234,8 +258,13 @@ class _Conversion:
                 await self._api.call("DELETE", *path)
         log.info("moved %d bindings from %s to %s", len(bindings), source, destination)
 
-    async def _move(self, queue: str) -> int:
-        """Move all messages of a queue through the exchange, each acknowledged after its confirm."""
+    async def _move(self, queue: str, *, most: int | None = None) -> int:
+        """Move the messages of a queue through the exchange, each acknowledged after its confirm.
+
+        Args:
+            queue: the queue.
+            most: about how many to move; None for all, from a queue that gets no new ones.
+        """
         log.info("moving the messages of %s", queue)
         async with (
             await self._connection.channel() as taking,
@@ -245,6 +274,8 @@ class _Conversion:
             await taking.qos(_WINDOW)
             tag = await taking.consume(queue, on_message=mover.take, on_end=mover.fail)
             while mover.is_busy() or (await _counts(self._connection, queue))[0]:
+                if most is not None and mover.moved >= most:
+                    break
                 await mover.wait()
             await taking.cancel(tag)
             while mover.is_busy():

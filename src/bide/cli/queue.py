@@ -66,20 +66,27 @@ def set_delivery_limit(
 
 @queue.command("to-quorum")
 @click.argument("name", metavar="QUEUE")
+@click.option(
+    "--pause-publishers", is_flag=True, help="Close and refuse other connections while the queue is replaced."
+)
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the result")
 @management_options
 @pass_settings
-def to_quorum(settings: Settings, *, name: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+def to_quorum(
+    settings: Settings, *, name: str, pause_publishers: bool, dry_run: bool, yes: bool, as_json: bool
+) -> None:
     """Turn a classic queue into a quorum queue of the same name, with its messages and bindings.
 
     Stop the consumers of the queue first; publishers can continue. The messages wait in the queue NAME.to-quorum
     meanwhile. If the command is interrupted, run it again: it continues where it was. Messages that were being moved
     then may come twice.
 
-    For some milliseconds there is no queue of this name. Publishers that use the default exchange need the flag
-    mandatory and confirms to notice that a message was returned; messages through other exchanges are not affected.
+    For some milliseconds there is no queue of this name. Messages through the default exchange may be lost then,
+    confirmed or not; messages through other exchanges are not affected. With --pause-publishers, all other connections
+    of the virtual host are closed and refused for about a second, and publishers with confirms lose nothing. That needs
+    an administrator.
     """
     plan = run_async(_plan_conversion(settings, name))
     if not as_json:
@@ -91,7 +98,7 @@ def to_quorum(settings: Settings, *, name: str, dry_run: bool, yes: bool, as_jso
     if not yes:
         confirm(f"Turn {name} on {settings.broker_url()} into a quorum queue?")
     with working("moving messages"):
-        done = run_async(_convert(settings, name))
+        done = run_async(_convert(settings, name, pause_publishers=pause_publishers))
     if as_json:
         print_json(asdict(done))
         return
@@ -112,17 +119,24 @@ def _print_plan(plan: QuorumConversion) -> None:
 
 
 async def _plan_conversion(settings: Settings, name: str) -> QuorumConversion:
-    from bide.admin.to_quorum import plan_conversion
+    from bide.admin.exclusive_access import allow_connections
+    from bide.admin.locate import management_api
+    from bide.admin.to_quorum import HOLDING, plan_conversion
 
+    url = settings.broker_url()
+    async with management_api(url, settings.management_url) as api:
+        if await api.queue(url.vhost, name + HOLDING) is not None:
+            # A conversion that was killed while it paused the publishers.
+            await allow_connections(api, url.vhost)
     async with connected(settings, "queue") as (connection, api):
         return await plan_conversion(connection, api, name)
 
 
-async def _convert(settings: Settings, name: str) -> QuorumConversion:
+async def _convert(settings: Settings, name: str, *, pause_publishers: bool) -> QuorumConversion:
     from bide.admin.to_quorum import convert
 
     async with connected(settings, "queue") as (connection, api):
-        return await convert(connection, api, name)
+        return await convert(connection, api, name, pause_publishers=pause_publishers)
 
 
 async def _find_limited(settings: Settings, names: Sequence[str], least: int | None) -> list[LimitedQueue]:
