@@ -35,6 +35,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     },
     {"": "the public names"},
     {
+        "delayed_plugin": "leaving the delayed-message plugin: its exchanges, and the messages in it",
         "endpoint": "handlers, retries, parking",
         "error_queues": "failed messages: inspect, retry, edit, archive, discard",
         "messaging": "messaging patterns over a client: RPC, event bus, partitions, wire tap",

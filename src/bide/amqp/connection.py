@@ -148,6 +148,12 @@ class Connection(asyncio.Protocol):
         return self._is_open and not self.lost.done()
 
     @property
+    def local_port(self) -> int | None:
+        """The port of this side, part of the connection's name on the broker; None without a socket."""
+        name = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return name[1] if name else None
+
+    @property
     def blocked_by(self) -> str | None:
         """Why the broker has blocked publishing (an alarm), or None."""
         return self._writer.blocked_by

@@ -28,7 +28,11 @@ COMMANDS: Final = {
     "demo": LazyCommand("bide.cli.demo", "Watch delayed messages arrive on time, and draw a report."),
     "errors": LazyCommand("bide.cli.errors", "List failed messages; retry, edit, archive or discard them."),
     "gate": LazyCommand("bide.cli.gate", "Deliver scheduled messages until interrupted."),
+    "migrate-plugin": LazyCommand(
+        "bide.cli.migrate_plugin", "Leave the delayed-message plugin, with what waits in it."
+    ),
     "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
+    "queue": LazyCommand("bide.cli.queue", "Turn queues into quorum queues; raise delivery limits."),
     "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
     "relay": LazyCommand("bide.cli.relay", "Relay the messages of a waiting hall until interrupted."),
     "schedule": LazyCommand("bide.cli.schedule", "Schedule messages by a key; list, cancel or move them."),

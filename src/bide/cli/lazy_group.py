@@ -13,7 +13,7 @@ class LazyCommand(NamedTuple):
     """The module and the summary of a command.
 
     Attributes:
-        module: the module, which has the command under the command's name.
+        module: the module, which has the command under its name, with underscores.
         summary: the text for the help of the group, which imports no command.
     """
 
@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if (command := self._lazy.get(cmd_name)) is None:
             return None
-        found = getattr(import_module(command.module), cmd_name)
+        found = getattr(import_module(command.module), cmd_name.replace("-", "_"))
         assert isinstance(found, click.Command)
         return found
 

@@ -289,7 +289,7 @@ def explain(
     if pattern_text is not None:
         asked = _pattern_topology(pattern_text)
     elif file is not None:
-        asked = _definitions(file, vhost)
+        asked = read_definitions(file, vhost)
     else:
         with working("looking"):
             asked = run_async(_live_topology(settings))
@@ -345,7 +345,8 @@ def _pattern_topology(text: str) -> Topology:
     return made[0]
 
 
-def _definitions(file: BinaryIO, vhost: str | None) -> Topology:
+def read_definitions(file: BinaryIO, vhost: str | None) -> Topology:
+    """Read a topology from a file of RabbitMQ definitions."""
     from bide.topology.rendering import from_definitions
 
     try:

@@ -60,6 +60,9 @@ MAX_TTL: Final = timedelta(days=3650)
 RELAY: Final = "(relay)"
 """The relay in explained routes. No exchange of the hall can have this name."""
 
+DELIVERY_SUFFIX: Final = ".delivery"
+"""End of the name of the exchange that gets the messages of an entry exchange; see :func:`delivery_exchange_of`."""
+
 _UNIT: Final = timedelta(seconds=1)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _DELIVERY_LIMIT: Final = 1000
@@ -356,6 +359,11 @@ class WaitingHall(DelayInfrastructure):
 
     def _exchange_below(self, level: int) -> str:
         return self.level_name(level - 1) if level else self.released_exchange
+
+
+def delivery_exchange_of(entry: str) -> str:
+    """The target of a message with ``x-delay`` that came to check-in through the exchange ``entry``, by a binding."""
+    return entry + DELIVERY_SUFFIX
 
 
 def _round_groups(rounds: int) -> Iterator[tuple[int, int]]:

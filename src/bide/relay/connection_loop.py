@@ -195,7 +195,13 @@ class ConnectionLoop:
         now = time.time_ns() // 1_000_000
         try:
             relayed = RelayedMessage.read(
-                self._hall, delivery.routing_key, delivery.values, now=now, user=self._user, allowed=self._allowed
+                self._hall,
+                delivery.routing_key,
+                delivery.values,
+                now=now,
+                user=self._user,
+                allowed=self._allowed,
+                exchange=delivery.exchange,
             )
             decision = decide(relayed, now)
         except InvalidInputError as error:

@@ -23,7 +23,7 @@ from bide.delay.protocol import (
 )
 from bide.delay.received import DEATH_HEADERS
 from bide.delay.recognition import refuse_target
-from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall
+from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall, delivery_exchange_of
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
@@ -105,18 +105,21 @@ class RelayedMessage:
         now: int,
         user: str | None = None,
         allowed: AllowedTargets = ANY_TARGET,
+        exchange: str = "",
     ) -> Self:
         """Read a message from one of the relay's queues.
 
         The due time is ``x-delay`` counted from now, or else ``bide-due``; without either header, the message is due at
-        once. ``x-delay`` has no effect on a message that bide has delayed. The target is the one in ``bide-to``, or
-        else the pick-up exchange.
+        once. ``x-delay`` has no effect on a message that bide has delayed. The target is the one in ``bide-to``. Else
+        it is the pick-up exchange, or for a message with ``x-delay`` that was published to another exchange than those
+        of the hall, and came through a binding, the delivery exchange of that exchange.
 
         Args:
             values: the properties by their AMQP names.
             now: milliseconds since the Unix epoch, rounded down.
             user: the user of the relay's connection.
             allowed: the targets that the relay may deliver to, besides the pick-up exchange.
+            exchange: the exchange that the message was published to.
 
         Raises:
             TargetNotAllowedError: the message names a target that is not allowed.
@@ -126,6 +129,8 @@ class RelayedMessage:
         headers = {name: value for name, value in given.items() if name not in _REMOVED_HEADERS}
         if HEADER_REST not in given and HEADER_DELAY in given:
             headers[HEADER_DUE] = now + _milliseconds(headers.pop(HEADER_DELAY))
+            if exchange and not hall.owns(exchange):
+                headers.setdefault(HEADER_TO, f"x:{delivery_exchange_of(exchange)}")
         key = given.get(HEADER_PICK_UP_KEY, routing_key)
         if not isinstance(key, str):
             raise InvalidInputError(f"the header {HEADER_PICK_UP_KEY} is {key!r}: it must be a routing key")

@@ -1,0 +1,92 @@
+"""A virtual host without other connections, for a moment.
+
+RabbitMQ confirms a message that is on its way to a classic queue when the queue is deleted, and drops it. So a queue
+that is published to through the default exchange can be replaced without a loss only while no publisher is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bide.amqp.connection import Connection
+from bide.errors import BrokerError, InvalidInputError
+from bide.management.api import ManagementApi
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+_LIMIT: Final = "max-connections"
+_PAUSE: Final = 0.1
+_ROUNDS: Final = 200
+
+
+@asynccontextmanager
+async def without_other_connections(connection: Connection, api: ManagementApi) -> AsyncIterator[None]:
+    """Close all other connections to the virtual host, and refuse new ones in the block.
+
+    Messages that these connections had published, and the broker had read, are in their queues then.
+
+    Args:
+        connection: the connection that stays.
+        api: the management API, with a user who is an administrator.
+
+    Raises:
+        InvalidInputError: the virtual host has a limit on connections already, which would be lost.
+        BrokerError: other connections do not close.
+    """
+    vhost = connection.url.vhost
+    if await _connection_limit(api, vhost) is not None:
+        raise InvalidInputError(
+            f"the virtual host {vhost!r} has a limit on connections, which would be lost: remove it for now with "
+            "'rabbitmqctl clear_vhost_limits'"
+        )
+    await api.call("PUT", "vhost-limits", vhost, _LIMIT, body={"value": 0})
+    log.info("the virtual host %s takes no new connections", vhost)
+    try:
+        await _close_others(connection, api)
+        yield
+    finally:
+        await asyncio.shield(allow_connections(api, vhost))
+
+
+async def allow_connections(api: ManagementApi, vhost: str) -> None:
+    """End the refusal of :func:`without_other_connections`, also that of a killed process."""
+    if await _connection_limit(api, vhost) == 0:
+        await api.call("DELETE", "vhost-limits", vhost, _LIMIT)
+        log.info("the virtual host %s takes connections again", vhost)
+
+
+async def _connection_limit(api: ManagementApi, vhost: str) -> int | None:
+    found = await api.call("GET", "vhost-limits", vhost)
+    limits = [one["value"].get(_LIMIT) for one in found or [] if one.get("vhost") == vhost]
+    return next((one for one in limits if one is not None), None)
+
+
+async def _close_others(connection: Connection, api: ManagementApi) -> None:
+    own = f":{connection.local_port} -> "
+    if not any(own in name for name in await _connection_names(api, connection.url.vhost)):
+        raise BrokerError(
+            f"the broker does not list a connection from port {connection.local_port}, so this one cannot be told from "
+            "the others: run this where no proxy is in between"
+        )
+    for _ in range(_ROUNDS):
+        others = [name for name in await _connection_names(api, connection.url.vhost) if own not in name]
+        if not others:
+            return
+        for name in others:
+            await api.call("DELETE", "connections", name)
+        await asyncio.sleep(_PAUSE)
+    raise BrokerError(f"other connections to {connection.url.vhost!r} do not close: close them, and try again")
+
+
+async def _connection_names(api: ManagementApi, vhost: str) -> list[str]:
+    """The connections of all users of a virtual host. The broker lists connections by user without a delay."""
+    users = {one["user"] for one in await api.call("GET", "vhosts", vhost, "permissions") or []}
+    names = []
+    for user in sorted(users):
+        found = await api.call("GET", "connections", "username", user) or []
+        names += [one["name"] for one in found if one["vhost"] == vhost]
+    return names

@@ -1,0 +1,189 @@
+"""Files of exported messages: JSON lines, written page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from bide.delayed_plugin.pending import PAGE_MESSAGES, PendingMessage, read_page
+from bide.errors import InvalidInputError
+from bide.foreign_text import visible_json
+
+FORMAT: Final = 1
+
+_FIRST: Final = b'{"bide-export"'
+_PAGE: Final = b'{"page"'
+_END: Final = b'{"end"'
+
+
+@dataclass(slots=True, kw_only=True)
+class Exported:
+    """The result of :func:`export`.
+
+    Attributes:
+        messages: the number of messages in the file.
+        resumed: how many of them an earlier, interrupted export had written.
+        exchanges: the number of messages by virtual host and exchange, of this run.
+    """
+
+    messages: int = 0
+    resumed: int = 0
+    exchanges: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+async def export(
+    path: Path,
+    command: Sequence[str],
+    *,
+    page: int = PAGE_MESSAGES,
+    progress: Callable[[int], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Exported:
+    """Write all messages that wait on one node to a file. An interrupted export continues after its last page.
+
+    Messages with earlier due times that are published after their page was read are missing, so the publishers should
+    have stopped.
+
+    Args:
+        path: the file; it is written to the disk after every page.
+        command: the command that runs ``rabbitmqctl`` for the node.
+        page: messages per page.
+        progress: called with the number of messages in the file, after each page.
+        environment: environment variables of the command.
+
+    Raises:
+        InvalidInputError: the file is not one of an export, or is complete already.
+        BrokerError: the messages cannot be read.
+        OSError: the file cannot be written.
+    """
+    done = Exported()
+    with _open(path) as file:
+        key = _resume(file, done)
+        if not file.tell():
+            header = {"bide-export": FORMAT, "started": datetime.now(UTC).isoformat(timespec="milliseconds")}
+            file.write(json.dumps(header).encode() + b"\n")
+        while True:
+            read = await read_page(command, key, messages=page, environment=environment)
+            for one in read.messages:
+                done.exchanges[one.vhost, one.exchange] += 1
+            done.messages += len(read.messages)
+            key = read.next_key
+            lines = [*(_line(one) for one in read.messages), _marker(read.node, key, done.messages)]
+            await asyncio.to_thread(_append, file, b"".join(lines))
+            if progress is not None:
+                progress(done.messages)
+            if not key:
+                return done
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("r+b" if path.exists() else "x+b")
+
+
+def _append(file: BinaryIO, data: bytes) -> None:
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _resume(file: BinaryIO, done: Exported) -> str:
+    """Cut off an incomplete page, and return where the next one starts."""
+    kept, key = 0, ""
+    for place, line in _lines(file):
+        if line.startswith(_END):
+            raise InvalidInputError(f"{file.name} is a complete export already: name another file, or delete it")
+        if line.startswith(_PAGE):
+            marker = json.loads(line)
+            kept, key, done.messages = place + len(line), marker["page"], marker["messages"]
+    done.resumed = done.messages
+    file.seek(kept)
+    file.truncate()
+    return key
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The complete lines, and where they start."""
+    place = 0
+    for line in file:
+        if place == 0 and not line.startswith(_FIRST):
+            raise InvalidInputError(f"{file.name} is not a file of 'bide migrate-plugin export': name another")
+        if line.endswith(b"\n"):
+            yield place, line
+        place += len(line)
+
+
+def _marker(node: str, key: str, messages: int) -> bytes:
+    values = {"page": key} if key else {"end": True}
+    return json.dumps({**values, "messages": messages, "node": node}).encode() + b"\n"
+
+
+def _line(one: PendingMessage) -> bytes:
+    values = {
+        "due": one.due,
+        "vhost": one.vhost,
+        "exchange": one.exchange,
+        "routing_keys": one.routing_keys,
+        "encoded_properties": b64encode(one.encoded_properties).decode(),
+        "body": b64encode(one.body).decode(),
+    }
+    return visible_json(values).encode() + b"\n"
+
+
+def read_export(path: Path, *, start: int = 0) -> Iterator[tuple[PendingMessage, int]]:
+    """The messages of a complete export, each with the place in the file after it.
+
+    Args:
+        path: the file.
+        start: a place in the file, from an earlier read.
+
+    Raises:
+        InvalidInputError: the file is not a complete export.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        _check_complete(file, path)
+        file.seek(start)
+        for line in file:
+            start += len(line)
+            if line.startswith(_END):
+                return
+            if not line.startswith((_FIRST, _PAGE)):
+                yield _message(json.loads(line)), start
+
+
+def _check_complete(file: BinaryIO, path: Path) -> None:
+    is_export = file.read(len(_FIRST)) == _FIRST
+    file.seek(max(file.seek(0, os.SEEK_END) - 1000, 0))
+    last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    if not is_export or not last.startswith(_END):
+        raise InvalidInputError(f"{path} is not a complete export: run 'bide migrate-plugin export' again to finish it")
+
+
+def _message(values: Mapping[str, Any]) -> PendingMessage:
+    return PendingMessage(
+        due=values["due"],
+        vhost=values["vhost"],
+        exchange=values["exchange"],
+        routing_keys=tuple(values["routing_keys"]),
+        encoded_properties=b64decode(values["encoded_properties"]),
+        body=b64decode(values["body"]),
+    )
+
+
+def count_waiting(path: Path, vhost: str, *, now: datetime) -> Counter[str]:
+    """The number of messages of an export that are not yet due, by exchange.
+
+    Raises:
+        InvalidInputError: the file is not a complete export.
+        OSError: the file cannot be read.
+    """
+    after = now.timestamp() * 1000
+    return Counter(one.exchange for one, _ in read_export(path) if one.vhost == vhost and one.due > after)

@@ -1,0 +1,169 @@
+"""Replacing the exchanges of the delayed-message plugin on a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from bide.admin.declaring import Declaring
+from bide.admin.infrastructure import install
+from bide.admin.live_topology import read_topology
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.delay.waiting_hall import WaitingHall
+from bide.delayed_plugin.exchanges import (
+    ENTRY_ARGUMENT,
+    TYPE,
+    WAY_ARGUMENT,
+    DelayedExchange,
+    Way,
+    delayed_exchanges,
+    entry_topology,
+    holding_topology,
+    interrupted,
+)
+from bide.errors import InvalidInputError, NotEmptyError, TargetNotFoundError
+from bide.management.api import ManagementApi
+from bide.runtime.logs import logger
+from bide.topology import Binding, Exchange, Topology
+
+log = logger(__name__)
+
+_SCALARS: Final = (str, int, float, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """The result of :func:`replace_exchanges`.
+
+    Attributes:
+        exchanges: the names of the exchanges that were replaced.
+        finished: the names of those whose replacement had been interrupted.
+        since: the time from which on the plugin delivers nothing for these exchanges.
+    """
+
+    exchanges: tuple[str, ...]
+    finished: tuple[str, ...]
+    since: datetime
+
+
+async def find_delayed(api: ManagementApi, vhost: str) -> tuple[list[DelayedExchange], Topology]:
+    """The exchanges of the plugin on a virtual host, with the numbers of waiting messages, and the whole topology.
+
+    Raises:
+        ManagementApiError: the management API gives an unexpected answer.
+        InvalidInputError: an exchange or a binding has an argument that the management API does not report exactly.
+    """
+    topology = await read_topology(api, vhost)
+    names = [one.name for one in topology.exchanges if one.type == TYPE]
+    waiting = {}
+    for name in names:
+        found: Mapping[str, Any] = await api.call("GET", "exchanges", vhost, name) or {}
+        waiting[name] = int(found.get("messages_delayed", 0))
+        for entry in await api.call("GET", "exchanges", vhost, name, "bindings", "source") or []:
+            _check_arguments(name, entry.get("arguments") or {})
+    return delayed_exchanges(topology, waiting), topology
+
+
+def _check_arguments(exchange: str, arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
+        if not isinstance(value, _SCALARS):
+            raise InvalidInputError(
+                f"a binding of the exchange {exchange!r} has the argument {name!r}, a value that the management API "
+                "does not report exactly: replace that binding first"
+            )
+
+
+async def replace_exchanges(
+    connection: Connection,
+    api: ManagementApi,
+    hall: WaitingHall,
+    *,
+    way: Way,
+    names: Collection[str] = (),
+    exported: Mapping[str, int] | None = None,
+    force: bool = False,
+) -> Replaced:
+    """Replace the exchanges of the plugin. An interrupted replacement is finished.
+
+    Publishers should pause: for some milliseconds there is no exchange of the name, and the broker closes the channels
+    of those who publish to it. Messages that wait in the plugin are lost with their exchange, so export them first.
+
+    Args:
+        connection: a connection to the virtual host.
+        api: the management API.
+        hall: the waiting hall that takes delayed messages.
+        way: what replaces the exchanges.
+        names: the exchanges; by default all.
+        exported: how many waiting messages of each exchange are exported and not yet due.
+        force: replace exchanges whose waiting messages are not exported, and lose these messages.
+
+    Raises:
+        TargetNotFoundError: an exchange of ``names`` does not exist, or is not of the plugin.
+        NotEmptyError: messages wait that are not exported.
+        InvalidInputError: an exchange cannot be replaced.
+        BrokerError: the broker refuses, or the connection was lost: run it again.
+    """
+    vhost = connection.url.vhost
+    found, topology = await find_delayed(api, vhost)
+    unfinished = interrupted(topology)
+    chosen = [one for one in found if not names or one.name in names]
+    known = {one.name for one in chosen} | {str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished}
+    if missing := sorted(set(names) - known):
+        raise TargetNotFoundError(f"the virtual host {vhost!r} has no exchange {missing[0]!r} of the type {TYPE}")
+    if not force:
+        _check_exported(chosen, exported or {})
+    holding = [holding_topology(one, way) for one in chosen]
+    ways = {way} | {str(one.arguments[WAY_ARGUMENT]) for one in unfinished}
+    if known and "hall" in ways:
+        await install(connection, hall)
+    since = connection.now()
+    for one, held in zip(chosen, holding, strict=True):
+        await _declare(connection, held)
+        (delivery,) = held.exchanges
+        await _switch(connection, delivery, held.bindings, hall, delete=True)
+        log.info("replaced the exchange %s", one.name)
+    for delivery in unfinished:
+        bindings = [one for one in topology.bindings if one.source == delivery.name]
+        await _switch(connection, delivery, bindings, hall, delete=False)
+        log.info("finished the replacement of %s", delivery.arguments[ENTRY_ARGUMENT])
+    return Replaced(
+        exchanges=tuple(one.name for one in chosen),
+        finished=tuple(str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished),
+        since=since,
+    )
+
+
+def _check_exported(exchanges: Iterable[DelayedExchange], exported: Mapping[str, int]) -> None:
+    counts = {one.name: one.waiting - exported.get(one.name, 0) for one in exchanges if one.waiting is not None}
+    held = {name: count for name, count in counts.items() if count > 0}
+    if held:
+        shown = ", ".join(f"{name} ({count})" for name, count in list(held.items())[:5])
+        raise NotEmptyError(
+            f"{sum(held.values())} messages that are not exported wait in the plugin: {shown}; stop the publishers, "
+            "run 'bide migrate-plugin export', and give the file with --exported",
+            counts=held,
+        )
+
+
+async def _declare(connection: Connection, topology: Topology) -> None:
+    async with Declaring(connection) as declaring:
+        await declaring.all(Channel.declare_exchange, topology.exchanges)
+        await declaring.all(Channel.bind, topology.bindings)
+
+
+async def _switch(
+    connection: Connection, delivery: Exchange, bindings: Iterable[Binding], hall: WaitingHall, *, delete: bool
+) -> None:
+    """Let another exchange take the name of the delayed one. All calls go out at once."""
+    entry = entry_topology(delivery, bindings, hall)
+    async with await connection.channel() as channel:
+        calls: list[asyncio.Future[Any]] = [channel.delete_exchange(entry.exchanges[0].name)] if delete else []
+        calls += [channel.declare_exchange(entry.exchanges[0])]
+        calls += [channel.bind(one) for one in entry.bindings]
+        if delivery.arguments[WAY_ARGUMENT] == "plain":
+            calls.append(channel.delete_exchange(delivery.name))
+        await asyncio.gather(*calls)

@@ -1,0 +1,213 @@
+"""``bide queue to-quorum`` under load, killed at every stage."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import bide
+from bide.admin.locate import management_api
+from bide.admin.to_quorum import convert, plan_conversion
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.client.bulk.sync import BulkPublisher
+from bide.errors import BideError, InvalidInputError
+from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+BEFORE = 4000
+STAGES = {
+    "holding queue declared": "declared the holding queue",
+    "bindings moved": "moved 2 bindings from orders to",
+    "moving out": "moving the messages of orders\n",
+    "moved out": "messages of orders\n",
+    "publishers paused": "takes no new connections",
+    "quorum queue declared": "declared the quorum queue",
+    "bindings back": "bindings from orders.to-quorum",
+    "moving back": "moving the messages of orders.to-quorum",
+    "holding queue deleted": "deleted the holding queue",
+}
+
+
+class Publishers(threading.Thread):
+    """Publish numbered messages through the default exchange and an exchange until stopped.
+
+    A message is sent again until it is confirmed.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._url = url
+        self._stopping = threading.Event()
+        self.sent: list[str] = []
+
+    def run(self) -> None:
+        with bide.connect_sync(self._url) as client:
+            for number in itertools.count():
+                if self._stopping.is_set():
+                    break
+                self._publish(client, f"default-{number}", to="orders")
+                self._publish(client, f"shop-{number}", exchange="shop", routing_key="order.created")
+
+    def _publish(self, client: Any, name: str, **target: str) -> None:
+        while True:
+            try:
+                client.publish(name, **target)
+            except BideError:
+                time.sleep(0.01)
+            else:
+                self.sent.append(name)
+                return
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+
+def declare(vhost: Vhost) -> None:
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(
+            bide.Topology(
+                [bide.Exchange("shop", "topic"), bide.Exchange("match", "headers")],
+                [bide.Queue("orders", arguments={"x-queue-mode": "lazy", "x-max-length": 1_000_000})],
+                [
+                    bide.Binding("shop", "orders", "order.*"),
+                    bide.Binding("match", "orders", "", arguments={"x-match": "all", "size": 5}),
+                ],
+            )
+        )
+    with BulkPublisher(vhost.url) as publisher:
+        publisher.publish_many(
+            bide.OutgoingMessage(f"old-{number}", to="orders", headers={"n": number}) for number in range(BEFORE)
+        )
+
+
+def bodies(vhost: Vhost) -> Counter[str]:
+    """The messages of the queue, and how often each is there."""
+
+    async def read() -> Counter[str]:
+        found: Counter[str] = Counter()
+        async with bide.connect(vhost.url) as client, client.consume("orders", prefetch=1000) as messages:
+            while True:
+                try:
+                    async with asyncio.timeout(2):
+                        message = await anext(messages)
+                except TimeoutError:
+                    return found
+                found[message.body.decode()] += 1
+                await message.ack()
+
+    return asyncio.run(read())
+
+
+def command(vhost: Vhost, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "bide", "queue", "to-quorum", "orders", "--yes", "--json", "-v", *arguments],
+        env={**os.environ, "BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(vhost: Vhost, *arguments: str) -> dict[str, Any]:
+    out, stderr = command(vhost, *arguments).communicate(timeout=TIMEOUT)
+    assert out, stderr
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+async def state(vhost: Vhost) -> tuple[str, bool, set[tuple[str, str, str]]]:
+    """The type of the queue, whether the holding queue exists, and the queue's bindings."""
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        found = await api.queue(vhost.name, "orders")
+        held = await api.queue(vhost.name, "orders.to-quorum")
+        bindings = await api.bindings(vhost.name, to_queue="orders")
+    assert found is not None
+    return (
+        found.type,
+        held is not None,
+        {(one.source, one.routing_key, json.dumps(dict(one.arguments), sort_keys=True)) for one in bindings},
+    )
+
+
+CONVERTED = ("quorum", False, {("shop", "order.*", "{}"), ("match", "", '{"size": 5, "x-match": "all"}')})
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("stage", STAGES)
+def test_killed_at_any_stage_and_run_again_no_message_is_lost(vhost: Vhost, stage: str) -> None:
+    declare(vhost)
+    publishers = Publishers(vhost.url)
+    publishers.start()
+    try:
+        with command(vhost, "--pause-publishers") as process:
+            assert process.stderr is not None
+            log: list[str] = []
+            for line in process.stderr:
+                log.append(line)
+                if STAGES[stage] in line:
+                    break
+            process.kill()
+        assert STAGES[stage] in log[-1], log
+        done = finish(vhost, "--pause-publishers")
+    finally:
+        publishers.stop()
+    assert asyncio.run(state(vhost)) == CONVERTED
+    if stage == "holding queue deleted":
+        assert (done["found"], done["holding"]) == ("quorum", "")
+    found = bodies(vhost)
+    wanted = {f"old-{number}" for number in range(BEFORE)} | set(publishers.sent)
+    assert found.keys() == wanted
+    # Twice only what was in flight, or published while a binding moved.
+    assert found.total() - len(found) <= 2 * 500 + 100
+
+
+@pytest.mark.slow
+def test_messages_stay_as_they_were(vhost: Vhost) -> None:
+    declare(vhost)
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue("other")]))
+    done = finish(vhost)
+    assert (done["found"], done["dropped"], done["moved"]) == ("classic", ["x-queue-mode"], BEFORE)
+    assert done["arguments"] == {"x-max-length": 1_000_000}
+    assert asyncio.run(state(vhost)) == CONVERTED
+
+    async def check() -> None:
+        async with bide.connect(vhost.url) as client, client.consume("orders") as messages:
+            for number in range(BEFORE):
+                message = await anext(messages)
+                assert (message.body, message.headers["n"]) == (f"old-{number}".encode(), number)
+                assert message.routing_key == "orders"
+                await message.ack()
+
+    asyncio.run(check())
+    assert finish(vhost)["holding"] == ""
+
+
+async def test_a_queue_that_cannot_be_converted_is_refused_unchanged(vhost: Vhost) -> None:
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    async with bide.connect(vhost.url) as client:
+        queues = [bide.Queue("ranked", arguments={"x-max-priority": 5}), bide.Queue("busy")]
+        await client.declare(bide.Topology(queues=queues))
+        async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+            with pytest.raises(
+                InvalidInputError, match=r"'ranked' cannot become a quorum queue: it has x-max-priority"
+            ):
+                await plan_conversion(connection, api, "ranked")
+            async with client.consume("busy") as _:
+                with pytest.raises(InvalidInputError, match="'busy' has 1 consumers"):
+                    await convert(connection, api, "busy")
+            assert (await plan_conversion(connection, api, "busy")).found == "classic"
+    await connection.close()
