@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from bide.amqp.delivery import Delivery
+from bide.delay.forwarding import carry_user_id
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -23,7 +24,7 @@ from bide.delay.waiting_hall import HEADER_REST
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError
 from bide.messages.prepared import PreparedMessage, new_message_id
-from bide.relay.decision import HEADER_CC, HEADER_REFUSALS, HEADER_USER
+from bide.relay.decision import HEADER_CC, HEADER_REFUSALS
 
 HEADER_QUEUE: Final = "bide-set-aside-from"
 """Header of a set-aside message: the queue in which it waited."""
@@ -97,7 +98,7 @@ def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str
     for name in ("CC", "BCC", HEADER_CC):
         if name in headers:
             raise InvalidInputError(f"the message has a header {name}, which a delayed message cannot carry")
-    _carry_user_id(values, headers, user)
+    carry_user_id(values, headers, user)
     values["headers"] = headers
     message_id = values.setdefault("message_id", new_message_id())
     return PreparedMessage(
@@ -118,7 +119,7 @@ def set_aside_copy(taken: TakenMessage, exchange: str, reason: str, *, user: str
     if (expiration := values.pop("expiration", None)) is not None:
         # It would delete the message there.
         headers[HEADER_EXPIRATION] = expiration
-    _carry_user_id(values, headers, user)
+    carry_user_id(values, headers, user)
     values["headers"] = headers
     return PreparedMessage(
         target=ExchangeTarget(exchange, delivery.routing_key),
@@ -131,8 +132,3 @@ def set_aside_copy(taken: TakenMessage, exchange: str, reason: str, *, user: str
 
 def _is_kept(name: str) -> bool:
     return name.startswith(OWN_PREFIX) and name not in _OF_THE_WAIT
-
-
-def _carry_user_id(values: dict[str, Any], headers: dict[str, Any], user: str) -> None:
-    if values.get("user_id") not in (None, user):
-        headers[HEADER_USER] = values.pop("user_id")
