@@ -13,6 +13,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
+from bide.client.schedule_requests import MAX_LOST
 from bide.durations import to_milliseconds
 from bide.errors import (
     AccessRefusedError,
@@ -132,6 +133,19 @@ async def test_requests_of_a_client_are_numbered_in_each_partition(vhost: Vhost,
         (session,) = {one.session for one in requests}
         sessions.add(session)
     assert len(sessions) == PARTITIONS
+
+
+async def test_a_session_ends_when_many_of_its_numbers_were_lost(log: Vhost, vhost_connection: Connection) -> None:
+    async with bide.connect(log.url) as client:
+        for lost in (0, MAX_LOST - 1, 1):
+            for _ in range(lost):
+                # It has a number before it turns out that it cannot be encoded.
+                refusal = await _refusal(client.schedule(key="k", to="q", delay="1d", headers={"x": object()}))
+                assert isinstance(refusal, InvalidInputError)
+            await client.schedule(key="k", to="q", delay="1d")
+    found = [one.request for one in await appended(vhost_connection, "k", 3) if isinstance(one, AddSchedule)]
+    assert [one.number for one in found] == [1, MAX_LOST + 1, 1]
+    assert len({one.session for one in found}) == 2
 
 
 async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost, vhost_connection: Connection) -> None:
