@@ -13,6 +13,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
+from bide.client.schedule_requests import MAX_LOST
 from bide.durations import to_milliseconds
 from bide.errors import (
     AccessRefusedError,
@@ -30,6 +31,7 @@ from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, ScheduleRecord
 from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
+from tests.broker.receiving import connected
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -132,6 +134,19 @@ async def test_requests_of_a_client_are_numbered_in_each_partition(vhost: Vhost,
         (session,) = {one.session for one in requests}
         sessions.add(session)
     assert len(sessions) == PARTITIONS
+
+
+async def test_a_session_ends_when_many_of_its_numbers_were_lost(log: Vhost, vhost_connection: Connection) -> None:
+    async with bide.connect(log.url) as client:
+        for lost in (0, MAX_LOST - 1, 1):
+            for _ in range(lost):
+                # It has a number before it turns out that it cannot be encoded.
+                refusal = await _refusal(client.schedule(key="k", to="q", delay="1d", headers={"x": object()}))
+                assert isinstance(refusal, InvalidInputError)
+            await client.schedule(key="k", to="q", delay="1d")
+    found = [one.request for one in await appended(vhost_connection, "k", 3) if isinstance(one, AddSchedule)]
+    assert [one.number for one in found] == [1, MAX_LOST + 1, 1]
+    assert len({one.session for one in found}) == 2
 
 
 async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost, vhost_connection: Connection) -> None:
@@ -335,7 +350,7 @@ def _limit_messages(broker: LocalBroker, size: int) -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_and_holds_up_no_other(
-    vhost: Vhost, vhost_connection: Connection, small_messages_only: int
+    vhost: Vhost, small_messages_only: int
 ) -> None:
     async with bide.connect(vhost.url) as client:
         sizes = [small_messages_only - RESERVE + 1, 10, small_messages_only - RESERVE - 1000, 500_000]
@@ -348,7 +363,8 @@ async def test_a_message_over_the_limit_is_refused_and_holds_up_no_other(
         assert (small, fits) == (None, None)
         again = await _refusal(client.schedule(bytes(400_000), key="k", to="q", delay="1d"))
         assert isinstance(again, MessageTooLargeError)
-    found = await distinct(vhost_connection, partition_of("k"), 2)
+    async with connected(vhost.url) as connection:
+        found = await distinct(connection, partition_of("k"), 2)
     assert {len(one.message.body) for one in found if isinstance(one, AddSchedule)} == {sizes[1], sizes[2]}
 
 

@@ -14,7 +14,7 @@ import pytest
 import bide
 from bide import ScheduleOutcome
 from bide.schedules.names import PARTITIONS
-from tests.broker.receiving import ready_at, receive
+from tests.broker.receiving import eventually, ready_at, receive
 from tests.broker.schedule_log import gating
 from tests.leaks import no_leaks
 from tests.support import Vhost
@@ -125,6 +125,26 @@ async def test_a_schedule_is_found_by_its_key(client: bide.Client) -> None:
     assert (found.to, found.exchange, found.routing_key) == (None, "amq.topic", "a.b")
     assert (found.due_time, found.next_runs(3), found.every) == (MONDAY, [MONDAY], None)
     assert (found.body, found.headers["list"]) == (b"body", [1])
+
+
+async def test_a_message_whose_target_refuses_it_is_under_way(client: bide.Client) -> None:
+    full = bide.Queue("full", arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await client.declare(bide.Topology(queues=[full]))
+    await client.publish(b"first", to="full")
+    made = await client.schedule(b"second", key="k", to="full", delay="0s")
+
+    async def is_under_way() -> bool:
+        found = await client.scheduled("k")
+        return found is not None and found.state == "under-way"
+
+    await eventually(is_under_way)
+    found = await client.scheduled("k")
+    assert found is not None
+    assert (found.id, found.version, found.under_way, found.body) == (made.id, None, (made.id,), b"second")
+    result = await client.cancel("k")
+    assert (result.outcome, result.under_way) == (ScheduleOutcome.TOO_LATE, (made.id,))
+    assert [one async for one in client.list_scheduled()] == []
+    assert [one.body for one in await receive(client, "full", 2)] == [b"first", b"second"]
 
 
 async def test_a_recurring_schedule_runs_again_and_again(client: bide.Client) -> None:
