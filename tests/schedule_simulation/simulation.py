@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import bide
 import bide.client.schedule_room
+import bide.gate.log_follower
 import bide.gate.partition_session
 import bide.gate.room
 import bide.gate.worker
@@ -414,6 +415,7 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
         stack.enter_context(patch.object(bide.client.schedule_room, "TICKET_BYTES", TICKET))
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
+        stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
         stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
         # A batch ends after 50 ms, which must not depend on this machine.
