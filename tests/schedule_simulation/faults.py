@@ -157,14 +157,11 @@ def _trim_early() -> _Patches:
         return position
 
     async def step(self: Carrier, now: float) -> None:
-        if self._cycle is None:
-            await step_before(self, now)
-            if self._cycle is not None:
-                async with await self._connection.channel() as channel:
-                    await channel.purge_queue(self._queue)
-        elif not self._is_cut and self._unread == 0:
-            # It takes its time.
-            await step_before(self, now)
+        before = self._cycle
+        await step_before(self, now)
+        if self._cycle not in (None, before):
+            async with await self._connection.channel() as channel:
+                await channel.purge_queue(self._queue)
 
     step_before = Carrier.step
     return [(PartitionIndex, "_begin_snapshot", begin), (Carrier, "step", step)]
