@@ -1,4 +1,4 @@
-"""``bide relay`` as a process."""
+"""``bide relay`` and ``bide gate`` as processes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.support import Vhost
@@ -18,13 +19,13 @@ from tests.timeouts import TIMEOUT
 
 
 class Process:
-    """One ``bide relay``."""
+    """One ``bide relay``, or ``bide gate``."""
 
-    def __init__(self, vhost: Vhost, *options: str) -> None:
+    def __init__(self, vhost: Vhost, *options: str, command: str = "relay") -> None:
         allowed = () if "--allow" in options else ("--allow", "*")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bide", "relay", *allowed, *options],
+            [sys.executable, "-m", "bide", command, *allowed, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
@@ -38,9 +39,9 @@ class Process:
         deadline = time.monotonic() + TIMEOUT
         while words not in output:
             readable, _, _ = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0))
-            assert readable, f"the relay did not say {words!r}: {output.decode()}"
+            assert readable, f"the process did not say {words!r}: {output.decode()}"
             part = os.read(self.process.stderr.fileno(), 4096)
-            assert part, f"the relay ended: {output.decode()}"
+            assert part, f"the process ended: {output.decode()}"
             output += part
 
     def signal(self, number: signal.Signals) -> None:
@@ -67,6 +68,18 @@ def relay(vhost: Vhost, *options: str) -> Iterator[Process]:
     process = Process(vhost, "--json", *options)
     try:
         process.wait_until_it_says(b"relaying bide.hall")
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.kill()
+
+
+@contextmanager
+def gate(vhost: Vhost, state: Path, *options: str) -> Iterator[Process]:
+    """A gate at work, which does not outlive the test."""
+    process = Process(vhost, "--json", "--state", str(state), *options, command="gate")
+    try:
+        process.wait_until_it_says(b"following bide.v1.schedule")
         yield process
     finally:
         if process.process.poll() is None:

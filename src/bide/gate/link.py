@@ -12,6 +12,7 @@ from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
 from bide.client.target_sender import TargetSender
 from bide.errors import BideError
 from bide.gate.delivery import ScheduledDelivery
+from bide.gate.target_windows import TargetWindows
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.logs import logger
 from bide.schedules.names import ScheduleNames
@@ -63,8 +64,9 @@ class GateLink:
         self._to_undeliverable = ConfirmedSender[DeliveryInFlight](
             connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
         )
-        self._to_targets = TargetSender[DeliveryInFlight](
-            connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
+        self._to_targets = TargetSender[DeliveryInFlight](connection, on_result=self._on_settled, failed=failed)
+        self._windows = TargetWindows[DeliveryInFlight](
+            send=self._to_targets.put, on_result=lambda message, error: message.on_result(message.delivery, error)
         )
         self._answering: Channel | None = None
 
@@ -77,7 +79,17 @@ class GateLink:
     ) -> None:
         """Send a message to its target, or to the undeliverable queue."""
         message = DeliveryInFlight(delivery, on_result)
-        (self._to_undeliverable if delivery.reason else self._to_targets).put(message)
+        if delivery.reason:
+            self._to_undeliverable.put(message)
+        else:
+            self._windows.put(delivery.entry.target, message, self.connection.loop.time())
+
+    def refuse_silent(self) -> None:
+        """Refuse messages that wait for targets that confirm nothing. Call this once in a while."""
+        self._windows.refuse_silent(self.connection.loop.time())
+
+    def _on_settled(self, message: DeliveryInFlight, error: BideError | None) -> None:
+        self._windows.settled(message.delivery.entry.target, message, error, self.connection.loop.time())
 
     async def answer(self, reply_to: str, correlation_id: str | None, body: bytes) -> None:
         """Send an answer, unconfirmed: a client that does not get it asks again.

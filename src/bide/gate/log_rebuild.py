@@ -88,13 +88,12 @@ class LogOpener:
         await self._index.begin()
         position = self._index.position
         reader = await LogReader.open(self._connection, self._log, position.offset)
-        if position.offset < 0:
-            return reader, []
+        # There is a record: at least the beat that was appended to find the end.
         records = await reader.batch()
-        if records[0].offset != position.offset:
+        if records[0].offset != max(position.offset, 0):
             reader.close()
-            raise ScheduleIndexError(f"the record {position.offset} of {self._log} was removed while it was read")
-        return reader, records[1:]
+            raise ScheduleIndexError(f"retention removed the beginning of {self._log} while it was read")
+        return reader, records if position.offset < 0 else records[1:]
 
     @property
     def _log(self) -> str:

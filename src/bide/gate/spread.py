@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -38,11 +38,17 @@ def _machine(gate: str) -> str:
 
 
 class LeadershipSpread:
-    """The leaders of all partitions, as this gate knows them."""
+    """The leaders of all partitions, as this gate knows them.
 
-    def __init__(self, gate: str, partitions: Sequence[PartitionLeadership]) -> None:
+    Args:
+        gate: the name of this gate.
+        monotonic: seconds by the monotonic clock.
+    """
+
+    def __init__(self, gate: str, partitions: Sequence[PartitionLeadership], monotonic: Callable[[], float]) -> None:
         self._gate = gate
         self._partitions = partitions
+        self._monotonic = monotonic
 
     def may_take(self, now: float) -> bool:
         """Whether to take a partition without a leader at once."""
@@ -52,8 +58,9 @@ class LeadershipSpread:
         """A partition to leave to another gate."""
         return partition_to_release(self._gate, self._leaders(), self._alive(now))
 
-    def led(self, now: float) -> list[int]:
-        """The partitions that this gate leads."""
+    def led(self) -> list[int]:
+        """The partitions that this gate leads now."""
+        now = self._monotonic()
         return [number for number, one in enumerate(self._partitions) if one.leads(now)]
 
     def _leaders(self) -> dict[int, str | None]:

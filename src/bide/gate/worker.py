@@ -85,10 +85,16 @@ class Gate:
         self._stop_timeout = parse_delay(grace).total_seconds()
         self._time = GateTime(self.name)
         self._partitions: list[PartitionGate] = []
+        self._spread: LeadershipSpread | None = None
         self._on_start: Callable[[Connection], None] | None = None
         self._worker = ReconnectingWorker(
             url, role="gate", prepare=self._prepare, work=self._work, check=self._check_temporary
         )
+
+    @property
+    def leads(self) -> list[int]:
+        """The partitions that this gate leads at the moment."""
+        return [] if self._spread is None else self._spread.led()
 
     def stop(self) -> None:
         """Claim nothing more, and end when the messages in flight are finished and others may take over."""
@@ -115,13 +121,14 @@ class Gate:
             await self._worker.run()
         finally:
             await asyncio.gather(*(one.index.close() for one in self._partitions))
+            self._spread = None
             self._partitions.clear()
         return self.done
 
     async def _work(self, connection: Connection, stopping: asyncio.Event) -> None:
-        spread = LeadershipSpread(self.name, [one.leadership for one in self._partitions])
+        assert self._spread is not None
         loop = GateConnectionLoop(
-            connection, self._partitions, spread, self._names, allowed=self._allowed, grace=self._stop_timeout
+            connection, self._partitions, self._spread, self._names, allowed=self._allowed, grace=self._stop_timeout
         )
         await loop.work(stopping, self._on_start)
 
@@ -166,6 +173,8 @@ class Gate:
             )
             self._partitions.append(partition)
             await partition.index.open()
+        leaderships = [one.leadership for one in self._partitions]
+        self._spread = LeadershipSpread(self.name, leaderships, connection.url.transport.monotonic)
 
     def _make_executor(self) -> Executor | None:
         """What runs the index of one partition; a thread of its own if None."""

@@ -1,0 +1,272 @@
+"""Gates that stop, start, take over, and build their index anew on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.errors import FolderInUseError, NewerRecordError, ScheduleLogError
+from bide.gate.log_reader import LogReader
+from bide.schedules.encoding import decode
+from bide.schedules.names import PARTITIONS, partition_of
+from bide.schedules.questions import CountQuestion, KeyQuestion
+from bide.schedules.records import ScheduleFilter, SnapshotChunk
+from bide.topology import Queue, Topology
+from tests.broker.receiving import eventually, ready, ready_at, receive
+from tests.broker.schedule_log import NAMES, LogClient, gating, log_client
+from tests.leaks import no_leaks
+from tests.relay_process import gate
+from tests.support import Vhost
+
+TAKE_OVER_WITHIN = 5.0
+"""Seconds: the goal for the take-over by another gate."""
+
+RETENTION = 4_000_000
+SMALL = json.dumps({"max-length-bytes": RETENTION, "stream-max-segment-size-bytes": 100_000})
+
+
+@pytest.fixture(autouse=True)
+async def quiet() -> AsyncIterator[None]:
+    """A gate may leave neither a task nor an unhandled error behind."""
+    async with no_leaks():
+        yield
+
+
+@pytest.fixture
+def small_log(vhost: Vhost) -> None:
+    """A retention of 4 MB, by a policy."""
+    vhost.broker.rabbitmqctl("set_policy", "-p", vhost.name, "small", r"\.schedule\.[0-9]$", SMALL, "--apply-to", "all")
+
+
+@pytest.fixture
+async def client(vhost: Vhost, request: pytest.FixtureRequest, quiet: None) -> AsyncIterator[bide.Client]:
+    """A client, with a target and the schedule log."""
+    if "small_log" in request.fixturenames:
+        request.getfixturevalue("small_log")
+    async with bide.connect(vhost.url) as client:
+        await client.declare(NAMES.topology() | Topology(queues=[Queue.quorum("mails")]))
+        yield client
+
+
+@pytest.fixture
+async def log(vhost: Vhost, client: bide.Client) -> AsyncIterator[LogClient]:
+    """A client of the log."""
+    async with log_client(vhost.url) as log:
+        yield log
+
+
+async def leading(*gates: tuple[bide.Gate, int]) -> None:
+    """Wait until each gate leads this number of partitions, or more."""
+
+    async def are_leading() -> bool:
+        return all(len(one.leads) >= number for one, number in gates)
+
+    await eventually(are_leading, step=0.01)
+
+
+async def waiting(log: LogClient) -> int:
+    """How many schedules wait, by the leading gates."""
+    counts = [await log.ask(CountQuestion(filter=ScheduleFilter()), one) for one in range(PARTITIONS)]
+    return sum(one.count or 0 for one in counts)
+
+
+def suffer(folder: Path, fate: str) -> None:
+    """Let something happen to an index."""
+    for path in folder.glob("*.db*"):
+        match fate:
+            case "deleted":
+                path.unlink()
+            case "garbled":
+                path.write_bytes(b"garbled" * 1000)
+            case "cut short":
+                path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+            case _:
+                pass
+
+
+@pytest.mark.parametrize("fate", ["kept", "deleted", "garbled", "cut short"])
+async def test_a_restarted_gate_knows_what_waits_whatever_became_of_its_index(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path, fate: str
+) -> None:
+    async with gating(vhost.url, tmp_path):
+        for number in range(100):
+            await log.add(f"later{number}", "q:mails", 3_600_000)
+        await log.add("soon", "q:mails", body=b"soon")
+        assert await waiting(log) == 100
+        await receive(client, "mails", 1)
+    suffer(tmp_path, fate)
+    await log.add("while it was away", "q:mails", body=b"away")
+    async with gating(vhost.url, tmp_path):
+        assert [one.body for one in await receive(client, "mails", 1)] == [b"away"]
+        assert await waiting(log) == 100
+        assert (await log.change("cancel", "soon")).outcome == "too-late"
+    assert await ready_at(vhost.url, "mails") == 0
+
+
+async def test_an_index_of_another_log_is_replaced(
+    client: bide.Client, log: LogClient, vhost: Vhost, vhost_connection: Connection, tmp_path: Path
+) -> None:
+    async with gating(vhost.url, tmp_path):
+        for number in range(100):
+            await log.add(f"lost{number}", "q:mails", 3_600_000)
+        assert await waiting(log) == 100
+    channel = await vhost_connection.channel()
+    for number in range(PARTITIONS):
+        await channel.delete_queue(NAMES.log(number))
+    async with gating(vhost.url, tmp_path):
+        await log.add("a", "q:mails", 3_600_000)
+        assert (await log.change("run-now", "a")).outcome == "running"
+        assert await waiting(log) == 0
+
+
+async def test_two_gates_do_not_share_a_folder(client: bide.Client, vhost: Vhost, tmp_path: Path) -> None:
+    async with gating(vhost.url, tmp_path):
+        with pytest.raises(FolderInUseError):
+            await bide.Gate(vhost.url, allow=["*"], state=tmp_path).run()
+
+
+async def test_a_record_of_a_later_release_stops_the_gate(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    await log.channel.publish(
+        exchange=NAMES.operations, routing_key="3", values={}, body=b'{"v":2,"kind":"schedule"}\n'
+    )
+    with pytest.raises(NewerRecordError, match="upgrade the gates"):
+        await bide.Gate(vhost.url, allow=["*"], state=tmp_path).run()
+
+
+async def test_partitions_spread_over_two_gates_and_each_message_is_delivered_once(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    async with gating(vhost.url, tmp_path / "a") as first, gating(vhost.url, tmp_path / "b") as second:
+        await leading((first, PARTITIONS // 2), (second, PARTITIONS // 2))
+        assert sorted([*first.leads, *second.leads]) == list(range(PARTITIONS))
+        for number in range(200):
+            await log.add(f"{number}", "q:mails", 500, body=b"%d" % number)
+        bodies = [one.body for one in await receive(client, "mails", 200)]
+        assert len(set(bodies)) == 200
+        assert first.done.delivered + second.done.delivered == 200
+        assert min(first.done.delivered, second.done.delivered) > 0
+
+
+async def test_another_gate_takes_over_from_a_killed_one(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    keys = {partition_of(str(number)): str(number) for number in range(100)}
+    with gate(vhost, tmp_path / "killed") as killed:
+        assert await waiting(log) == 0
+        async with gating(vhost.url, tmp_path / "other") as other:
+            await leading((other, PARTITIONS // 2))
+            killed.kill()
+            begun = time.monotonic()
+            for key in keys.values():
+                await log.add(key, "q:mails", body=key.encode())
+            await receive(client, "mails", len(keys))
+            took = time.monotonic() - begun
+    assert took < TAKE_OVER_WITHIN
+
+
+async def test_a_gate_that_is_stopped_hands_over_at_once(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    async with gating(vhost.url, tmp_path / "other") as other:
+        async with gating(vhost.url, tmp_path / "stopped") as stopped:
+            await leading((stopped, PARTITIONS // 2))
+        begun = time.monotonic()
+        await leading((other, PARTITIONS))
+        assert time.monotonic() - begun < 1.0
+
+
+async def append_much(log: LogClient, key: str, megabytes: int) -> None:
+    """Replace a schedule again and again, and wait for the gate after each half megabyte."""
+    for _ in range(megabytes * 2):
+        records = [log.add_record(key, "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(25)]
+        await asyncio.gather(*(log.append(one) for one in records[:-1]))
+        assert (await log.call(records[-1])).outcome == "scheduled"
+
+
+async def first_offset(connection: Connection, partition: int) -> int:
+    reader = await LogReader.open(connection, NAMES.log(partition), "first")
+    offset = (await reader.batch())[0].offset
+    reader.close()
+    return offset
+
+
+async def test_state_is_carried_beyond_the_retention_and_room_is_freed(
+    client: bide.Client, log: LogClient, vhost: Vhost, vhost_connection: Connection, tmp_path: Path, small_log: None
+) -> None:
+    partition = partition_of("busy")
+    kept = [key for key in map(str, range(400)) if partition_of(key) == partition]
+    async with gating(vhost.url, tmp_path / "a", retention=RETENTION):
+        for key in kept:
+            await log.add(key, "q:mails", 3_600_000, body=key.encode())
+        for _ in range(5):
+            await log.channel.publish(
+                exchange=NAMES.operations, routing_key=f"room.{partition}", values={}, body=b"ticket"
+            )
+        await append_much(log, "busy", 12)
+        assert await first_offset(vhost_connection, partition) > len(kept)
+        assert await ready(vhost_connection, NAMES.room(partition)) == 0
+    # Without an index, from the snapshot alone.
+    async with gating(vhost.url, tmp_path / "b", retention=RETENTION):
+        assert await waiting(log) == len(kept) + 1
+        (found,) = (await log.ask(KeyQuestion(key=kept[7]), partition)).waiting
+        assert found.message.body == kept[7].encode()
+        # With an index that retention has overtaken.
+        await append_much(log, "busy", 8)
+    async with gating(vhost.url, tmp_path / "a", retention=RETENTION):
+        assert await waiting(log) == len(kept) + 1
+        assert (await log.change("run-now", kept[0])).outcome == "running"
+        assert [one.body for one in await receive(client, "mails", 1)] == [kept[0].encode()]
+
+
+async def test_a_log_that_lost_records_stops_the_gate(
+    client: bide.Client, log: LogClient, vhost: Vhost, vhost_connection: Connection, tmp_path: Path, small_log: None
+) -> None:
+    records = [log.add_record("a", "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(500)]
+    await asyncio.gather(*(log.append(one) for one in records))
+    partition = partition_of("a")
+
+    async def has_lost() -> bool:
+        return await first_offset(vhost_connection, partition) > 0
+
+    await eventually(has_lost)
+    with pytest.raises(ScheduleLogError, match="records are lost"):
+        await bide.Gate(vhost.url, allow=["*"], state=tmp_path, retention=RETENTION).run()
+
+
+async def chunks(connection: Connection, partition: int) -> list[SnapshotChunk]:
+    """The chunks of snapshots in a log."""
+    reader = await LogReader.open(connection, NAMES.log(partition), "first")
+    found = [decode(one.body) for one in await reader.batch()]
+    reader.close()
+    return [one for one in found if isinstance(one, SnapshotChunk)]
+
+
+async def test_gates_that_are_killed_while_they_carry_lose_nothing(
+    client: bide.Client, log: LogClient, vhost: Vhost, vhost_connection: Connection, tmp_path: Path, small_log: None
+) -> None:
+    """They stop with an error before retention takes what was not carried. A higher retention lets them go on."""
+    partition = partition_of("busy")
+    kept = [key for key in map(str, range(800)) if partition_of(key) == partition]
+    for key in kept:
+        # 0.4 MB of state, in several chunks.
+        await log.add(key, "q:mails", 3_600_000, body=bytes(4000) + key.encode())
+    await asyncio.gather(*(log.add("busy", "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(30)))
+    for number in range(12):
+        shutil.rmtree(tmp_path / "killed", ignore_errors=True)
+        with gate(vhost, tmp_path / "killed", "--retention", str(RETENTION)) as process:
+            await asyncio.sleep(0.3 + number * 0.05)
+            process.kill()
+    # Some of them had appended a part of their snapshot.
+    assert await chunks(vhost_connection, partition)
+    async with gating(vhost.url, tmp_path / "last", retention=10 * RETENTION):
+        assert await waiting(log) == len(kept) + 1

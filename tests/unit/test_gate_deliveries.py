@@ -1,0 +1,226 @@
+"""What a gate delivers, delivers again and reports, and how its messages look."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
+from bide.errors import BideError, PublishRefusedError
+from bide.gate.deliveries import IN_FLIGHT, REPORT_AFTER, REPORT_ITEMS, Deliveries
+from bide.gate.delivery import DeliveryRules
+from bide.gate.room import LogRoom
+from bide.gate.target_windows import SILENT_AFTER, WINDOW, TargetWindows
+from bide.schedules.entries import UnderWay
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.names import ROOM_TICKETS, ScheduleNames
+from bide.schedules.state import LogPosition
+
+NAMES = ScheduleNames()
+
+
+def ids(count: int) -> list[str]:
+    return [f"a-{number}" for number in range(count)]
+
+
+# -- which occurrences
+
+
+def test_an_occurrence_is_sent_once_until_its_end_was_read() -> None:
+    deliveries = Deliveries()
+    deliveries.add(["a", "b"])
+    assert deliveries.take(0.0, 10) == ["a", "b"]
+    deliveries.add(["a", "b"])
+    assert deliveries.take(0.0, 10) == []
+    deliveries.ended("a", "delivered", 0.0)
+    deliveries.gone("b")
+    deliveries.add(["a"])
+    assert deliveries.take(0.0, 10) == []
+    assert [one.occurrence for one in deliveries.report(0.0)] == ["a"]
+    assert not deliveries.is_settled
+    deliveries.read(["a"])
+    assert deliveries.is_settled
+
+
+def test_a_refused_occurrence_waits_longer_each_time_and_beside_the_others() -> None:
+    deliveries, now, pauses = Deliveries(), 0.0, list[float]()
+    deliveries.add(["a"])
+    for _ in range(9):
+        assert deliveries.take(now, 10) == ["a"]
+        deliveries.refused("a", now)
+        deliveries.add([f"other at {now}"])
+        assert deliveries.take(now, 10) == [f"other at {now}"]
+        deliveries.ended(f"other at {now}", "delivered", now)
+        begun = now
+        while not (taken := deliveries.take(now, 10)):
+            now += 0.5
+        assert taken == ["a"]
+        pauses.append(now - begun)
+        deliveries.refused("a", now)
+        now += 100
+    # Each round has two refusals.
+    assert pauses == [1, 4, 16, 64, 64, 64, 64, 64, 64]
+
+
+def test_a_few_hundred_are_in_flight() -> None:
+    deliveries = Deliveries()
+    deliveries.add(ids(2 * IN_FLIGHT))
+    assert len(deliveries.take(0.0, 10_000)) == IN_FLIGHT
+    assert deliveries.take(0.0, 10_000) == []
+    assert deliveries.backlog == IN_FLIGHT
+    deliveries.ended("a-0", "delivered", 0.0)
+    assert deliveries.take(0.0, 10_000) == [f"a-{IN_FLIGHT}"]
+
+
+def test_many_ends_are_reported_together_and_single_ones_at_once() -> None:
+    deliveries = Deliveries()
+    deliveries.add(ids(2 * REPORT_ITEMS + 1))
+    sent = 0
+    while taken := deliveries.take(0.0, 100):
+        sent += len(taken)
+        for one in taken:
+            deliveries.ended(one, "delivered", 0.0)
+    assert sent == 2 * REPORT_ITEMS + 1
+    assert [len(deliveries.report(0.0)) for _ in range(4)] == [REPORT_ITEMS, REPORT_ITEMS, 1, 0]
+    deliveries.add(["slow", "quick"])
+    deliveries.take(1.0, 2)
+    deliveries.ended("quick", "delivered", 1.0)
+    assert deliveries.report(1.0) == ()
+    assert [one.occurrence for one in deliveries.report(1.0 + REPORT_AFTER)] == ["quick"]
+
+
+def test_after_a_lost_connection_what_was_confirmed_is_reported_again_and_not_sent_again() -> None:
+    deliveries = Deliveries()
+    deliveries.add(["reported", "ended", "in flight", "refused"])
+    deliveries.take(0.0, 4)
+    deliveries.ended("reported", "delivered", 0.0)
+    assert deliveries.report(REPORT_AFTER)
+    deliveries.ended("ended", "undeliverable", 0.0)
+    deliveries.refused("refused", 0.0)
+    deliveries.on_connection_lost()
+    assert [one.occurrence for one in deliveries.report(0.0)] == ["reported", "ended"]
+    deliveries.add(["reported", "ended", "in flight", "refused"])
+    assert deliveries.take(0.0, 4) == ["in flight", "refused"]
+
+
+# -- how a message looks
+
+
+def occurrence(target: str = "q:mails", **values: Any) -> UnderWay:
+    return UnderWay(
+        occurrence="a-1@5",
+        key="k",
+        id="a-1",
+        target=target,
+        routing_key="rk",
+        nominal=5,
+        due=6,
+        is_recurring=False,
+        message=ScheduledMessage.of(values, b"body"),
+    )
+
+
+def rules(allowed: AllowedTargets = ANY_TARGET) -> DeliveryRules:
+    return DeliveryRules(NAMES, allowed, "gate")
+
+
+def test_only_a_recurring_message_gets_the_id_of_its_occurrence() -> None:
+    single = occurrence(message_id="own")
+    assert rules().delivery(single).values["message_id"] == "own"
+    assert rules().delivery(replace(single, is_recurring=True)).values["message_id"] == "a-1@5"
+
+
+def test_a_user_id_stays_if_it_is_that_of_the_gate() -> None:
+    assert rules().delivery(occurrence(user_id="gate")).values["user_id"] == "gate"
+    other = rules().delivery(occurrence(user_id="other")).values
+    assert "user_id" not in other
+    assert other["headers"]["bide-user-id"] == "other"
+
+
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_copies_on_the_default_exchange_need_allowed_queues(name: str) -> None:
+    allowed = AllowedTargets.of(["mails", "copies", "shop"])
+    assert not rules(allowed).delivery(occurrence(headers={name: ["copies"]})).reason
+    assert "secret" in rules(allowed).delivery(occurrence(headers={name: ["copies", "secret"]})).reason
+    # An exchange routes them among its own bindings.
+    assert not rules(allowed).delivery(occurrence("x:shop", headers={name: ["secret"]})).reason
+    refused = rules(allowed).delivery(occurrence(headers={name: ["secret"]}))
+    assert name not in refused.values["headers"]
+    assert (refused.exchange, refused.routing_key) == ("", NAMES.undeliverable)
+
+
+def test_properties_that_cannot_be_read_are_left_out_of_an_undeliverable_message() -> None:
+    broken = replace(occurrence(), message=ScheduledMessage(b"\xff\xff", b"body"))
+    delivery = rules().delivery(broken)
+    assert "cannot be decoded" in delivery.reason
+    assert delivery.values["headers"]["bide-key"] == "k"
+
+
+# -- room
+
+
+def test_a_gate_writes_less_the_fuller_the_log_is() -> None:
+    room = LogRoom(8_000)
+    levels = [room.level(LogPosition(size=size, carried_size=1000)) for size in (5_000, 5_001, 6_000, 6_001)]
+    assert levels == ["free", "reserved", "reserved", "full"]
+    assert not room.needs_snapshot(LogPosition(size=3_000, carried_size=1000))
+    assert room.needs_snapshot(LogPosition(size=3_001, carried_size=1000))
+    assert (room.may_purge(999), room.may_purge(1000)) == (True, False)
+
+
+def test_many_tickets_need_a_snapshot_unless_the_state_is_too_large_to_free_them() -> None:
+    room = LogRoom(8_000, tickets=ROOM_TICKETS // 2 + 1)
+    assert room.needs_snapshot(LogPosition(size=1))
+    room.last_cycle = 1000
+    assert not room.needs_snapshot(LogPosition(size=1))
+
+
+def test_a_large_state_is_not_carried_without_end() -> None:
+    room = LogRoom(8_000, last_cycle=2_500)
+    assert not room.needs_snapshot(LogPosition(size=3_000))
+    assert room.needs_snapshot(LogPosition(size=3_501))
+
+
+# -- targets
+
+
+class Target:
+    """Windows whose messages are sent to lists."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.results: list[tuple[str, BideError | None]] = []
+        self.windows = TargetWindows[str](
+            send=self.sent.append, on_result=lambda message, error: self.results.append((message, error))
+        )
+
+
+def test_a_silent_target_holds_up_no_other() -> None:
+    target = Target()
+    for number in range(WINDOW + 2):
+        target.windows.put("q:silent", f"silent {number}", 0.0)
+    target.windows.put("q:other", "other", 0.0)
+    assert [*target.sent[:WINDOW], "other"] == target.sent
+    target.windows.refuse_silent(SILENT_AFTER - 0.1)
+    assert target.results == []
+    target.windows.refuse_silent(SILENT_AFTER)
+    refused = [f"silent {WINDOW}", f"silent {WINDOW + 1}"]
+    assert [message for message, error in target.results if isinstance(error, PublishRefusedError)] == refused
+    # What comes later is refused at once, until the target answers.
+    target.windows.put("q:silent", "later", SILENT_AFTER)
+    assert target.results[-1][0] == "later"
+    target.windows.settled("q:silent", "silent 0", None, 9.0)
+    assert target.results[-1] == ("silent 0", None)
+    target.windows.put("q:silent", "at last", 9.0)
+    assert target.sent[-1] == "at last"
+
+
+def test_the_next_message_is_sent_when_one_is_settled() -> None:
+    target = Target()
+    for number in range(2 * WINDOW):
+        target.windows.put("q:a", f"{number}", 0.0)
+    for number in range(2 * WINDOW):
+        target.windows.settled("q:a", f"{number}", None, 0.0)
+    assert target.sent == [f"{number}" for number in range(2 * WINDOW)]
