@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+import re
+from collections.abc import Awaitable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,16 +13,20 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
+from bide.client.schedule_requests import MAX_LOST
 from bide.durations import to_milliseconds
 from bide.errors import (
+    AccessRefusedError,
     InvalidDueTimeError,
     InvalidInputError,
+    MessageTooLargeError,
     NoGateAnswerError,
     NotAppliedError,
     ScheduleLogError,
 )
 from bide.gate.log_reader import LogReader
-from bide.schedules.encoding import decode
+from bide.local_broker import LocalBroker
+from bide.schedules.encoding import RESERVE, decode
 from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, ScheduleRecord
 from bide.schedules.recurrence import Recurrence
@@ -130,6 +135,19 @@ async def test_requests_of_a_client_are_numbered_in_each_partition(vhost: Vhost,
     assert len(sessions) == PARTITIONS
 
 
+async def test_a_session_ends_when_many_of_its_numbers_were_lost(log: Vhost, vhost_connection: Connection) -> None:
+    async with bide.connect(log.url) as client:
+        for lost in (0, MAX_LOST - 1, 1):
+            for _ in range(lost):
+                # It has a number before it turns out that it cannot be encoded.
+                refusal = await _refusal(client.schedule(key="k", to="q", delay="1d", headers={"x": object()}))
+                assert isinstance(refusal, InvalidInputError)
+            await client.schedule(key="k", to="q", delay="1d")
+    found = [one.request for one in await appended(vhost_connection, "k", 3) if isinstance(one, AddSchedule)]
+    assert [one.number for one in found] == [1, MAX_LOST + 1, 1]
+    assert len({one.session for one in found}) == 2
+
+
 async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost, vhost_connection: Connection) -> None:
     async with bide.connect(log.url, timeout="5s") as client:
         with pytest.raises(NoGateAnswerError, match=r"cancelling 'k' is recorded.*takes effect when a gate reads it"):
@@ -204,7 +222,8 @@ async def test_a_client_warns_once_without_a_gate(vhost: Vhost, caplog: pytest.L
         with caplog.at_level(logging.WARNING, "bide"):
             for _ in range(3):
                 await client.schedule(key="k", to="q", delay="1d")
-    assert [one.message.partition(":")[0] for one in caplog.records] == ["no gate is running"]
+    (warning,) = caplog.records
+    assert warning.message.startswith("no gate reads the queue bide.v1.schedule.")
 
 
 async def test_headers_that_leave_no_room_for_those_of_a_gate_are_refused(
@@ -312,3 +331,61 @@ def test_the_sync_client_has_the_same_methods(vhost: Vhost) -> None:
             list(client.list_scheduled())
         with pytest.raises(InvalidInputError):
             client.list_scheduled(to="q", exchange="x")
+
+
+@pytest.fixture
+def small_messages_only(broker: LocalBroker) -> Iterator[int]:
+    """A limit of 300,000 bytes for messages, which is taken back after the test."""
+    usual = re.sub(r"\D", "", broker.rabbitmqctl("eval", "{ok, N} = application:get_env(rabbit, max_message_size), N."))
+    limit = 300_000
+    _limit_messages(broker, limit)
+    yield limit
+    _limit_messages(broker, int(usual))
+
+
+def _limit_messages(broker: LocalBroker, size: int) -> None:
+    broker.rabbitmqctl("eval", f"application:set_env(rabbit, max_message_size, {size}).")
+    broker.rabbitmqctl("eval", f"persistent_term:put(max_message_size, {size}).")
+
+
+async def test_a_message_over_the_limit_is_refused_and_holds_up_no_other(
+    vhost: Vhost, vhost_connection: Connection, small_messages_only: int
+) -> None:
+    async with bide.connect(vhost.url) as client:
+        sizes = [small_messages_only - RESERVE + 1, 10, small_messages_only - RESERVE - 1000, 500_000]
+        operations = (
+            client.schedule(bytes(size), key="k", to="q", deliver_at=datetime(2030, 1, 1, tzinfo=UTC)) for size in sizes
+        )
+        too_large, small, fits, far_too_large = await asyncio.gather(*map(_refusal, operations))
+        assert isinstance(too_large, MessageTooLargeError)
+        assert isinstance(far_too_large, MessageTooLargeError)
+        assert (small, fits) == (None, None)
+        again = await _refusal(client.schedule(bytes(400_000), key="k", to="q", delay="1d"))
+        assert isinstance(again, MessageTooLargeError)
+    found = await distinct(vhost_connection, partition_of("k"), 2)
+    assert {len(one.message.body) for one in found if isinstance(one, AddSchedule)} == {sizes[1], sizes[2]}
+
+
+@pytest.mark.parametrize(("write", "error"), [("^$", AccessRefusedError), (r"^bide\.v1\.schedule$", None)])
+async def test_a_user_without_permissions_is_refused(
+    log: Vhost, broker: LocalBroker, write: str, error: type[Exception] | None
+) -> None:
+    broker.add_user("limited", "secret")
+    broker.set_permissions(log.name, "limited", configure="^$", write=write, read="^$")
+    try:
+        async with bide.connect(broker.vhost_url(log.name, user="limited", password="secret")) as client:
+            refusal = await _refusal(client.schedule(key="k", to="q", delay="1d"))
+            assert type(refusal) is (type(None) if error is None else error)
+    finally:
+        broker.delete_user("limited")
+
+
+async def test_a_user_who_may_not_declare_the_log_is_asked_for_a_gate(vhost: Vhost, broker: LocalBroker) -> None:
+    broker.add_user("limited", "secret")
+    broker.set_permissions(vhost.name, "limited", configure="^$")
+    try:
+        async with bide.connect(broker.vhost_url(vhost.name, user="limited", password="secret")) as client:
+            with pytest.raises(NotAppliedError, match=r"may not declare it.*start a gate"):
+                await client.schedule(key="k", to="q", delay="1d")
+    finally:
+        broker.delete_user("limited")

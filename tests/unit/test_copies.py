@@ -60,3 +60,33 @@ def test_no_copy_of_a_malformed_message_is_unsendable(name: str) -> None:
     ]
     for one in made:
         assert codec.properties({**one.values, "message_id": one.message_id})
+
+
+def test_copies_of_a_scheduled_message_keep_its_key() -> None:
+    schedule = {"bide-key": "invoice:42", "bide-schedule-id": "a-1"}
+    values = {"message_id": "m", "headers": {**schedule, "bide-due": 1, "mine": 1}}
+    sent = restore("", "q", values)
+    failed = FailedMessage.read("", "error", values, b"x")
+    retry = copies.delayed_retry(
+        sent,
+        b"x",
+        queue="q",
+        history=History(),
+        max_times=9,
+        delay=timedelta(seconds=1),
+        now=EPOCH,
+        nservicebus=False,
+        sent_by=None,
+    )
+    made: list[PreparedMessage] = [
+        retry,
+        copies.parked(sent, b"x", queue="error", headers={}, sent_by=None),
+        copies.counted(sent, b"x", queue="q", history=History(), max_times=9, sent_by=None),
+        redrive.back(failed, to="q"),
+        redrive.archived(failed, queue="error.archive", keep=timedelta(days=1), now=EPOCH),
+        redrive.unarchived(failed, queue="error"),
+        redrive.uncounted(failed, queue="error"),
+    ]
+    for one in made:
+        assert schedule.items() <= dict(one.headers).items()
+        assert one.headers["mine"] == 1

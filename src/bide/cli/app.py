@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
     "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
     "relay": LazyCommand("bide.cli.relay", "Relay the messages of a waiting hall until interrupted."),
+    "schedule": LazyCommand("bide.cli.schedule", "Schedule messages by a key; list, cancel or move them."),
     "send": LazyCommand("bide.cli.send", "Send messages now, after a delay or at a due time."),
     "tap": LazyCommand("bide.cli.tap", "Record every delayed message in two streams."),
     "topology": LazyCommand("bide.cli.topology", "List, draw and check patterns of exchanges and queues."),

@@ -17,7 +17,6 @@ from bide.client.schedule_request import ScheduleRequest
 from bide.client.schedule_room import ScheduleRoom
 from bide.errors import (
     BideError,
-    BrokerError,
     ConnectionLostError,
     InvalidInputError,
     MessageTooLargeError,
@@ -188,7 +187,7 @@ class ScheduleRequests:
         try:
             connection = await self._publisher.connection()
             _check_header_size(request, connection.frame_max)
-            link = await self._open(connection, request)
+            link = await self._open(connection)
             await connection.writable()
             if request.is_recorded:
                 await self._rooms[request.partition].take(link.channel, len(request.body))
@@ -202,14 +201,20 @@ class ScheduleRequests:
             request.confirms.add(confirm)
             request.reason = "the broker has not confirmed it"
             await self._wait(request, link)
+            if not request.answer.done() and not self._has_warned:
+                await self._warn_without_gate(connection, request.partition)
         except BideError as error:
+            if request.is_done:
+                log.debug("it is not known whether a gate is running: %s", error)
+                return
             request.reason = str(error)
             was_sent = request.attempts > before
             request.refusals += was_sent and isinstance(error, PublishError)
             final = self._final_error(request, connection, link, error)
             if final is not None:
                 raise final from (error if final is not error else error.__cause__)
-        log.debug("%s is sent again: %s", request.what, request.reason)
+        if not request.is_done:
+            log.debug("%s is sent again: %s", request.what, request.reason)
 
     async def _wait(self, request: ScheduleRequest, link: ScheduleChannel) -> None:
         """Wait for the confirm, and for the answer if it is needed.
@@ -271,7 +276,7 @@ class ScheduleRequests:
                 f"{self._size_limit}: send a smaller body, or raise max_message_size on the broker"
             )
 
-    async def _open(self, connection: Connection, request: ScheduleRequest) -> ScheduleChannel:
+    async def _open(self, connection: Connection) -> ScheduleChannel:
         """The open channel, with the log declared."""
         link = self._channel
         if link is not None and link.channel.is_open and not self._is_missing:
@@ -283,7 +288,6 @@ class ScheduleRequests:
             await self._prepare_log(connection)
             if link is None or not link.channel.is_open:
                 link = self._channel = await ScheduleChannel.open(connection, self._on_answer)
-            await self._warn_without_gate(connection, request.partition)
             return link
 
     async def _prepare_log(self, connection: Connection) -> None:
@@ -294,18 +298,15 @@ class ScheduleRequests:
         self._is_checked, self._is_missing = True, False
 
     async def _warn_without_gate(self, connection: Connection, partition: int) -> None:
-        if self._has_warned:
-            return
+        """Look once for a gate: when the first schedule is confirmed, or the first answer does not come."""
         self._has_warned = True
         queue = self._names.queries(partition)
         async with await connection.channel() as channel:
-            try:
-                found = await channel.declare_queue(Queue(queue), passive=True)
-            except BrokerError as error:
-                log.debug("it is not known whether a gate is running: %s", error)
-                return
+            found = await channel.declare_queue(Queue(queue), passive=True)
         if not found.consumer_count:
-            log.warning("no gate is running: nothing reads the queue %s; schedules wait until a gate starts", queue)
+            log.warning(
+                "no gate reads the queue %s: schedules wait until a gate is running; start one with 'bide gate'", queue
+            )
 
 
 def _check_header_size(request: ScheduleRequest, frame_max: int) -> None:

@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+from bide.delay.received import OWN_PREFIX
 from bide.durations import from_milliseconds
 
 if TYPE_CHECKING:
     from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
+
+
+_UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+"""Units of an interval, in milliseconds."""
 
 
 class ScheduleOutcome(Enum):
@@ -164,11 +169,14 @@ class ScheduleView:
 
     @property
     def every(self) -> str | None:
-        """The cron expression, or the interval as text; None for a single message."""
+        """The cron expression, or the interval as text such as ``15m``; None for a single message."""
         if self.recurrence is None:
             return None
-        cron = self.recurrence.get("cron")
-        return str(cron) if cron is not None else f"{self.recurrence.get('interval')}ms"
+        if (cron := self.recurrence.get("cron")) is not None:
+            return str(cron)
+        interval = int(self.recurrence.get("interval", 0))
+        unit = next(name for name, length in _UNITS.items() if interval % length == 0)
+        return f"{interval // _UNITS[unit]}{unit}"
 
     @property
     def time_zone(self) -> str | None:
@@ -178,8 +186,9 @@ class ScheduleView:
 
     @property
     def headers(self) -> Mapping[str, Any]:
-        """The headers of the message."""
-        return self.properties.get("headers") or {}
+        """The sender's headers of the message."""
+        headers = self.properties.get("headers") or {}
+        return {name: value for name, value in headers.items() if not name.startswith(OWN_PREFIX)}
 
     def next_runs(self, count: int = 5) -> list[datetime]:
         """The next runs of a recurring schedule, with their jitter; of a single message, its due time.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
@@ -19,9 +19,11 @@ from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXCHANGE,
     HEADER_EXPIRATION,
+    HEADER_KEY,
     HEADER_PICK_UP_KEY,
     HEADER_PRIORITY,
     HEADER_ROUTING_KEY,
+    HEADER_SCHEDULE,
     HEADER_SENT,
     HEADER_TO,
 )
@@ -64,6 +66,7 @@ class SentMessage:
         values: its properties by their AMQP names, without the headers of a delay infrastructure.
         due: its due time; :func:`restore` sets it only for a message that bide delayed.
         sent_at: when bide sent it; None for a message of another sender.
+        schedule: the headers with key and id of its schedule; empty for a message that was not scheduled.
     """
 
     exchange: str
@@ -71,6 +74,7 @@ class SentMessage:
     values: Mapping[str, Any]
     due: datetime | None
     sent_at: datetime | None = None
+    schedule: Mapping[str, str] = field(default_factory=dict)
 
 
 def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentMessage:
@@ -103,7 +107,14 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
         values=restored,
         due=from_milliseconds(due) if isinstance(due, int) else None,
         sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
+        schedule=schedule_headers(headers),
     )
+
+
+def schedule_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    """The headers with key and id of the schedule of a message, for its copies."""
+    found = {name: headers.get(name) for name in (HEADER_KEY, HEADER_SCHEDULE)}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _sender_headers(headers: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def copy_of(
     values.pop("user_id", None)
     expiration = values.pop("expiration", None)
     message_id = values.setdefault("message_id", new_message_id())
-    merged = {**_copied(sent), **headers}
+    merged = {**_copied(sent), **sent.schedule, **headers}
     merged[HEADER_EXCHANGE] = sent.exchange
     merged[HEADER_ROUTING_KEY] = sent.routing_key
     if expiration is not None:

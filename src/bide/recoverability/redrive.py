@@ -15,7 +15,7 @@ from bide.delay.protocol import (
     HEADER_SENT,
     QueueTarget,
 )
-from bide.delay.received import OWN_PREFIX, SentMessage
+from bide.delay.received import OWN_PREFIX, SentMessage, schedule_headers
 from bide.delay.recognition import refuse_target
 from bide.durations import from_milliseconds, to_milliseconds
 from bide.errors import InvalidInputError, ReservedHeaderError
@@ -168,6 +168,7 @@ def _sent(message: FailedMessage) -> SentMessage:
         values={**values, "headers": message.headers},
         due=from_milliseconds(due) if isinstance(due, int) else nservicebus_due(raw),
         sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
+        schedule=schedule_headers(raw),
     )
 
 

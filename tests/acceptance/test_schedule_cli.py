@@ -1,0 +1,123 @@
+"""``bide schedule`` as a subprocess, on a real broker with a gate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bide
+from tests.acceptance.test_cli import Program, lines
+from tests.broker.receiving import receive
+from tests.broker.schedule_log import gating
+from tests.support import Vhost
+
+
+@pytest.fixture
+async def client(vhost: Vhost, tmp_path: Path) -> AsyncIterator[bide.Client]:
+    """A client, with two targets and a gate at work."""
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")]))
+        async with gating(vhost.url, tmp_path / "gate"):
+            yield client
+
+
+class Commands:
+    """Runs ``bide schedule`` beside the gate of this process."""
+
+    def __init__(self, vhost: Vhost) -> None:
+        self._program = Program(vhost)
+
+    async def ok(self, *arguments: str) -> str:
+        return await asyncio.to_thread(self._program.ok, "schedule", *arguments)
+
+    async def fails(self, code: int, *arguments: str) -> str:
+        return await asyncio.to_thread(self._program.fails, code, "schedule", *arguments)
+
+    async def values(self, *arguments: str) -> list[dict[str, Any]]:
+        return lines(await self.ok(*arguments, "--json"))
+
+    async def outcome(self, code: int, *arguments: str) -> str:
+        """The outcome of an operation that ends with this exit code."""
+        done = await asyncio.to_thread(self._program.run, "schedule", *arguments, "--json")
+        assert (done.returncode, done.stderr) == (code, b"")
+        return str(json.loads(done.stdout)["outcome"])
+
+
+@pytest.fixture
+def run(vhost: Vhost) -> Commands:
+    return Commands(vhost)
+
+
+async def test_a_message_is_scheduled_shown_and_delivered(client: bide.Client, run: Commands) -> None:
+    (made,) = await run.values("add", "k", "hello", "--to", "reminders", "--in", "1h", "--header", "mine=1")
+    assert (made["key"], made["outcome"], made["version"]) == ("k", "scheduled", made["id"])
+    found = json.loads(await run.ok("show", "k", "--json"))
+    assert (found["body"], found["headers"], found["due"]) == ("hello", {"mine": "1"}, made["due"])
+    assert (found["to"], found["state"], found["id"]) == ("reminders", "waiting", made["id"])
+    assert "state:           waiting" in await run.ok("show", "k")
+    assert "nothing waits" in await run.fails(1, "show", "other")
+    assert await run.outcome(0, "run-now", "k") == "running"
+    (message,) = await receive(client, "reminders", 1)
+    assert (message.body, message.headers) == (b"hello", {"mine": "1"})
+
+
+async def test_each_operation_ends_with_its_outcome_and_exit_code(client: bide.Client, run: Commands) -> None:
+    (made,) = await run.values("add", "k", "--to", "reminders", "--in", "1h")
+    assert await run.outcome(1, "add", "k", "--to", "reminders", "--in", "1h", "--if-absent") == "exists"
+    assert await run.outcome(1, "move", "k", "--in", "2h", "--if-version", "other-1") == "changed"
+    assert await run.outcome(0, "move", "k", "--in", "2h", "--if-version", made["version"]) == "moved"
+    assert await run.outcome(0, "pause", "k") == "paused"
+    assert await run.outcome(0, "resume", "k") == "resumed"
+    assert await run.outcome(0, "cancel", "k") == "cancelled"
+    for command in ("cancel", "pause", "resume", "run-now"):
+        assert await run.outcome(1, command, "k") == "not-found"
+
+
+async def test_a_recurring_schedule_shows_its_next_runs(client: bide.Client, run: Commands) -> None:
+    await run.ok("add", "digest", "{}", "--to", "mail", "--every", "0 8 * * MON-FRI", "--time-zone", "Europe/Berlin")
+    found = json.loads(await run.ok("show", "digest", "--json"))
+    assert (found["every"], found["time_zone"], len(found["next_runs"])) == ("0 8 * * MON-FRI", "Europe/Berlin", 5)
+    assert "every '0 8 * * MON-FRI' Europe/Berlin" in await run.ok("list")
+
+
+async def test_conditions_choose_what_is_listed_cancelled_and_moved(client: bide.Client, run: Commands) -> None:
+    for number in range(20):
+        await client.schedule(key=f"invoice:{number:02}", to="reminders", delay="1h")
+    await client.schedule(key="other", to="mail", delay="2h")
+    assert [one["key"] for one in await run.values("list", "--to", "mail")] == ["other"]
+    assert len(await run.values("list", "--limit", "3")) == 3
+    assert await run.ok("list", "--prefix", "invoice:", "--count") == "20\n"
+    assert await run.ok("cancel", "--prefix", "invoice:0", "--dry-run") == "10 would be cancelled\n"
+    assert await run.ok("cancel", "--prefix", "invoice:0", "--yes") == "cancelled 10\n"
+    moved = json.loads(await run.ok("move", "--all", "--at", "2040-01-01T00:00:00Z", "--yes", "--json"))
+    assert (moved["outcome"], moved["count"]) == ("moved", 11)
+    assert {one["due"] for one in await run.values("list")} == {"2040-01-01T00:00:00.000+00:00"}
+    assert await run.ok("list", "--prefix", "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["cancel"], "give either KEY, or conditions"),
+        (["cancel", "k", "--prefix", "x"], "give either KEY, or conditions"),
+        (["cancel", "k", "--dry-run"], "bide schedule show"),
+        (["cancel", "--prefix", "x", "--if-version", "a-1"], "for KEY"),
+        (["cancel", "--due-from", "tomorrow"], "cannot be read"),
+        (["cancel", "--to", "a", "--exchange", "b"], "two targets"),
+        (["move", "k"], "--in DELAY or --at TIME"),
+        (["move", "k", "--in", "soon"], "cannot be read"),
+        (["add", "k", "--to", "q"], "needs one time"),
+        (["add", "k", "--in", "1s"], "needs one target"),
+        (["add", "k", "--to", "q", "--in", "1s", "--jitter", "5s"], "recurring"),
+        (["add", "k", "--to", "q", "--every", "61 * * * *"], "cron expression"),
+        (["add", "", "--to", "q", "--in", "1s"], "key"),
+        (["add", "k", "--to", "q", "--in", "1s", "--header", "x"], "NAME=VALUE"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(vhost: Vhost, arguments: list[str], reason: str) -> None:
+    assert reason in Program(vhost).fails(2, "schedule", *arguments)

@@ -1,0 +1,56 @@
+"""The programs in docs/schedules.md."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import FunctionType
+
+import bide
+from tests.broker.schedule_log import gating
+from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def run(vhost: Vhost, program: str) -> str:
+    """What a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "BIDE_URL": vhost.url},
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_the_first_program_prints_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
+    shown = re.search(r"^\$ python reminders.py\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    async with gating(vhost.url, tmp_path / "gate"):
+        assert await asyncio.to_thread(run, vhost, BLOCKS[0]) == shown[1]
+        assert "CANCELLED" in await asyncio.to_thread(run, vhost, f"import bide\n{BLOCKS[1]}")
+
+
+async def test_the_other_programs_run(vhost: Vhost, tmp_path: Path) -> None:
+    async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")]))
+        names = {"bide": bide, "client": client}
+        for block in BLOCKS[2:]:
+            code = compile(block, "docs/schedules.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            running = FunctionType(code, names)()
+            if inspect.isawaitable(running):
+                await running
+        assert await client.count_scheduled(to="mail") == 2
+    assert len(BLOCKS) == 9
