@@ -1,6 +1,6 @@
 """Random histories of real gates and real clients on the broker in memory, in virtual time.
 
-usage: python -m tests.schedule_simulation [schedules] [first seed] [--fault NAME]
+usage: python -m tests.schedule_simulation [occurrences] [first seed] [operations of a history] [--fault NAME]
 
 Everything happens in one thread and in virtual time, so a seed has one history. Between any two turns of the event
 loop, that is at every await, a gate may be killed, frozen, cut off or stopped, or its clock stepped. The judge of the
@@ -363,6 +363,7 @@ class Simulation:
     def run(self) -> Result:
         loop = self.world.loop
         try:
+            loop.set_exception_handler(lambda _, context: self.problems.append(f"asyncio: {context['message']}"))
             loop.run_until_complete(self.main())
             self.problems += judge_answers(self.world)
             self.problems += judge_deliveries(self.world)
