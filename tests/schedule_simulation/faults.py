@@ -60,8 +60,7 @@ def plant(fault: str | None, stack: ExitStack) -> None:
         return
     if fault in IN_FOLD:
         stack.enter_context(patch.object(partition_index, "ScheduleFold", model._FOLDS[fault]))
-        return
-    for owner, name, made in _PATCHES[fault]():
+    for owner, name, made in _PATCHES.get(fault, list)():
         stack.enter_context(patch.object(owner, name, made))
 
 
@@ -199,6 +198,7 @@ def _wall(self: GateTime, connection: Connection) -> int:
 
 _PATCHES: dict[str, Callable[[], _Patches]] = {
     "no-read-back": _no_read_back,
+    "second-claim": _looking_at_under_way,
     "forget-undone": lambda: _own_claims_only(at_takeover=False),
     "late-claim": lambda: _own_claims_only(at_takeover=True),
     "message-by-key": _message_by_key,

@@ -18,6 +18,9 @@ SEEDS = {
     "message-by-key": 3,
     "no-read-back": 1,
     "repeats": 3,
+    "repeats-answered-anew": 3,
+    "repeats-by-maximum": 2,
+    "wall-clock": 0,
 }
 """A history that shows each fault. After a change of the simulation another seed may be the first: try them in turn."""
 
