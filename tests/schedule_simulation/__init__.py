@@ -1,1 +1,1 @@
-"""The gate and the client on the in-memory broker, in virtual time, with everything that can go wrong."""
+"""Real gates and clients on the in-memory broker, in virtual time, with faults."""

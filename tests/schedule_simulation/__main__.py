@@ -10,7 +10,7 @@ from tests.schedule_simulation.simulation import run
 
 if __name__ == "__main__":
     numbers = [int(one) for one in sys.argv[1:] if one.isdigit()]
-    wanted, seed = [*numbers, 1000, 0][:2] if len(numbers) != 1 else (numbers[0], 0)
+    wanted, seed, operations = [*numbers, *(1000, 0, 150)[len(numbers) :]]
     if "-v" in sys.argv:
         logging.basicConfig(level=logging.INFO)
     else:
@@ -18,7 +18,7 @@ if __name__ == "__main__":
     fault = sys.argv[sys.argv.index("--fault") + 1] if "--fault" in sys.argv else None
     first, started, schedules, received, records, starts, bad = seed, time.monotonic(), 0, 0, 0, 0, 0
     while schedules < wanted:
-        result = run(seed, fault=fault)
+        result = run(seed, operations, fault)
         schedules += result.schedules
         received += result.received
         records += result.records

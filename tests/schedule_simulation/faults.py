@@ -60,8 +60,7 @@ def plant(fault: str | None, stack: ExitStack) -> None:
         return
     if fault in IN_FOLD:
         stack.enter_context(patch.object(partition_index, "ScheduleFold", model._FOLDS[fault]))
-        return
-    for owner, name, made in _PATCHES[fault]():
+    for owner, name, made in _PATCHES.get(fault, list)():
         stack.enter_context(patch.object(owner, name, made))
 
 
@@ -157,14 +156,11 @@ def _trim_early() -> _Patches:
         return position
 
     async def step(self: Carrier, now: float) -> None:
-        if self._cycle is None:
-            await step_before(self, now)
-            if self._cycle is not None:
-                async with await self._connection.channel() as channel:
-                    await channel.purge_queue(self._queue)
-        elif not self._is_cut and self._unread == 0:
-            # It takes its time.
-            await step_before(self, now)
+        before = self._cycle
+        await step_before(self, now)
+        if self._cycle not in (None, before):
+            async with await self._connection.channel() as channel:
+                await channel.purge_queue(self._queue)
 
     step_before = Carrier.step
     return [(PartitionIndex, "_begin_snapshot", begin), (Carrier, "step", step)]
@@ -202,6 +198,7 @@ def _wall(self: GateTime, connection: Connection) -> int:
 
 _PATCHES: dict[str, Callable[[], _Patches]] = {
     "no-read-back": _no_read_back,
+    "second-claim": _looking_at_under_way,
     "forget-undone": lambda: _own_claims_only(at_takeover=False),
     "late-claim": lambda: _own_claims_only(at_takeover=True),
     "message-by-key": _message_by_key,

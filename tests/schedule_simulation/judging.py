@@ -1,4 +1,4 @@
-"""A comparison of what clients and consumers saw with the log, as the judge of the model reads it."""
+"""What clients and consumers saw, compared with the log as the judge of the model reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNSEEN = 20
 
 
 def judge_answers(world: World) -> Iterator[str]:
-    """Compare what clients were told with the log."""
+    """Compare the answers with the log."""
     expected = {request: answer for one in world.verdicts for request, answer in one.answers.items()}
     repeated = {request for one in world.verdicts for request in one.repeats}
     for one in world.operations:
@@ -35,11 +35,11 @@ def judge_answers(world: World) -> Iterator[str]:
             if outcome == "forgotten" and request in repeated:
                 continue
             if outcome in ("too-late", "not-found"):
-                told: tuple[Any, ...] = (outcome,)
+                shown: tuple[Any, ...] = (outcome,)
             else:
-                told = (outcome, given.version)
-            if told != wanted and (told, wanted) != (("not-found",), ("too-late",)):
-                yield f"{one.what} of {one.key} was answered {told}, and the log says {wanted}"
+                shown = (outcome, given.version)
+            if shown != wanted and (shown, wanted) != (("not-found",), ("too-late",)):
+                yield f"{one.what} of {one.key} was answered {shown}, and the log says {wanted}"
         elif len(one.requests) > 1:
             keys = sorted(key for request in one.requests if request in expected for key in expected[request][1])
             if tuple(keys) != one.result.keys:
@@ -77,7 +77,7 @@ def judge_deliveries(world: World) -> Iterator[str]:
 
 
 def judge_looks(world: World) -> Iterator[str]:
-    """Compare what clients were told about a key with what waited there at some time from question to answer."""
+    """Compare a client's view of a key with what waited there at some time from question to answer."""
     looks = [one for one in world.operations if one.what == "look" and one.error is None]
     versions: dict[str, list[tuple[int, str | None]]] = {one.key: [(0, None)] for one in looks}
     verdicts = [Verdict() for _ in world.verdicts]
@@ -90,7 +90,7 @@ def judge_looks(world: World) -> Iterator[str]:
                 if version != known[-1][1]:
                     known.append((number, version))
     for one in looks:
-        told = None if one.result is None else one.result.version
+        shown = None if one.result is None else one.result.version
         known = versions[one.key]
         ends = [since for since, _ in known[1:]] + [len(world.history) + 1]
         # The last records may not have been written down yet when the answer came.
@@ -99,5 +99,5 @@ def judge_looks(world: World) -> Iterator[str]:
             for (since, version), end in zip(known, ends, strict=True)
             if since <= one.ended + _UNSEEN and end > one.begun
         }
-        if told not in possible:
-            yield f"the version of {one.key} was answered {told}, and the log says {sorted(map(str, possible))}"
+        if shown not in possible:
+            yield f"the version of {one.key} was answered {shown}, and the log says {sorted(map(str, possible))}"

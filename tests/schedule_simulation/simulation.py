@@ -1,6 +1,6 @@
 """Random histories of real gates and real clients on the broker in memory, in virtual time.
 
-usage: python -m tests.schedule_simulation [schedules] [first seed] [--fault NAME]
+usage: python -m tests.schedule_simulation [occurrences] [first seed] [operations of a history] [--fault NAME]
 
 Everything happens in one thread and in virtual time, so a seed has one history. Between any two turns of the event
 loop, that is at every await, a gate may be killed, frozen, cut off or stopped, or its clock stepped. The judge of the
@@ -26,6 +26,7 @@ from unittest.mock import patch
 
 import bide
 import bide.client.schedule_room
+import bide.gate.log_follower
 import bide.gate.partition_session
 import bide.gate.room
 import bide.gate.worker
@@ -362,6 +363,7 @@ class Simulation:
     def run(self) -> Result:
         loop = self.world.loop
         try:
+            loop.set_exception_handler(lambda _, context: self.problems.append(f"asyncio: {context['message']}"))
             loop.run_until_complete(self.main())
             self.problems += judge_answers(self.world)
             self.problems += judge_deliveries(self.world)
@@ -414,6 +416,7 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
         stack.enter_context(patch.object(bide.client.schedule_room, "TICKET_BYTES", TICKET))
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
+        stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
         stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
         # A batch ends after 50 ms, which must not depend on this machine.

@@ -22,7 +22,7 @@ def anyio_backend():
 
 
 def test_every_program_has_a_name() -> None:
-    assert PAGE.count("```python") == len(PROGRAMS) == 3
+    assert PAGE.count("```python") == len(PROGRAMS) == 4
 
 
 def test_the_programs_pass(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ class GateConnectionLoop:
             one.is_stopping = True
             one.wake.set()
         finishing = asyncio.gather(*tasks)
+        # The tasks are cancelled if the connection is lost meanwhile, and nothing awaits this future then.
+        finishing.add_done_callback(lambda done: done.cancelled() or done.exception())
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
         ends: set[asyncio.Future[Any]] = {finishing, self._failed, self._connection.lost}
         await asyncio.wait(ends, timeout=self._stop_timeout, return_when=asyncio.FIRST_COMPLETED)

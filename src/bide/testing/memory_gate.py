@@ -53,21 +53,22 @@ class MemoryGate:
         self._url = url
         self._allow = allow
         self._options = options
-        self._stack = ExitStack()
+        self._stack: ExitStack
         self._gate: _Gate
         self._running: asyncio.Task[Any]
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread
 
     async def __aenter__(self) -> Self:
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bide-gate-"))
-        self._gate = _Gate(self._url, allow=self._allow, state=folder, **self._options)
-        self._running = asyncio.create_task(self._gate.run())
-        while not self._gate.is_ready and not self._running.done():  # noqa: ASYNC110 (there is no event to wait for)
-            await asyncio.sleep(0)
-        if self._running.done():
-            self._stack.close()
-            self._running.result()
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bide-gate-"))
+            self._gate = _Gate(self._url, allow=self._allow, state=folder, **self._options)
+            self._running = asyncio.create_task(self._gate.run())
+            while not self._gate.is_ready and not self._running.done():  # noqa: ASYNC110 (there is no event to wait for)
+                await asyncio.sleep(0)
+            if self._running.done():
+                self._running.result()
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(

@@ -92,7 +92,7 @@ class VirtualClock:
         A callback in the past is called at the beginning of the next advance.
 
         Args:
-            is_upkeep: whether nobody needs it at that very time: :attr:`next_due` leaves it out.
+            is_upkeep: whether a later call would do as well: :attr:`next_due` leaves it out.
         """
         timer = Timer(microseconds, callback)
         with self._guard:

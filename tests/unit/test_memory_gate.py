@@ -1,0 +1,114 @@
+"""Schedules on the in-memory broker: the gate works by the broker's clock."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+import bide
+import bide.testing
+from bide import ScheduleOutcome
+from bide.errors import InvalidInputError
+from bide.testing import MemoryBroker
+from tests.timeouts import TIMEOUT
+
+RELEASES = [(3, 10), (4, 0), (4, 3)]
+MAILS = bide.Topology(queues=[bide.Queue("mails")])
+
+
+@pytest.fixture(params=RELEASES, ids=str)
+def b(request: pytest.FixtureRequest) -> MemoryBroker:
+    return bide.testing.broker(release=request.param)
+
+
+async def bodies(client: bide.Client, count: int) -> list[bytes]:
+    found = []
+    async with asyncio.timeout(TIMEOUT):
+        messages = client.consume("mails")
+        for _ in range(count):
+            message = await anext(messages)
+            found.append(message.body)
+            await message.ack()
+    return found
+
+
+async def test_what_was_not_cancelled_comes_when_the_clock_gets_there(b: MemoryBroker) -> None:
+    async with b.gate(), b.connect() as client:
+        await client.declare(MAILS)
+        for key in ("paid", "unpaid"):
+            await client.schedule(key, key=key, to="mails", delay="3d")
+        assert (await client.cancel("paid")).outcome is ScheduleOutcome.CANCELLED
+        b.clock.advance("3d")
+        assert await bodies(client, 1) == [b"unpaid"]
+        await b.settled()
+        assert (await client.cancel("unpaid")).outcome is ScheduleOutcome.TOO_LATE
+        assert await client.scheduled("unpaid") is None
+
+
+async def test_nothing_comes_a_moment_before_it_is_due(b: MemoryBroker) -> None:
+    async with b.gate(), b.connect() as client:
+        await client.declare(MAILS)
+        await client.schedule("x", key="k", to="mails", delay="3d")
+        b.clock.advance(timedelta(days=3) - timedelta(milliseconds=1))
+        await b.settled()
+        view = await client.scheduled("k")
+        assert view is not None
+        assert view.state == "waiting"
+
+
+async def test_run_stops_the_clock_at_each_due_time(b: MemoryBroker) -> None:
+    async with b.gate(), b.connect() as client:
+        await client.declare(MAILS)
+        start, seen = client.now(), list[tuple[timedelta, bytes]]()
+
+        async def receive() -> None:
+            async for message in client.consume("mails"):
+                seen.append((client.now() - start, message.body))
+                await message.ack()
+
+        receiving = asyncio.create_task(receive())
+        await client.schedule("once", key="once", to="mails", delay="36h")
+        await client.schedule("daily", key="daily", to="mails", every="24h", last_run=start + timedelta(days=2))
+        await b.run("7d")
+        receiving.cancel()
+        hours = [(moment / timedelta(hours=1), body) for moment, body in seen]
+        assert hours == [(24, b"daily"), (36, b"once"), (48, b"daily")]
+
+
+async def test_another_gate_delivers_what_was_due_while_none_was_running(b: MemoryBroker) -> None:
+    async with b.connect() as client:
+        await client.declare(MAILS)
+        async with b.gate():
+            await client.schedule("x", key="k", to="mails", delay="1h")
+        b.clock.advance("1d")
+        async with b.gate():
+            assert await bodies(client, 1) == [b"x"]
+
+
+async def test_a_gate_delivers_to_allowed_targets_only(b: MemoryBroker) -> None:
+    async with b.gate(allow=["reminders"]), b.connect() as client:
+        await client.declare(MAILS)
+        await client.schedule("x", key="k", to="mails", delay="1h")
+        b.clock.advance("1h")
+        async with asyncio.timeout(TIMEOUT):
+            message = await anext(client.consume("bide.v1.schedule.undeliverable"))
+        assert message.body == b"x"
+
+
+async def test_a_gate_with_bad_options_is_refused(b: MemoryBroker) -> None:
+    with pytest.raises(InvalidInputError, match="retention"):
+        async with b.gate(retention=1):
+            pass
+
+
+def test_clients_that_block_have_schedules_too(b: MemoryBroker) -> None:
+    with b.gate(), b.connect_sync() as client:
+        client.declare(MAILS)
+        client.schedule("x", key="k", to="mails", delay="3d")
+        client.schedule("y", key="l", to="mails", delay="3d")
+        assert client.cancel("l").outcome is ScheduleOutcome.CANCELLED
+        b.clock.advance("3d")
+        with client.consume("mails", timeout=timedelta(seconds=TIMEOUT)) as messages:
+            assert next(messages).body == b"x"
