@@ -193,14 +193,13 @@ def layout_options(
 
     hall = "" if taps else ", waiting-hall"
     start = f"--{which}-" if which else "--"
+    default: dict[str, Any] = {"required": True} if which else {"default": "clock", "show_default": True}
     options = [
         click.option(
             f"{start}layout",
             type=click.Choice([one for one in LAYOUTS if not (taps and one == "waiting-hall")]),
-            default=None if which else "clock",
-            required=bool(which),
-            show_default=not which,
             help="Delay infrastructure.",
+            **default,
         ),
         click.option(f"{start}prefix", metavar="NAME", help="Start of all names. [default: bide; none with celery]"),
         click.option(f"{start}max-delay", metavar="DELAY", help="Longest delay that gets queues (clock)."),
