@@ -118,7 +118,7 @@ async def put(url: str, topology: bide.Topology, messages: list[tuple[str, str, 
 
 
 async def receive(url: str, queue: str, number: int, *, more: float = 0) -> list[tuple[bide.Message, datetime]]:
-    """So many messages with the times when they came, and those that come soon after."""
+    """This number of messages with the times when they came, and those that come soon after."""
     found: list[tuple[bide.Message, datetime]] = []
     async with bide.connect(url) as client, client.consume(queue, prefetch=1000) as messages:
         while True:
@@ -203,7 +203,7 @@ def test_pending_messages_leave_the_plugin_and_come_when_they_are_due(plugin: Vh
     )
     wait = 25_000
     begun = datetime.now(UTC)
-    messages = [
+    messages: list[tuple[str, str, dict[str, Any], bytes]] = [
         ("shop", "order.created", {"message_id": f"m{n}", "headers": {"x-delay": wait + n, "n": n}}, b"%d" % n)
         for n in range(200)
     ]

@@ -1,6 +1,7 @@
-"""Reading the tables of the delayed-message plugin, from terms recorded of the plugin 3.10.2 and 4.0.2.
+"""The export of the delayed-message plugin's tables, from recorded terms.
 
-The tables are made on a broker without the plugin, so that the reading is tested on every release that has Mnesia.
+The terms are of the plugin 3.10.2 and 4.0.2. The tables are made on a broker without the plugin, so that the reading is
+tested on every release that has Mnesia.
 """
 
 from __future__ import annotations
