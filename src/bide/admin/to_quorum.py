@@ -148,8 +148,8 @@ async def convert(
         return plan
     if plan.consumers:
         raise InvalidInputError(
-            f"the queue {name!r} has {quantity(plan.consumers, 'consumer')}, which would lose it in the middle of the work: "
-            "stop consumers first; publishers can continue"
+            f"the queue {name!r} has {quantity(plan.consumers, 'consumer')}, which would lose it: stop consumers "
+            "first; publishers can continue"
         )
     work = _Conversion(connection, api, plan)
     if plan.found == "classic":
@@ -349,7 +349,7 @@ def _kept_arguments(held: FoundQueue | None) -> dict[str, Argument]:
     kept = None if held is None else held.queue.arguments.get(_KEPT_ARGUMENT)
     if not isinstance(kept, str):
         raise InvalidInputError(
-            f"the queue {held.queue.name if held else ''!r} was not declared by a conversion: delete it if it is not needed"
+            f"the queue {held.queue.name if held else ''!r} is not of a conversion: delete it if it is not needed"
         )
     return {name: value for name, value in json.loads(kept).items() if name != "x-queue-type"}
 
