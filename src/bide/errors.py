@@ -276,15 +276,9 @@ class OffsetsLostError(BrokerError):
     """
 
     def __init__(
-        self,
-        message: str | None = None,
-        *,
-        stream: str = "",
-        offset: int = 0,
-        found: int | None = None,
-        reply_code: int | None = None,
+        self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None
     ) -> None:
-        super().__init__(message, reply_code=reply_code)
+        super().__init__(message)
         self.stream = stream
         self.offset = offset
         self.found = found

@@ -115,6 +115,19 @@ def test_a_limit_in_the_arguments_is_reported_as_not_raisable(program: Program, 
     assert program.ok("queue", "delivery-limit", "--at-least", "5").startswith("no quorum queue has")
 
 
+async def test_an_operator_policy_is_reported_as_not_raisable(program: Program, vhost: Vhost) -> None:
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        body = {"pattern": "", "definition": {"delivery-limit": 4}, "apply-to": "queues", "priority": 0}
+        await api.call("PUT", "operator-policies", vhost.name, "strict", body=body)
+    done = program.run("queue", "delivery-limit", "--yes")
+    assert (done.returncode, done.stdout.decode()) == (
+        1,
+        "✗ orders: limit 4 (operator policy strict); no policy can raise it: change that policy\n",
+    )
+
+
 async def test_from_4_0_on_a_queue_without_a_limit_has_the_default_limit(vhost: Vhost) -> None:
     async with bide.connect(vhost.url) as client:
         queues = [bide.Queue.quorum("orders"), bide.Queue.quorum("free", {"x-delivery-limit": 100})]

@@ -171,7 +171,7 @@ def test_killed_at_any_stage_and_run_again_no_message_is_lost(vhost: Vhost, stag
     wanted = {f"old-{number}" for number in range(BEFORE)} | set(publishers.sent)
     assert found.keys() == wanted
     # Twice only what was in flight, or published while a binding moved.
-    assert found.total() - len(found) <= 2 * 500 + 100
+    assert found.total() - len(found) <= 2 * 2000 + 100
 
 
 @pytest.mark.slow
@@ -207,7 +207,7 @@ async def test_a_queue_that_cannot_be_converted_is_refused_unchanged(vhost: Vhos
             ):
                 await plan_conversion(connection, api, "ranked")
             async with client.consume("busy") as _:
-                with pytest.raises(InvalidInputError, match="'busy' has 1 consumers"):
+                with pytest.raises(InvalidInputError, match="'busy' has 1 consumer,"):
                     await convert(connection, api, "busy")
             assert (await plan_conversion(connection, api, "busy")).found == "classic"
     await connection.close()

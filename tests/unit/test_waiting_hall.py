@@ -322,6 +322,23 @@ def test_malformed_relay_headers_are_refused(headers: dict[str, Any]) -> None:
         RelayedMessage.read(FOUR, "k", {"headers": headers}, now=START).forward(START)
 
 
+def test_a_message_from_a_bound_exchange_goes_to_the_delivery_exchange_of_that_exchange() -> None:
+    def read(headers: dict[str, Any], exchange: str) -> tuple[str, int]:
+        found = RelayedMessage.read(FOUR, "order.created", {"headers": headers}, now=START, exchange=exchange)
+        return str(found.target), found.due - START
+
+    assert read({"x-delay": 5000}, "shop") == ("x:shop.delivery", 5000)
+    assert read({"x-delay": 5000, "bide-to": "q:orders"}, "shop") == ("q:orders", 5000)
+    pick_up = f"x:{FOUR.delivery_exchange}"
+    assert read({"x-delay": 5000}, FOUR.check_in) == (pick_up, 5000)
+    # Without the header it was not delayed in place of the plugin, and must not loop through the exchange.
+    assert read({}, "shop") == (pick_up, 0)
+    # A message in the middle of its rounds has its target.
+    assert read({"x-delay": 5000, "bide-rest": 8000, "bide-due": START + 9, "bide-to": "q:orders"}, "shop")[0] == (
+        "q:orders"
+    )
+
+
 @given(hall=halls)
 def test_a_refusing_target_is_retried_with_growing_pauses(hall: WaitingHall) -> None:
     values: Any = {"headers": {"bide-to": "q:orders", "bide-due": START}}

@@ -69,8 +69,8 @@ async def _close_others(connection: Connection, api: ManagementApi) -> None:
     own = f":{connection.local_port} -> "
     if not any(own in name for name in await _connection_names(api, connection.url.vhost)):
         raise BrokerError(
-            f"the broker does not list a connection from port {connection.local_port}, so this one looks like "
-            "any other: run this where no proxy is in between"
+            f"the broker does not list a connection from port {connection.local_port}, so the others are not "
+            "known: run this where no proxy is in between"
         )
     for _ in range(_ROUNDS):
         others = [name for name in await _connection_names(api, connection.url.vhost) if own not in name]

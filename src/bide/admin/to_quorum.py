@@ -32,6 +32,7 @@ from bide.delay import recognition
 from bide.errors import BideError, BrokerError, InvalidInputError, TargetNotFoundError
 from bide.management.api import FoundQueue, ManagementApi
 from bide.runtime.logs import logger
+from bide.runtime.wording import quantity
 from bide.topology import Argument, Binding, Exchange, Queue
 
 log = logger(__name__)
@@ -39,7 +40,7 @@ log = logger(__name__)
 HOLDING: Final = ".to-quorum"
 """End of the name of the holding queue, and of the exchange that moves messages."""
 
-_WINDOW: Final = 500
+_WINDOW: Final = 2000
 """Messages that are moved at a time. A crash can repeat these."""
 
 _IDLE_PAUSE: Final = 0.05
@@ -147,8 +148,8 @@ async def convert(
         return plan
     if plan.consumers:
         raise InvalidInputError(
-            f"the queue {name!r} has {plan.consumers} consumers, which would lose it in the middle of their work: stop "
-            "them first; publishers can continue"
+            f"the queue {name!r} has {quantity(plan.consumers, 'consumer')}, which would lose it: stop consumers "
+            "first; publishers can continue"
         )
     work = _Conversion(connection, api, plan)
     if plan.found == "classic":
@@ -348,7 +349,7 @@ def _kept_arguments(held: FoundQueue | None) -> dict[str, Argument]:
     kept = None if held is None else held.queue.arguments.get(_KEPT_ARGUMENT)
     if not isinstance(kept, str):
         raise InvalidInputError(
-            f"the queue {held.queue.name if held else ''!r} was not declared by a conversion: rename or delete it"
+            f"the queue {held.queue.name if held else ''!r} is not of a conversion: delete it if it is not needed"
         )
     return {name: value for name, value in json.loads(kept).items() if name != "x-queue-type"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -149,7 +150,11 @@ def _print_plan(found: list[DelayedExchange], problems: Mapping[str, list[str]],
 @click.argument("names", nargs=-1, metavar="[EXCHANGE]...")
 @_way_option
 @click.option(
-    "--exported", type=click.Path(path_type=Path), metavar="FILE", help="Export of the messages that wait now."
+    "--exported",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Export of the messages that wait now. Repeatable.",
 )
 @click.option("--force", is_flag=True, help="Lose waiting messages that are not exported.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -162,7 +167,7 @@ def apply(
     *,
     names: tuple[str, ...],
     way: Way,
-    exported: Path | None,
+    exported: tuple[Path, ...],
     force: bool,
     yes: bool,
     hall: WaitingHall,
@@ -191,13 +196,15 @@ def apply(
 
 
 async def _replace(
-    settings: Settings, names: tuple[str, ...], way: Way, exported: Path | None, hall: WaitingHall, *, force: bool
+    settings: Settings, names: tuple[str, ...], way: Way, exported: tuple[Path, ...], hall: WaitingHall, *, force: bool
 ) -> Replaced:
     from bide.delayed_plugin.export import count_waiting
     from bide.delayed_plugin.replacing import replace_exchanges
 
     async with connected(settings, "migrate-plugin") as (connection, api):
-        counts = {} if exported is None else count_waiting(exported, connection.url.vhost, now=connection.now())
+        counts: Counter[str] = Counter()
+        for path in exported:
+            counts += count_waiting(path, connection.url.vhost, now=connection.now())
         return await replace_exchanges(connection, api, hall, way=way, names=names, exported=counts, force=force)
 
 

@@ -28,7 +28,7 @@ def queue() -> None:
 @click.option(
     "--at-least", type=click.IntRange(1), metavar="N", help="Deliveries that a queue has to allow. [default: no limit]"
 )
-@click.option("--dry-run", is_flag=True, help="Only print the queues and the policies; exit with 1 if there are any.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be set; exit with 1 if anything.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the queues and the policies")
 @management_options
@@ -66,9 +66,7 @@ def set_delivery_limit(
 
 @queue.command("to-quorum")
 @click.argument("name", metavar="QUEUE")
-@click.option(
-    "--pause-publishers", is_flag=True, help="Close and refuse other connections while the queue is replaced."
-)
+@click.option("--pause-publishers", is_flag=True, help="Close other connections while the queue is replaced.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the result")

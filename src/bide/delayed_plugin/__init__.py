@@ -1,1 +1,1 @@
-"""Leaving rabbitmq_delayed_message_exchange: its exchanges, and the messages that wait in it."""
+"""Migration from rabbitmq_delayed_message_exchange: its exchanges and waiting messages."""

@@ -113,7 +113,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """The complete lines, and where they start."""
     place = 0
     for line in file:
-        if place == 0 and not line.startswith(_FIRST):
+        if place == 0 and not line.startswith(_FIRST) and not _FIRST.startswith(line):
             raise InvalidInputError(f"{file.name} is not a file of 'bide migrate-plugin export': name another")
         if line.endswith(b"\n"):
             yield place, line
@@ -162,8 +162,8 @@ def read_export(path: Path, *, start: int = 0) -> Iterator[tuple[PendingMessage,
 def _check_complete(file: BinaryIO, path: Path) -> None:
     is_export = file.read(len(_FIRST)) == _FIRST
     file.seek(max(file.seek(0, os.SEEK_END) - 1000, 0))
-    last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-    if not is_export or not last.startswith(_END):
+    *_, last, after = (b"\n" + file.read()).split(b"\n")
+    if not is_export or after or not last.startswith(_END):
         raise InvalidInputError(f"{path} is not a complete export: run 'bide migrate-plugin export' again to finish it")
 
 

@@ -88,7 +88,7 @@ async def import_messages(
     noted = path.with_name(path.name + ".progress")
     done = Imported(**json.loads(noted.read_text())) if noted.exists() else Imported()
     targets: dict[str, str] = {}
-    run = _Run(client.url.vhost, client.url.user, _file_id(path), delivered_before)
+    run = _Importer(client.url.vhost, client.url.user, _file_id(path), delivered_before)
     messages = read_export(path, start=done.place)
     while batch := list(islice(messages, BATCH)):
         for name in {one.exchange for one, _ in batch if one.vhost == client.url.vhost} - targets.keys():
@@ -122,7 +122,7 @@ def _file_id(path: Path) -> str:
         return hashlib.sha256(file.readline()).hexdigest()[:12]
 
 
-class _Run:
+class _Importer:
     def __init__(self, vhost: str, user: str, file_id: str, delivered_before: datetime | None) -> None:
         self._vhost, self._user, self._file_id = vhost, user, file_id
         self._delivered_before = None if delivered_before is None else (delivered_before - EPOCH) // _MILLISECOND

@@ -1,0 +1,380 @@
+"""``bide migrate-plugin`` as a subprocess, on brokers with the real plugin and without it.
+
+The plugin is not part of RabbitMQ. Tests that need it are skipped unless its folder is installed, or is on
+``RABBITMQ_PLUGINS_DIR``: see docs/from-delayed-plugin.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.delayed_plugin.scheduling import BATCH
+from bide.durations import EPOCH
+from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import PLUGINS
+from bide.topology import Argument
+from tests.acceptance.test_cli import SMALL, Program
+from tests.broker.test_delayed_plugin_terms import rabbitmqctl
+from tests.support import Rabbitmq, Vhost
+from tests.timeouts import TIMEOUT
+
+NAME = "rabbitmq_delayed_message_exchange"
+HALL = ("--levels", "4")
+DEFINITIONS: dict[str, list[dict[str, Any]]] = {
+    "exchanges": [
+        {
+            "name": f"shop-{number}",
+            "type": "x-delayed-message",
+            "durable": True,
+            "auto_delete": False,
+            "internal": False,
+            "arguments": {"x-delayed-type": "topic", "alternate-exchange": "lost"},
+        }
+        for number in range(40)
+    ],
+    "queues": [],
+    "bindings": [
+        {
+            "source": f"shop-{number}",
+            "destination": "orders",
+            "destination_type": "queue",
+            "routing_key": "order.*",
+            "arguments": {},
+        }
+        for number in range(40)
+    ],
+}
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+@pytest.fixture(scope="module")
+def plugin_vhost(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vhost]:
+    """The virtual host / of a broker with the plugin."""
+    folders = os.environ.get("RABBITMQ_PLUGINS_DIR", "")
+    try:
+        broker = rabbitmq.start(
+            ephemeral=True,
+            plugins=[*PLUGINS, NAME],
+            environment={"RABBITMQ_PLUGINS_DIR": folders} if folders else None,
+        )
+    except LocalBrokerError as error:
+        pytest.skip(f"the plugin is not installed: {error}")
+    with broker:
+        if NAME not in broker.rabbitmqctl("eval", "rabbit_plugins:active()."):
+            pytest.skip("the delayed-message plugin is not installed")
+        yield Vhost(name="/", url=broker.url, broker=broker)
+
+
+@pytest.fixture
+def plugin(plugin_vhost: Vhost) -> Iterator[Vhost]:
+    """A virtual host of that broker for one test."""
+    name = f"plugin-{time.monotonic_ns()}"
+    yield Vhost(name=name, url=plugin_vhost.broker.add_vhost(name), broker=plugin_vhost.broker)
+    plugin_vhost.broker.delete_vhost(name)
+
+
+def delayed(name: str, routing: str, **arguments: Argument) -> bide.Exchange:
+    return bide.Exchange(name, "x-delayed-message", arguments={"x-delayed-type": routing, **arguments})
+
+
+async def put(url: str, topology: bide.Topology, messages: list[tuple[str, str, dict[str, Any], bytes]]) -> None:
+    """Declare exchanges of the plugin, and publish as a client without bide does."""
+    connection = await Connection.open(BrokerUrl.parse(url))
+    async with await connection.channel(confirms=True) as channel:
+        for exchange in topology.exchanges:
+            await channel.declare_exchange(exchange)
+        for queue in topology.queues:
+            await channel.declare_queue(queue)
+        for binding in topology.bindings:
+            await channel.bind(binding)
+        await asyncio.gather(
+            *(
+                channel.publish(exchange=exchange, routing_key=key, values=values, body=body, mandatory=False)
+                for exchange, key, values, body in messages
+            )
+        )
+    await connection.close()
+
+
+async def receive(url: str, queue: str, number: int, *, more: float = 0) -> list[tuple[bide.Message, datetime]]:
+    """This number of messages with the times when they came, and those that come soon after."""
+    found: list[tuple[bide.Message, datetime]] = []
+    async with bide.connect(url) as client, client.consume(queue, prefetch=1000) as messages:
+        while True:
+            try:
+                async with asyncio.timeout(TIMEOUT if len(found) < number else max(more, 0.01)):
+                    message = await anext(messages)
+            except TimeoutError:
+                return found
+            found.append((message, datetime.now(UTC)))
+            await message.ack()
+
+
+def write_export(path: Path, messages: list[dict[str, Any]]) -> None:
+    """A complete export, as the command writes it."""
+    lines: list[dict[str, Any]] = [{"bide-export": 1, "started": "2026-11-23T23:00:00.000+00:00"}]
+    end: dict[str, Any] = {"end": True, "messages": len(messages), "node": "rabbit@host"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *messages, end]))
+
+
+def exported(vhost: str, due: datetime, body: str, *, keys: tuple[str, ...] = ("order.created",)) -> dict[str, Any]:
+    # Flags of delivery_mode alone: persistent.
+    return {
+        "due": (due - EPOCH) // timedelta(milliseconds=1),
+        "vhost": vhost,
+        "exchange": "shop",
+        "routing_keys": keys,
+        "encoded_properties": b64encode(b"\x10\x00\x02").decode(),
+        "body": b64encode(body.encode()).decode(),
+    }
+
+
+def test_forty_exchanges_of_a_definitions_file_are_planned_at_once(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "definitions.json"
+    path.write_text(json.dumps(DEFINITIONS))
+    done = program.run("migrate-plugin", "check", "--definitions", str(path))
+    assert (done.returncode, done.stdout.decode().splitlines()[0]) == (1, "shop-0: topic, 1 binding")
+    shown = program.ok("migrate-plugin", "plan", "--definitions", str(path)).splitlines()
+    assert len(shown) == 41
+    assert shown[0] == (
+        "✓ shop-0: messages with x-delay go to bide.hall.v1.check-in, others to shop-0.delivery, a topic exchange with "
+        "its 1 binding"
+    )
+    assert shown[-1] == "then run a relay: bide relay --allow 'x:*.delivery'"
+    planned = json.loads(program.ok("migrate-plugin", "plan", "--way", "plain", "--json", "--definitions", str(path)))
+    exchanges = {one["name"]: one for one in planned["definitions"]["exchanges"]}
+    assert len(exchanges) == len(planned["definitions"]["bindings"]) == 40
+    assert (exchanges["shop-7"]["type"], exchanges["shop-7"]["arguments"]) == ("topic", {"alternate-exchange": "lost"})
+    assert program.ok("migrate-plugin", "check") == "no exchange of the delayed-message plugin\n"
+
+
+def test_an_exchange_that_others_lead_to_is_not_planned_for_the_hall(program: Program, tmp_path: Path) -> None:
+    path = tmp_path / "definitions.json"
+    feed: dict[str, Any] = {
+        "source": "feed",
+        "destination": "shop-0",
+        "destination_type": "exchange",
+        "routing_key": "#",
+    }
+    feeder = {**DEFINITIONS["exchanges"][0], "name": "feed", "type": "topic", "arguments": {}}
+    path.write_text(
+        json.dumps(
+            {
+                "exchanges": [DEFINITIONS["exchanges"][0], feeder],
+                "queues": [],
+                "bindings": [{**feed, "arguments": {}}],
+            }
+        )
+    )
+    done = program.run("migrate-plugin", "plan", "--definitions", str(path))
+    assert done.returncode == 1
+    assert "✗ shop-0: messages come to it through 'feed'" in done.stdout.decode()
+    program.ok("migrate-plugin", "plan", "--way", "plain", "--definitions", str(path))
+
+
+@pytest.mark.slow
+def test_pending_messages_leave_the_plugin_and_come_when_they_are_due(plugin: Vhost, tmp_path: Path) -> None:
+    program = Program(plugin)
+    topology = bide.Topology(
+        [delayed("shop", "topic"), delayed("news", "fanout")],
+        [bide.Queue("orders"), bide.Queue("readers")],
+        [bide.Binding("shop", "orders", "order.*"), bide.Binding("news", "readers")],
+    )
+    wait = 25_000
+    begun = datetime.now(UTC)
+    messages: list[tuple[str, str, dict[str, Any], bytes]] = [
+        ("shop", "order.created", {"message_id": f"m{n}", "headers": {"x-delay": wait + n, "n": n}}, b"%d" % n)
+        for n in range(200)
+    ]
+    messages += [("news", "", {"headers": {"x-delay": str(wait)}, "delivery_mode": 2}, b"\x00\xff")]
+    asyncio.run(put(plugin.url, topology, messages))
+    ctl = rabbitmqctl(plugin.broker, tmp_path)
+    path = str(tmp_path / "pending.jsonl")
+    refused = program.fails(1, "migrate-plugin", "apply", "--yes", *HALL)
+    assert "201 messages that are not exported wait in the plugin: news (1), shop (200)" in refused
+    done = json.loads(program.ok("migrate-plugin", "export", path, "--rabbitmqctl", ctl, "--json"))
+    assert done["messages"] == 201
+    applied = json.loads(program.ok("migrate-plugin", "apply", "--yes", "--exported", path, "--json", *HALL))
+    assert applied["exchanges"] == ["news", "shop"]
+    assert program.ok("migrate-plugin", "check").startswith("no exchange of")
+    since = applied["since"].replace(" ", "T")
+    shown = program.ok("migrate-plugin", "import", path, "--delivered-before", since)
+    assert shown.startswith("201 messages scheduled, 0 delivered by the plugin before")
+    again = program.ok("migrate-plugin", "import", path, "--delivered-before", since)
+    assert again.startswith("201 messages scheduled")
+
+    found = asyncio.run(receive(plugin.url, "orders", 200, more=2))
+    assert sorted(int(one.body) for one, _ in found) == list(range(200))
+    for one, at in found:
+        n = int(one.body)
+        assert (one.message_id, one.routing_key, one.headers["n"]) == (f"m{n}", "order.created", n)
+        assert one.headers["x-delay"] == -(wait + n)
+        assert at >= begun + timedelta(milliseconds=wait + n)
+    ((news, at),) = asyncio.run(receive(plugin.url, "readers", 1, more=1))
+    assert (news.body, news.headers["x-delay"]) == (b"\x00\xff", -wait)
+    assert at >= begun + timedelta(milliseconds=wait)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["hall", "plain"])
+def test_publishers_and_consumers_go_on_after_the_replacement(plugin: Vhost, way: str) -> None:
+    program = Program(plugin)
+    bindings = [bide.Binding("shop", "orders", "order.*"), bide.Binding("shop", "paid", "order.paid")]
+    topology = bide.Topology([delayed("shop", "topic")], [bide.Queue("orders"), bide.Queue("paid")], bindings)
+    asyncio.run(put(plugin.url, topology, []))
+    program.ok("migrate-plugin", "apply", "shop", "--way", way, "--yes", *HALL)
+    if way == "plain":
+        program.ok("send", "later", "--exchange", "shop", "--routing-key", "order.created", "--in", "1s", *SMALL)
+        program.ok("send", "now", "--exchange", "shop", "--routing-key", "order.paid")
+        assert Counter(one.body for one, _ in asyncio.run(receive(plugin.url, "orders", 2))) == {b"later": 1, b"now": 1}
+        return
+    relay = subprocess.Popen(
+        [sys.executable, "-m", "bide", "relay", "--allow", "x:*.delivery", *HALL],
+        env=program.environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        begun = datetime.now(UTC)
+        messages: list[tuple[str, str, dict[str, Any], bytes]] = [
+            ("shop", "order.created", {"headers": {"x-delay": 2000, "mine": "a"}}, b"later"),
+            ("shop", "order.paid", {"headers": {"mine": "b"}}, b"now"),
+            ("shop", "order.paid", {"headers": {"x-delay": 0}}, b"zero"),
+        ]
+        asyncio.run(put(plugin.url, bide.Topology(), messages))
+        found = asyncio.run(receive(plugin.url, "orders", 3, more=2))
+    finally:
+        relay.terminate()
+        relay.wait(TIMEOUT)
+    times = {one.body: at for one, at in found}
+    assert len(found) == len(times) == 3
+    assert times[b"later"] >= begun + timedelta(seconds=2)
+    assert {one.body: (one.exchange, one.headers.get("mine")) for one, _ in found} == {
+        b"later": ("shop.delivery", "a"),
+        b"now": ("shop", "b"),
+        b"zero": ("shop.delivery", None),
+    }
+    assert Counter(one.body for one, _ in asyncio.run(receive(plugin.url, "paid", 2))) == {b"now": 1, b"zero": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["hall", "plain"])
+@pytest.mark.parametrize("deleted", [False, True], ids=["held", "deleted"])
+def test_an_interrupted_replacement_is_finished(plugin: Vhost, way: str, deleted: bool) -> None:
+    program = Program(plugin)
+    binding = bide.Binding("shop", "orders", "order.*")
+    asyncio.run(put(plugin.url, bide.Topology([delayed("shop", "topic")], [bide.Queue("orders")], [binding]), []))
+    marks: dict[str, Argument] = {"bide-entry": "shop", "bide-way": way}
+    held = bide.Exchange("shop.delivery", "topic", arguments=marks)
+
+    async def interrupt() -> None:
+        """Leave what a killed run leaves."""
+        connection = await Connection.open(BrokerUrl.parse(plugin.url))
+        async with await connection.channel() as channel:
+            await channel.declare_exchange(held)
+            await channel.bind(bide.Binding("shop.delivery", "orders", "order.*"))
+            if deleted:
+                await channel.delete_exchange("shop")
+        await connection.close()
+
+    asyncio.run(interrupt())
+    done = json.loads(program.ok("migrate-plugin", "apply", "--way", way, "--yes", "--json", *HALL))
+    assert done["exchanges" if not deleted else "finished"] == ["shop"]
+    program.ok("send", "now", "--exchange", "shop", "--routing-key", "order.paid")
+    assert [one.body for one, _ in asyncio.run(receive(plugin.url, "orders", 1, more=1))] == [b"now"]
+    again = json.loads(program.ok("migrate-plugin", "apply", "--way", way, "--yes", "--json", *HALL))
+    assert (again["exchanges"], again["finished"]) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_killed_import_continues_and_repeats_at_most_a_batch(program: Program, vhost: Vhost, tmp_path: Path) -> None:
+    number = 8 * BATCH
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(
+            bide.Topology(
+                [bide.Exchange("shop", "topic")], [bide.Queue("orders")], [bide.Binding("shop", "orders", "order.*")]
+            )
+        )
+    program.ok("delay", "apply", *SMALL)
+    due = datetime.now(UTC) + timedelta(seconds=18)
+    path = tmp_path / "pending.jsonl"
+    write_export(path, [exported(vhost.name, due, str(n)) for n in range(number)])
+    noted = path.with_name("pending.jsonl.progress")
+    for kill in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bide", "migrate-plugin", "import", str(path), *SMALL], env=program.environment
+        )
+        deadline = time.monotonic() + TIMEOUT
+        while not noted.exists() or json.loads(noted.read_text())["scheduled"] < (2 * kill + 1) * BATCH:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        process.kill()
+        process.wait()
+    done = json.loads(program.ok("migrate-plugin", "import", str(path), "--json", *SMALL))
+    assert (done["scheduled"], done["refused"]) == (number, 0)
+    found = asyncio.run(receive(vhost.url, "orders", number, more=3))
+    assert {int(one.body) for one, _ in found} == set(range(number))
+    assert all(at >= due for _, at in found)
+    # The same message has the same id in every run, so a receiver can tell.
+    assert len({one.message_id for one, _ in found}) == number
+    assert len(found) - number <= 3 * BATCH
+
+
+def test_delivered_foreign_and_unsendable_messages_are_counted(program: Program, vhost: Vhost, tmp_path: Path) -> None:
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(
+            bide.Topology(
+                [bide.Exchange("shop", "topic")], [bide.Queue("orders")], [bide.Binding("shop", "orders", "order.*")]
+            )
+        )
+    now = datetime.now(UTC)
+    path = tmp_path / "pending.jsonl"
+    messages = [
+        exported(vhost.name, now - timedelta(minutes=2), "delivered"),
+        exported(vhost.name, now - timedelta(seconds=1), "past"),
+        exported("other", now, "elsewhere"),
+        exported(vhost.name, now + timedelta(seconds=1), "copied", keys=("order.a", "order.b")),
+        exported(vhost.name, now + timedelta(seconds=1), "soon"),
+    ]
+    write_export(path, messages)
+    before = (now - timedelta(minutes=1)).isoformat()
+    done = program.run("migrate-plugin", "import", str(path), "--delivered-before", before, "--json", *SMALL)
+    assert done.returncode == 1
+    counts = json.loads(done.stdout)
+    del counts["place"]
+    assert counts == {"scheduled": 2, "delivered": 1, "elsewhere": 1, "refused": 1}
+    (line,) = path.with_name("pending.jsonl.refused").read_text().splitlines()
+    assert "CC or BCC" in json.loads(line)["reason"]
+    found = asyncio.run(receive(vhost.url, "orders", 2, more=1))
+    assert [one.body for one, _ in found] == [b"past", b"soon"]
+
+    shutil.copy(path, tmp_path / "cut.jsonl")
+    (tmp_path / "cut.jsonl").write_bytes(path.read_bytes()[:-5])
+    assert "is not a complete export" in program.fails(2, "migrate-plugin", "import", str(tmp_path / "cut.jsonl"))
+    write_export(path.with_name("gone.jsonl"), [{**messages[0], "exchange": "gone"}])
+    assert "the exchange 'gone' does not exist" in program.fails(
+        1, "migrate-plugin", "import", str(path.with_name("gone.jsonl")), *SMALL
+    )
