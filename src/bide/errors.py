@@ -275,9 +275,7 @@ class OffsetsLostError(BrokerError):
         found: the next offset that the stream still has; None if there is none.
     """
 
-    def __init__(
-        self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, stream: str = "", offset: int = 0, found: int | None = None) -> None:
         super().__init__(message)
         self.stream = stream
         self.offset = offset
