@@ -120,10 +120,7 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue belongs to a delay infrastructure.
-
-    Reading it would delay its messages again, or deliver them early. A message that is sent to it has no target.
-    """
+    """The queue belongs to a delay infrastructure: its messages are not to be read, and it is no target for others."""
 
 
 class MessageTooLargeError(InvalidInputError):
@@ -275,7 +272,9 @@ class OffsetsLostError(BrokerError):
         found: the next offset that the stream still has; None if there is none.
     """
 
-    def __init__(self, message: str, *, stream: str = "", offset: int = 0, found: int | None = None) -> None:
+    def __init__(
+        self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None
+    ) -> None:
         super().__init__(message)
         self.stream = stream
         self.offset = offset
