@@ -120,7 +120,7 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue belongs to a delay infrastructure: its messages are not to be read, and it is no target for others."""
+    """The queue belongs to a delay infrastructure: its messages are not to be read, and others are not to be sent to it."""
 
 
 class MessageTooLargeError(InvalidInputError):
