@@ -120,7 +120,7 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue belongs to a delay infrastructure: its messages are not to be read, and others are not to be sent to it."""
+    """The queue belongs to a delay infrastructure: read nothing from it, and send nothing to it."""
 
 
 class MessageTooLargeError(InvalidInputError):
