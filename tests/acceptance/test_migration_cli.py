@@ -58,6 +58,7 @@ class Case:
 
 V1_TO_CLOCK = Case(SOURCE, COMMAND)
 CASES = {
+    "v1 to clock": V1_TO_CLOCK,
     "v1 to v2": Case(SOURCE, (*COMMAND[:6], "--to-layout", "nservicebus", "--to-routing", "direct", *COMMAND[-2:])),
     "celery to clock": Case(bide.Celery(), ("delay", "migrate", "--from-layout", "celery", *COMMAND[6:])),
     "hall to clock": Case(bide.WaitingHall(), ("delay", "migrate", "--from-layout", "waiting-hall", *COMMAND[6:])),
