@@ -194,6 +194,7 @@ def test_an_exchange_that_others_lead_to_is_not_planned_for_the_hall(program: Pr
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pending_messages_leave_the_plugin_and_come_when_they_are_due(plugin: Vhost, tmp_path: Path) -> None:
     program = Program(plugin)
     topology = bide.Topology(

@@ -101,6 +101,8 @@ async def test_messages_are_read_as_they_were_published(recorded: str, broker: L
         await export(path, ["false"])
 
 
+@pytest.mark.slow
+@pytest.mark.long
 async def test_an_interrupted_export_continues_after_its_last_page(
     recorded: str, broker: LocalBroker, tmp_path: Path
 ) -> None:
