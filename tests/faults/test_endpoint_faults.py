@@ -187,7 +187,7 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
             await client.publish(b"x", to=QUEUE)
             await asyncio.wait_for(inside.wait(), TIMEOUT)
         # Until the first message comes, it fetches one alone.
-        await consumed(vhost, prefetch=1 if idle else 30)
+        await consumed(vhost, work, prefetch=1 if idle else 30)
         await client.destroy(bide.Topology(queues=[bide.Queue(QUEUE)]), force=True)
         deleted.set()
         with pytest.raises(ConsumerCancelledError, match=QUEUE):
@@ -199,12 +199,16 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
         assert recorder.kinds() == ["retried", "processed"]
 
 
-async def consumed(vhost: Vhost, *, prefetch: int) -> None:
-    """Wait until the queue has such a consumer."""
+async def consumed(vhost: Vhost, work: asyncio.Task[None], *, prefetch: int) -> None:
+    """Wait until the queue has such a consumer; an endpoint that has ended raises its error."""
+    command = ("list_consumers", "-p", vhost.name, "--no-table-headers", "queue_name", "prefetch_count")
 
     async def has_happened() -> bool:
-        columns = ("queue_name", "prefetch_count")
-        reply = vhost.broker.rabbitmqctl("list_consumers", "-p", vhost.name, "--no-table-headers", *columns)
+        if work.done():
+            await work
+        # In a thread: the endpoint is connecting in this event loop, and on a loaded machine rabbitmqctl can take
+        # longer than the ten seconds that it has for that.
+        reply = await asyncio.to_thread(vhost.broker.rabbitmqctl, *command)
         return f"{QUEUE}\t{prefetch}" in reply.splitlines()
 
     await eventually(has_happened)
