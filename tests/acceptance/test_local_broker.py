@@ -86,9 +86,10 @@ def take_messages(broker: LocalBroker, queue: str) -> list[str]:
 
 
 def run_python(source: str, **environment: str) -> subprocess.Popen[str]:
-    """Run a program that starts a broker, in a process of its own."""
+    """Run a program that starts a broker, in a process of its own. Its standard input stays open, unlike pytest's."""
     return subprocess.Popen(
         [sys.executable, "-c", "from pathlib import Path\nfrom bide.local_broker import LocalBroker\n" + source],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
@@ -304,6 +305,8 @@ def test_an_ephemeral_broker_dies_with_its_starter(rabbitmq: Rabbitmq) -> None:
         folder = Path(str(broker["folder"]))
         assert len(marked(folder)) >= 3
         starter.kill()
+        # It did not end by itself before.
+        assert starter.wait(timeout=TIMEOUT) == -signal.SIGKILL
     wait_until(lambda: marked(folder) == [], what="no process is left")
     wait_until(lambda: not folder.exists(), what="the folder is gone")
 
