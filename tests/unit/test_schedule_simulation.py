@@ -20,6 +20,7 @@ SEEDS = {
     "repeats": 3,
     "repeats-answered-anew": 3,
     "repeats-by-maximum": 2,
+    "second-claim": 9,
     "wall-clock": 0,
 }
 """A history that shows each fault. After a change of the simulation another seed may be the first: try them in turn."""
