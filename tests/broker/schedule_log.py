@@ -20,7 +20,7 @@ from bide.schedules.answers import decode_answer
 from bide.schedules.encoding import encode
 from bide.schedules.entries import ScheduleAnswer
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import ScheduleNames, partition_of
+from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.questions import QuestionAnswer, ScheduleQuestion, decode_question_answer, encode_question
 from bide.schedules.records import Action, AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.recurrence import Recurrence
@@ -41,8 +41,8 @@ class LogClient:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.sent: list[RequestId] = []
-        self._session = secrets.token_hex(4)
-        self._count = 0
+        self._sessions = [secrets.token_hex(4) for _ in range(PARTITIONS)]
+        self._counts = [0] * PARTITIONS
         self._answers: dict[str, asyncio.Future[Delivery]] = {}
 
     async def open(self) -> None:
@@ -53,9 +53,10 @@ class LogClient:
         if future is not None and not future.done():
             future.set_result(delivery)
 
-    def next_request(self) -> RequestId:
-        self._count += 1
-        return RequestId(self._session, self._count)
+    def next_request(self, partition: int) -> RequestId:
+        """The id of a request; each partition has a session, so that its numbers have no gaps."""
+        self._counts[partition] += 1
+        return RequestId(self._sessions[partition], self._counts[partition])
 
     def add_record(
         self,
@@ -70,7 +71,7 @@ class LogClient:
         **conditions: Any,
     ) -> AddSchedule:
         due = now_ms() + delay_ms
-        request = self.next_request()
+        request = self.next_request(partition_of(key))
         return AddSchedule(
             request=request,
             key=key,
@@ -108,14 +109,16 @@ class LogClient:
         return decode_answer(future.result().body)
 
     async def change(self, action: Action, key: str, **more: Any) -> ScheduleAnswer:
-        return await self.call(ChangeSchedule(request=self.next_request(), action=action, key=key, **more))
+        return await self.call(
+            ChangeSchedule(request=self.next_request(partition_of(key)), action=action, key=key, **more)
+        )
 
     async def change_all(self, action: Action, partition: int, chosen: ScheduleFilter, **more: Any) -> ScheduleAnswer:
-        record = ChangeSchedule(request=self.next_request(), action=action, filter=chosen, **more)
+        record = ChangeSchedule(request=self.next_request(partition), action=action, filter=chosen, **more)
         return await self.call(record, partition)
 
     async def ask(self, question: ScheduleQuestion, partition: int) -> QuestionAnswer:
-        asked = f"question-{self.next_request()}"
+        asked = secrets.token_hex(8)
         future = self._answers[asked] = asyncio.get_running_loop().create_future()
         values = {"reply_to": DIRECT_REPLY_TO, "correlation_id": asked}
         await self.channel.publish(

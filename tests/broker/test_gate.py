@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,7 +83,7 @@ async def test_a_cancel_that_stands_before_the_gate_starts_counts(
     client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
 ) -> None:
     await log.add("a", "q:mails", body=b"cancelled")
-    await log.append(ChangeSchedule(request=log.next_request(), action="cancel", key="a"))
+    await log.append(ChangeSchedule(request=log.next_request(partition_of("a")), action="cancel", key="a"))
     await log.add("b", "q:mails", body=b"sent")
     async with gating(vhost.url, tmp_path):
         assert [one.body for one in await receive(client, "mails", 1)] == [b"sent"]
@@ -230,3 +231,36 @@ async def test_a_target_that_refuses_holds_up_no_other(
         bodies = {one.body for one in await receive(client, "full", 30)}
     assert bodies == {b"%d" % number for number in range(30)}
     assert gate.done.delivered == 130
+
+
+async def test_a_target_that_confirms_nothing_holds_up_no_other(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    """As a quorum queue without a majority. RabbitMQ would block the whole connection if more were in flight."""
+    await client.declare(Topology(queues=[Queue.quorum("silent")]))
+    process = f"'{vhost.name}_silent'"
+    async with gating(vhost.url, tmp_path):
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend({process}).")
+        await asyncio.gather(*(log.add(f"silent{number}", "q:silent", body=b"%d" % number) for number in range(100)))
+        for _ in range(3):
+            await asyncio.gather(*(log.add(f"{number}", "q:mails", body=b"%d" % number) for number in range(100)))
+            assert len({one.body for one in await receive(client, "mails", 100)}) == 100
+        await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:resume({process}).")
+        assert len({one.body for one in await receive(client, "silent", 100)}) == 100
+
+
+async def test_thousands_are_cancelled_by_a_filter_and_others_are_on_time_meanwhile(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    count = 4000
+    async with gating(vhost.url, tmp_path):
+        for first in range(0, count, 500):
+            numbers = range(first, first + 500)
+            await asyncio.gather(*(log.add(f"invoice:{number}", "q:mails", 3_600_000) for number in numbers))
+        cancels = [
+            asyncio.create_task(log.change_all("cancel", one, ScheduleFilter(prefix="invoice:")))
+            for one in range(PARTITIONS)
+        ]
+        await log.add("other", "q:mails")
+        await receive(client, "mails", 1)
+        assert sum([(await one).count for one in cancels]) == count

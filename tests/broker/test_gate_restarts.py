@@ -270,3 +270,16 @@ async def test_gates_that_are_killed_while_they_carry_lose_nothing(
     assert await chunks(vhost_connection, partition)
     async with gating(vhost.url, tmp_path / "last", retention=10 * RETENTION):
         assert await waiting(log) == len(kept) + 1
+
+
+async def test_a_gate_stops_before_the_log_is_full_and_a_higher_retention_lets_it_go_on(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    records = [log.add_record("a", "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(35)]
+    await asyncio.gather(*(log.append(one) for one in records))
+    for _ in range(2):
+        with pytest.raises(ScheduleLogError, match="raise 'max-length-bytes'"):
+            await bide.Gate(vhost.url, allow=["*"], state=tmp_path, retention=1_000_000).run()
+    async with gating(vhost.url, tmp_path):
+        assert (await log.change("run-now", "a")).outcome == "running"
+        await receive(client, "mails", 1)

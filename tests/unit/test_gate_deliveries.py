@@ -181,6 +181,9 @@ def test_a_large_state_is_not_carried_without_end() -> None:
     room = LogRoom(8_000, last_cycle=2_500)
     assert not room.needs_snapshot(LogPosition(size=3_000))
     assert room.needs_snapshot(LogPosition(size=3_501))
+    room.last_cycle = 3_500
+    assert not room.needs_snapshot(LogPosition(size=4_000))
+    assert room.needs_snapshot(LogPosition(size=4_001))
 
 
 # -- targets

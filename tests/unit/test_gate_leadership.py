@@ -162,6 +162,23 @@ def test_a_gate_that_reads_late_has_missed_nothing(log: Log) -> None:
     assert not log.gates["a"].has_missed
 
 
+def test_a_question_gets_a_beat_of_its_own_that_was_sent_after_it(log: Log) -> None:
+    log.append(log.beat("a", LEADER))
+    a = log.gates["a"]
+    log.now += 0.1
+    assert a.next_beat(log.now, may_take=True) is None
+    assert a.next_beat(log.now, may_take=True, is_asked=True) == LEADER
+    asked_at = log.now
+    beat = log.beat("a", LEADER)
+    # One beat is unread at a time, however many questions there are.
+    assert a.next_beat(log.now, may_take=True, is_asked=True) is None
+    assert a.proven_at is not None
+    assert a.proven_at < asked_at
+    log.now += 0.1
+    log.append(beat)
+    assert a.proven_at == asked_at
+
+
 def test_a_gate_with_two_partitions_more_than_another_lets_one_go() -> None:
     assert partition_to_release("a", {0: "a", 1: "a", 2: "b"}, {"a", "b", "c"}) == 1
     assert partition_to_release("a", {0: "a", 1: "a", 2: "b"}, {"a", "b"}) is None

@@ -133,6 +133,7 @@ def test_filters_pages_and_due_times_agree(
             fold.apply(offset, record, by_gate=False)
     expected = memory.select(wanted)
     assert stored.select(wanted) == expected
+    assert stored.number(wanted) == len(expected)
     pages, last = list[Any](), None
     while page := stored.page(wanted, after=last, limit=size):
         pages += page

@@ -94,11 +94,13 @@ class GateConnectionLoop:
         ends: set[asyncio.Future[Any]] = {finishing, self._failed, self._connection.lost}
         await asyncio.wait(ends, timeout=self._stop_timeout, return_when=asyncio.FIRST_COMPLETED)
         if not finishing.done():
+            finishing.cancel()
+            await asyncio.gather(finishing, return_exceptions=True)
             log.warning("some messages were not confirmed in time: another gate delivers them again")
             # Close without the handshake, which would wait for an answer of the broker.
             self._connection.give_up(ClosedError("the gate was stopped"))
-            return
-        finishing.result()
+        else:
+            finishing.result()
 
     async def _watch_targets(self) -> None:
         while True:

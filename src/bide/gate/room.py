@@ -41,8 +41,10 @@ class LogRoom:
         if self.tickets * 2 > ROOM_TICKETS and self.may_purge(self.last_cycle):
             return True
         uncarried = position.size - position.carried_size
-        # A large state is not carried again at once because its own snapshot takes a quarter.
-        return uncarried * 4 > self.retention and (uncarried - self.last_cycle) * 8 > self.retention
+        # A large state is not carried again at once because its own snapshot takes a quarter. But over half, a gate
+        # delivers nothing until the state is carried.
+        is_more = (uncarried - self.last_cycle) * 8 > self.retention or uncarried * 2 > self.retention
+        return uncarried * 4 > self.retention and is_more
 
     def may_purge(self, appended: int) -> bool:
         """Whether to free the room of applications after a snapshot.
