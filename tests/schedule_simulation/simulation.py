@@ -105,7 +105,8 @@ class Simulation:
         self.is_small = rng.random() < 0.1
         self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
         # In a small log, enough that retention takes its beginning, and slowly enough that answers are forgotten.
-        self.operations = 8 * schedules if self.is_small else schedules
+        # More would outgrow an eighth of its retention: no answer is forgotten while no gate runs.
+        self.operations = 1200 if self.is_small else schedules
         self.pause = 0.2 if self.is_small else rng.choice((0.002, 0.02, 0.2))
         self.span = rng.choice((0.1, 0.5, 5.0) if self.is_small else (0.5, 5.0, 60.0))
         names = (f"k{number}" for number in count())

@@ -11,6 +11,7 @@ from tests.schedule_simulation.simulation import run
 
 SEEDS = {
     "claim-by-key": 1,
+    "claim-paused": 4,
     "drop-fifth": 2,
     "forget-undone": 3,
     "forged": 2,
