@@ -31,6 +31,7 @@ from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, ScheduleRecord
 from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
+from tests.broker.receiving import connected
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -349,7 +350,7 @@ def _limit_messages(broker: LocalBroker, size: int) -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_and_holds_up_no_other(
-    vhost: Vhost, vhost_connection: Connection, small_messages_only: int
+    vhost: Vhost, small_messages_only: int
 ) -> None:
     async with bide.connect(vhost.url) as client:
         sizes = [small_messages_only - RESERVE + 1, 10, small_messages_only - RESERVE - 1000, 500_000]
@@ -362,7 +363,8 @@ async def test_a_message_over_the_limit_is_refused_and_holds_up_no_other(
         assert (small, fits) == (None, None)
         again = await _refusal(client.schedule(bytes(400_000), key="k", to="q", delay="1d"))
         assert isinstance(again, MessageTooLargeError)
-    found = await distinct(vhost_connection, partition_of("k"), 2)
+    async with connected(vhost.url) as connection:
+        found = await distinct(connection, partition_of("k"), 2)
     assert {len(one.message.body) for one in found if isinstance(one, AddSchedule)} == {sizes[1], sizes[2]}
 
 

@@ -306,7 +306,10 @@ async def test_gates_that_come_and_go_leave_every_answer_true(vhost: Vhost, tmp_
         assert {outcome for _, outcome in results} <= {ScheduleOutcome.CANCELLED, ScheduleOutcome.TOO_LATE}
         expected = {"kept", *(key for key, outcome in results if outcome is ScheduleOutcome.TOO_LATE)}
         found = set[str]()
-        while found != expected:
-            (message,) = await receive(client, "reminders", 1)
-            found.add(message.body.decode())
-            assert found <= expected
+        # By one consumer: a quorum queue of 4.0 drops a message that was returned 20 times.
+        async with asyncio.timeout(TIMEOUT), client.consume("reminders") as messages:
+            while found != expected:
+                message = await anext(messages)
+                await message.ack()
+                found.add(message.body.decode())
+                assert found <= expected

@@ -26,7 +26,13 @@ async def ensure_schedule_log(connection: Connection, names: ScheduleNames, *, d
     """
     # Declared last, so it shows that everything else was declared.
     mark = Topology(queues=[Queue(names.undeliverable, arguments={"x-queue-type": "quorum"})])
-    if await exists(connection, Topology([Exchange(names.operations, "direct")], mark.queues)):
+    try:
+        if await exists(connection, Topology([Exchange(names.operations, "direct")], mark.queues)):
+            return
+    except AccessRefusedError as error:
+        # Since 4.3 a user needs a permission for a queue to see whether it exists, and an application has none. If
+        # something is missing, the broker returns the first message.
+        log.debug("it is not known whether the schedule log %s is complete: %s", names.operations, error)
         return
     if not declare:
         raise _not_applied(connection, names)

@@ -16,6 +16,7 @@ from bide.client.schedule_channel import ScheduleChannel
 from bide.client.schedule_request import ScheduleRequest
 from bide.client.schedule_room import ScheduleRoom
 from bide.errors import (
+    AccessRefusedError,
     BideError,
     ConnectionLostError,
     InvalidInputError,
@@ -205,7 +206,7 @@ class ScheduleRequests:
                 await self._warn_without_gate(connection, request.partition)
         except BideError as error:
             if request.is_done:
-                log.debug("it is not known whether a gate is running: %s", error)
+                log.debug("looking for a gate failed: %s", error)
                 return
             request.reason = str(error)
             was_sent = request.attempts > before
@@ -302,7 +303,11 @@ class ScheduleRequests:
         self._has_warned = True
         queue = self._names.queries(partition)
         async with await connection.channel() as channel:
-            found = await channel.declare_queue(Queue(queue), passive=True)
+            try:
+                found = await channel.declare_queue(Queue(queue), passive=True)
+            except AccessRefusedError as error:
+                log.debug("it is not known whether a gate is running: %s", error)
+                return
         if not found.consumer_count:
             log.warning(
                 "no gate reads the queue %s: schedules wait until a gate is running; start one with 'bide gate'", queue
