@@ -20,7 +20,6 @@ SEEDS = {
     "no-read-back": 1,
     "repeats": 3,
     "repeats-answered-anew": 3,
-    "repeats-by-maximum": 2,
     "second-claim": 9,
     "wall-clock": 0,
 }
