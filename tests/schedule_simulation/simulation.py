@@ -105,7 +105,8 @@ class Simulation:
         self.is_small = rng.random() < 0.1
         self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
         # In a small log, enough that retention takes its beginning, and slowly enough that answers are forgotten.
-        self.operations = 8 * schedules if self.is_small else schedules
+        # More would outgrow an eighth of its retention: no answer is forgotten while no gate runs.
+        self.operations = 1200 if self.is_small else schedules
         self.pause = 0.2 if self.is_small else rng.choice((0.002, 0.02, 0.2))
         self.span = rng.choice((0.1, 0.5, 5.0) if self.is_small else (0.5, 5.0, 60.0))
         names = (f"k{number}" for number in count())
@@ -114,6 +115,10 @@ class Simulation:
         self.keys = list(islice(names, rng.choice((3, 10) if self.is_small else (3, 30, 300))))
         self.targets = tuple(one for one in TARGETS if not (self.is_small and one in ("slow", "stuck")))
         self.body_size = 600 if self.is_small else 10
+        # In every fifth history, changes are aimed at the moments when schedules are claimed.
+        self.is_aimed = seed % 5 == 4 and not self.is_small
+        if self.is_aimed:
+            self.span, self.pause = 0.3, 0.02
         self.trouble = rng.choice((0.0, 0.0002, 0.001, 0.005))
         self.is_calm = True
         self.gates: list[Process] = []
@@ -251,10 +256,27 @@ class Simulation:
         if what == "forge":
             await self.world.forge(rng)
             return
+        delay = rng.random() * self.span
+        await self.call(client, rng, name, what, key, version, delay)
+        if self.is_aimed and what in ("schedule", "move"):
+            await asyncio.sleep(max(delay + rng.uniform(-0.01, 0.03), 0))
+            change = rng.choice(("cancel", "cancel", "move", "pause", "schedule"))
+            await self.call(client, rng, f"{name}a", change, key, None, rng.random() * self.span)
+
+    async def call(
+        self,
+        client: bide.Client,
+        rng: random.Random,
+        name: str,
+        what: str,
+        key: str,
+        version: str | None,
+        seconds: float,
+    ) -> None:
         operation = Operation(what=what, key=key, begun=len(self.world.history))
         self.world.operations.append(operation)
         REQUESTS.set(operation.requests)
-        delay = f"{rng.random() * self.span:.3f}s"
+        delay = f"{seconds:.3f}s"
         body = f"{name} ".ljust(self.body_size)
         try:
             match what:

@@ -11,6 +11,7 @@ from tests.schedule_simulation.simulation import run
 
 SEEDS = {
     "claim-by-key": 1,
+    "claim-paused": 4,
     "drop-fifth": 2,
     "forget-undone": 3,
     "forged": 2,
@@ -19,7 +20,7 @@ SEEDS = {
     "no-read-back": 1,
     "repeats": 3,
     "repeats-answered-anew": 3,
-    "repeats-by-maximum": 2,
+    "second-claim": 9,
     "wall-clock": 0,
 }
 """A history that shows each fault. After a change of the simulation another seed may be the first: try them in turn."""
