@@ -153,7 +153,7 @@ class BrokerState:
 
     def is_prepared(self, message: PreparedMessage) -> bool:
         """Whether :meth:`prepare` has nothing to do, according to the known state."""
-        if self._size_limit is not None and len(message.body) > self._size_limit:
+        if self.exceeds_limit(message):
             return False
         now = self.connection.loop.time()
         if now >= self._recheck_at:
@@ -188,8 +188,7 @@ class BrokerState:
             UnsupportedBrokerError: the broker lacks a required feature.
             BrokerError: the broker refuses, or the connection was lost.
         """
-        if self._size_limit is not None and len(message.body) > self._size_limit:
-            raise too_large(message, self._size_limit)
+        self.check_size(message)
         moment = self.moment()
         prepared = Preparation(moment, previous.number + 1 if previous is not None else 1)
         route = message.starting(*moment).route(self.infrastructure, moment.now)
@@ -246,6 +245,15 @@ class BrokerState:
                 started = message.starting(*prepared.moment)
                 encoded = self.encoder.encode(started, prepared.moment.now, channel=channel, mandatory=mandatory)
         return None if encoded is None else (started, encoded)
+
+    def exceeds_limit(self, message: PreparedMessage) -> bool:
+        """Whether the broker's limit is known, and the message exceeds it."""
+        return self._size_limit is not None and len(message.body) > self._size_limit
+
+    def check_size(self, message: PreparedMessage) -> None:
+        """Raise MessageTooLargeError if the broker's limit is known, and the message exceeds it."""
+        if self._size_limit is not None and self.exceeds_limit(message):
+            raise too_large(message, self._size_limit)
 
     def remember_limit(self, size: int) -> None:
         """Remember the broker's limit for bodies, in bytes."""
