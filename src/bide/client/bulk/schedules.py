@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from bide.client.broker_state import BrokerState
+from bide.client.broker_state import BrokerState, too_large
 from bide.client.bulk.in_flight import InFlightMessage
 from bide.client.encoding import Encoded
 from bide.client.publish_result import PublishResult
@@ -135,7 +135,7 @@ class InFlightSchedule(InFlightMessage):
         if not self.waits:
             if (
                 not schedules.unsent[self._partition]
-                and not state.exceeds_limit(self.message)
+                and (state.size_limit is None or size <= state.size_limit)
                 and schedules.requests.take_room(self._partition, size)
             ):
                 return True
@@ -151,8 +151,9 @@ class InFlightSchedule(InFlightMessage):
             BideError: as :meth:`bide.client.broker_state.BrokerState.prepare`.
         """
         assert self.message is not None
-        state.check_size(self.message)
         requests, size = self._schedules.requests, len(self.message.body)
+        if state.size_limit is not None and size > state.size_limit:
+            raise too_large(self.message, state.size_limit)
         try:
             await requests.make_room(state.connection, self._partition, size)
         except (UnroutableError, TargetNotFoundError):
