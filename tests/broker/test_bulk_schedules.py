@@ -1,4 +1,4 @@
-"""Schedules in a bulk publish: what stands in the log, what a gate makes of it, and the result of each."""
+"""Schedules in a bulk publish: the log, the deliveries, and the result of each."""
 
 from __future__ import annotations
 

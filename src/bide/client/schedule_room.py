@@ -23,7 +23,7 @@ class ScheduleRoom:
         self._lock = asyncio.Lock()
 
     def take_now(self, size: int) -> bool:
-        """Take room for a record if enough is left and nobody waits for room; returns whether it was taken."""
+        """Take room for a record if enough is left and no other record waits for it; returns whether it was taken."""
         if self._lock.locked() or self._left < size:
             return False
         self._left -= size
