@@ -96,8 +96,9 @@ async def test_schedules_and_messages_go_together(vhost: Vhost, tmp_path: Path) 
 async def test_the_last_schedule_of_a_key_decides(vhost: Vhost, tmp_path: Path) -> None:
     async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
         items = [
-            bide.OutgoingSchedule(bytes(900) + b"%d" % one, key=f"k{one % 50}", to="q", deliver_at=LATER)
-            for one in range(5_000)
+            # A small one must not take the room that a large one before it waits for.
+            bide.OutgoingSchedule(bytes(5_000 * (1 - one % 2)), key=f"k{one // 4}", to="q", deliver_at=LATER)
+            for one in range(4_000)
         ]
         results = await results_of(client, items)
         last = {one.message.key: one.schedule_id for one in results if isinstance(one.message, bide.OutgoingSchedule)}
