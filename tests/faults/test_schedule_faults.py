@@ -15,8 +15,9 @@ from bide.gate.log_reader import LogReader
 from bide.schedules.encoding import decode
 from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule
+from tests.faults.conftest import DedicatedBroker
 from tests.faults.cutting import Proxy
-from tests.support import Vhost
+from tests.support import Vhost, flush_declarations
 from tests.timeouts import TIMEOUT
 
 NAMES = ScheduleNames()
@@ -78,3 +79,24 @@ async def test_connections_that_break_lose_no_schedule_and_none_gets_two_ids(
     for partition in range(PARTITIONS):
         mine = {key for key in ids if partition_of(key) == partition}
         assert set(await requests(vhost.url, partition, mine)) == {(key, ids[key]) for key in mine}
+
+
+async def test_a_bulk_publish_goes_on_when_the_broker_was_killed(dedicated: DedicatedBroker) -> None:
+    broker = dedicated.broker
+
+    async def items() -> AsyncIterator[bide.OutgoingSchedule]:
+        for number in range(2_000):
+            if number == 1_000:
+                await asyncio.to_thread(broker.kill)
+                await asyncio.to_thread(broker.restart)
+            yield bide.OutgoingSchedule(b"x", key=f"k{number}", to="q", delay="1d")
+
+    async with bide.connect(broker.url, timeout="120s") as client:
+        await client.declare(NAMES.topology())
+        await asyncio.to_thread(flush_declarations, broker)
+        results = [one async for one in client.publish_many(items())]
+    assert [one.error for one in results] == [None] * 2_000
+    ids = {f"k{one.position}": str(one.schedule_id) for one in results}
+    for partition in range(PARTITIONS):
+        mine = {key for key in ids if partition_of(key) == partition}
+        assert set(await requests(broker.url, partition, mine)) == {(key, ids[key]) for key in mine}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from bide.client.bulk.thread_feed import ThreadFeed
 from bide.messages.outgoing import OutgoingMessage
+from bide.schedules.outgoing import OutgoingSchedule
 from tests.timeouts import TIMEOUT
 
 
@@ -15,7 +16,7 @@ def batch(start: int, number: int = 3) -> list[OutgoingMessage]:
     return [OutgoingMessage(b"", to=str(one)) for one in range(start, start + number)]
 
 
-def names(messages: Sequence[OutgoingMessage]) -> list[str | None]:
+def names(messages: Sequence[OutgoingMessage | OutgoingSchedule]) -> list[str | None]:
     return [one.to for one in messages]
 
 
@@ -24,7 +25,7 @@ def here(function: Callable[[], None]) -> None:
     function()
 
 
-async def taken(feed: ThreadFeed) -> list[OutgoingMessage]:
+async def taken(feed: ThreadFeed) -> list[OutgoingMessage | OutgoingSchedule]:
     return [message async for message in feed]
 
 

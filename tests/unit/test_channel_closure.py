@@ -48,13 +48,10 @@ class State:
 
     def __init__(self) -> None:
         self.forgotten: list[str] = []
-        self.limit: int | None = None
+        self.size_limit: int | None = None
 
     def forget(self, exchange: str) -> None:
         self.forgotten.append(exchange)
-
-    def remember_limit(self, size: int) -> None:
-        self.limit = size
 
 
 def closed(reply: tuple[int, str], *exchanges: str) -> ChannelClosure:
@@ -89,7 +86,7 @@ def test_the_default_exchange_is_named_by_its_alias() -> None:
 def test_the_size_limit_rejects_all_bodies_over_it_and_no_others() -> None:
     assert rejected(TOO_LARGE, ("x", 10), ("x", 11), ("y", 0), ("y", 12)) == [1, 3]
     state = recorded(closed(TOO_LARGE, "x"))
-    assert (state.limit, state.forgotten) == (10, [])
+    assert (state.size_limit, state.forgotten) == (10, [])
 
 
 @pytest.mark.parametrize("reply", [TOPIC, USER, LONG_NAME])

@@ -91,6 +91,7 @@ class BrokerState:
 
     Attributes:
         encoder: the encoder for messages on this connection.
+        size_limit: the broker's limit for bodies, in bytes; None while it is not known.
         is_outdated: whether a new state is needed, because NServiceBus now uses the virtual host.
         suspects: a lock, held while a message is sent on its own channel; see :meth:`Publisher.publish`.
     """
@@ -118,7 +119,7 @@ class BrokerState:
         self._channel: Channel | None = None
         self._applied = False
         self._core_declared = False
-        self._size_limit: int | None = None
+        self.size_limit: int | None = None
         self._targets = BoundedCache[tuple[Target, bool], float]()
         self._requirements = BoundedCache[Topology, float]()
         self._release_queues: set[str] = set()
@@ -153,7 +154,7 @@ class BrokerState:
 
     def is_prepared(self, message: PreparedMessage) -> bool:
         """Whether :meth:`prepare` has nothing to do, according to the known state."""
-        if self._size_limit is not None and len(message.body) > self._size_limit:
+        if self.size_limit is not None and len(message.body) > self.size_limit:
             return False
         now = self.connection.loop.time()
         if now >= self._recheck_at:
@@ -188,8 +189,8 @@ class BrokerState:
             UnsupportedBrokerError: the broker lacks a required feature.
             BrokerError: the broker refuses, or the connection was lost.
         """
-        if self._size_limit is not None and len(message.body) > self._size_limit:
-            raise too_large(message, self._size_limit)
+        if self.size_limit is not None and len(message.body) > self.size_limit:
+            raise too_large(message, self.size_limit)
         moment = self.moment()
         prepared = Preparation(moment, previous.number + 1 if previous is not None else 1)
         route = message.starting(*moment).route(self.infrastructure, moment.now)
@@ -246,10 +247,6 @@ class BrokerState:
                 started = message.starting(*prepared.moment)
                 encoded = self.encoder.encode(started, prepared.moment.now, channel=channel, mandatory=mandatory)
         return None if encoded is None else (started, encoded)
-
-    def remember_limit(self, size: int) -> None:
-        """Remember the broker's limit for bodies, in bytes."""
-        self._size_limit = size
 
     def forget(self, exchange: str) -> None:
         """Forget an exchange that was deleted, or that this user may no longer use."""

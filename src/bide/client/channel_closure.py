@@ -63,7 +63,7 @@ class ChannelClosure:
     def record(self, state: BrokerState) -> None:
         """Let *state* remember the size limit, or forget the exchange that is missing or refused."""
         if self.limit is not None:
-            state.remember_limit(self.limit)
+            state.size_limit = self.limit
         elif self._exchange is not None:
             state.forget(self._exchange)
 

@@ -22,6 +22,7 @@ from bide.errors import BrokerUnreachableError, InvalidTopologyError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.arguments import whole_number
+from bide.schedules.outgoing import OutgoingSchedule
 from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class Client(ScheduleMethods):
 
     def publish_many(
         self,
-        messages: Iterable[OutgoingMessage] | AsyncIterable[OutgoingMessage],
+        messages: Iterable[OutgoingMessage | OutgoingSchedule] | AsyncIterable[OutgoingMessage | OutgoingSchedule],
         *,
         window: int | None = None,
         on_lost: OnLost | None = None,
@@ -139,6 +140,10 @@ class Client(ScheduleMethods):
 
             messages = (bide.OutgoingMessage(row, to="orders", delay="5m") for row in rows)
             async for result in client.publish_many(messages): ...
+
+        The input may also contain :class:`bide.OutgoingSchedule`: messages with keys, which can be cancelled and
+        replaced until they are due. They need a gate; see :meth:`schedule`. A schedule with a condition is invalid
+        here, because only a gate can answer it. A schedule is on the broker when its record is confirmed.
 
         Messages are sent in the order of the input. Results come in the order of the broker's confirms, which may
         differ. A message that cannot be sent, or that the broker refuses, is reported as a result and does not hold up
@@ -174,6 +179,7 @@ class Client(ScheduleMethods):
         sender = BulkSender(
             publisher,
             messages,
+            make_schedules=self._bulk_schedules,
             window=publisher.max_in_flight if window is None else whole_number("window", window, 1, 1_000_000),
             on_lost=publisher.on_lost if on_lost is None else checked_on_lost(on_lost),
             timeout=publisher.timeout.total_seconds(),

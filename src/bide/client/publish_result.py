@@ -20,6 +20,7 @@ from bide.errors import (
     UnsentError,
 )
 from bide.messages.outgoing import OutgoingMessage
+from bide.schedules.outgoing import OutgoingSchedule
 
 Status = Literal["confirmed", "returned", "refused", "invalid", "failed", "in doubt", "unsent"]
 
@@ -46,14 +47,16 @@ class PublishResult:
         due: its due time; None if it is not delayed, or was not sent.
         attempts: the number of times it was sent; with more than one it may arrive more than once.
         error: why it is not on the broker, or None if it is.
+        schedule_id: of a schedule that is on the broker, its id, which is also its version; otherwise None.
     """
 
-    message: OutgoingMessage
+    message: OutgoingMessage | OutgoingSchedule
     position: int
     message_id: str | None
     due: datetime | None
     attempts: int
     error: BideError | None
+    schedule_id: str | None = None
 
     @property
     def status(self) -> Status:
@@ -69,9 +72,11 @@ class PublishResult:
             return "confirmed"
         return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), "failed")
 
-    def again(self) -> OutgoingMessage:
-        """The message to send again: with the same message id and the same due time."""
-        if self.due is None:
+    def again(self) -> OutgoingMessage | OutgoingSchedule:
+        """The message to send again: with the same message id and the same due time. A schedule is another operation,
+        which replaces the first one if that waits."""
+        is_recurring = isinstance(self.message, OutgoingSchedule) and self.message.every is not None
+        if self.due is None or is_recurring:
             return replace(self.message, message_id=self.message_id)
         return replace(self.message, message_id=self.message_id, delay=None, deliver_at=self.due)
 

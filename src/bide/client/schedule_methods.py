@@ -12,6 +12,7 @@ from bide.messages.outgoing import takes
 from bide.schedules.outgoing import OutgoingSchedule
 
 if TYPE_CHECKING:
+    from bide.client.bulk.schedules import BulkSchedules
     from bide.client.schedule_result import FilterResult, Scheduled, ScheduleResult, ScheduleView
     from bide.client.schedules import Schedules
     from bide.schedules.records import ScheduleFilter
@@ -32,6 +33,13 @@ class ScheduleMethods:
 
             self._schedules = Schedules(self._publisher)
         return self._schedules
+
+    def _bulk_schedules(self) -> BulkSchedules:
+        """The schedules of a bulk publish."""
+        from bide.client.bulk.schedules import BulkSchedules
+
+        schedules = self._on_schedules
+        return BulkSchedules(schedules.requests, schedules.now)
 
     @takes(OutgoingSchedule)
     async def schedule(self, schedule: OutgoingSchedule) -> Scheduled:

@@ -78,11 +78,14 @@ class ScheduleRequests:
 
     Args:
         declare: whether to declare the schedule log if it is missing.
+
+    Attributes:
+        names: of the log.
     """
 
     def __init__(self, publisher: Publisher, names: ScheduleNames, *, declare: bool) -> None:
+        self.names = names
         self._publisher = publisher
-        self._names = names
         self._declare = declare
         self._sessions = [_Session() for _ in range(PARTITIONS)]
         self._rooms = [ScheduleRoom(names, number) for number in range(PARTITIONS)]
@@ -133,6 +136,37 @@ class ScheduleRequests:
             if request is None or request.is_lost:
                 session.lost(number)
         return number, None if answer is None else decode_answer(answer.body)
+
+    def numbered(self, partition: int) -> RequestId:
+        """The id of the next operation on a partition, for a caller that sends it itself."""
+        return self._sessions[partition].next()
+
+    def lost(self, partition: int, request: RequestId) -> None:
+        """Count an id that may never arrive."""
+        self._sessions[partition].lost(request)
+
+    def take_room(self, partition: int, size: int) -> bool:
+        """Take room for a record at once; returns whether there was enough."""
+        return not self._is_missing and self._rooms[partition].take_now(size)
+
+    async def make_room(self, connection: Connection, partition: int, size: int) -> None:
+        """Find or declare the log, and take room for a record.
+
+        Raises:
+            ScheduleLogError: the log takes no more.
+            UnroutableError: the room queue is missing.
+            BideError: as for :meth:`append`.
+        """
+        link = await self._open(connection)
+        await connection.writable()
+        await self._rooms[partition].take(link.channel, size)
+        if not self._has_warned:
+            await self._warn_without_gate(connection, partition)
+
+    def report_missing(self) -> bool:
+        """Let parts of the log that were deleted be declared again; returns whether that is allowed."""
+        self._is_missing = self._is_missing or self._declare
+        return self._declare
 
     async def ask(self, partition: int, what: str, question: ScheduleQuestion) -> QuestionAnswer:
         """Ask the leading gate of a partition. The answer contains everything that was confirmed before.
@@ -187,7 +221,7 @@ class ScheduleRequests:
         connection, link, before = None, None, request.attempts
         try:
             connection = await self._publisher.connection()
-            _check_header_size(request, connection.frame_max)
+            check_header_size(request.what, request.header_size, connection.frame_max)
             link = await self._open(connection)
             await connection.writable()
             if request.is_recorded:
@@ -196,7 +230,7 @@ class ScheduleRequests:
             if request.needs_answer or request.attempts:
                 values = {**values, "reply_to": DIRECT_REPLY_TO}
             confirm = link.channel.publish(
-                exchange=self._names.operations, routing_key=request.routing_key, values=values, body=request.body
+                exchange=self.names.operations, routing_key=request.routing_key, values=values, body=request.body
             )
             request.attempts += 1
             request.confirms.add(confirm)
@@ -265,7 +299,7 @@ class ScheduleRequests:
             self._size_limit = closure.limit
             self._check_size(request)
             return None
-        if closure.applies_to(self._names.operations, request.body):
+        if closure.applies_to(self.names.operations, request.body):
             request.refusals = request.attempts
             return request.failed(error)
         return request.failed(error) if request.attempts >= _MAX_CLOSURES else None
@@ -293,15 +327,15 @@ class ScheduleRequests:
 
     async def _prepare_log(self, connection: Connection) -> None:
         if self._is_missing and self._declare:
-            await declare_schedule_log(connection, self._names)
+            await declare_schedule_log(connection, self.names)
         elif not self._is_checked:
-            await ensure_schedule_log(connection, self._names, declare=self._declare)
+            await ensure_schedule_log(connection, self.names, declare=self._declare)
         self._is_checked, self._is_missing = True, False
 
     async def _warn_without_gate(self, connection: Connection, partition: int) -> None:
         """Look once for a gate: when the first schedule is confirmed, or the first answer does not come."""
         self._has_warned = True
-        queue = self._names.queries(partition)
+        queue = self.names.queries(partition)
         async with await connection.channel() as channel:
             try:
                 found = await channel.declare_queue(Queue(queue), passive=True)
@@ -314,10 +348,17 @@ class ScheduleRequests:
             )
 
 
-def _check_header_size(request: ScheduleRequest, frame_max: int) -> None:
-    """Check that the gate's headers will fit into the frame of the message's properties."""
-    if request.header_size > frame_max - RESERVE:
+def check_header_size(what: str, header_size: int, frame_max: int) -> None:
+    """Check that the gate's headers will fit into the frame of the message's properties.
+
+    Args:
+        what: the operation, for the error.
+
+    Raises:
+        InvalidInputError: they are too large.
+    """
+    if header_size > frame_max - RESERVE:
         raise InvalidInputError(
-            f"{request.what}: the properties and headers of the message take {request.header_size} bytes, the limit is "
+            f"{what}: the properties and headers of the message take {header_size} bytes, the limit is "
             f"{frame_max - RESERVE}: put large values into the body"
         )

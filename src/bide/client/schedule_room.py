@@ -22,6 +22,13 @@ class ScheduleRoom:
         self._left = 0
         self._lock = asyncio.Lock()
 
+    def take_now(self, size: int) -> bool:
+        """Take room for a record if enough is left and no other record waits for it; returns whether it was taken."""
+        if self._lock.locked() or self._left < size:
+            return False
+        self._left -= size
+        return True
+
     async def take(self, channel: Channel, size: int) -> None:
         """Take room for a record, which publishes tickets and waits for their confirms if there is not enough left.
 

@@ -32,11 +32,15 @@ _NOUNS: Final[dict[Action, str]] = {
 
 
 class Schedules:
-    """The operations of a client on the schedule log."""
+    """The operations of a client on the schedule log.
+
+    Attributes:
+        requests: sends them.
+    """
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self._requests = ScheduleRequests(publisher, ScheduleNames(), declare=publisher.declare)
+        self.requests = ScheduleRequests(publisher, ScheduleNames(), declare=publisher.declare)
 
     def now(self) -> datetime:
         """The time in UTC by which delays are counted."""
@@ -45,7 +49,7 @@ class Schedules:
     async def add(self, schedule: PreparedSchedule) -> Scheduled:
         """Store a schedule. See :meth:`bide.Client.schedule`."""
         now = self.now()
-        request, answer = await self._requests.append(
+        request, answer = await self.requests.append(
             partition_of(schedule.key),
             f"scheduling {schedule.key!r}",
             lambda request: schedule.record(request, now),
@@ -76,7 +80,7 @@ class Schedules:
         check_version(if_version)
         now = self.now()
         due = check_due(delay, deliver_at, now) if action == "move" else None
-        _, answer = await self._requests.append(
+        _, answer = await self.requests.append(
             partition_of(key),
             f"{_NOUNS[action]} {key!r}",
             lambda request: ChangeSchedule(
@@ -96,7 +100,7 @@ class Schedules:
         """Change all schedules that a filter matches: one record in each partition, at the same time."""
 
         async def change(partition: int) -> ScheduleAnswer:
-            _, answer = await self._requests.append(
+            _, answer = await self.requests.append(
                 partition,
                 f"{_NOUNS[action]} all that match in partition {partition}",
                 lambda request: ChangeSchedule(request=request, action=action, filter=chosen, due=due),
@@ -127,13 +131,13 @@ class Schedules:
     async def view(self, key: str) -> ScheduleView | None:
         """The schedule of one key."""
         check_key(key)
-        answer = await self._requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
+        answer = await self.requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
         entries: list[WaitingSchedule | UnderWay] = [*answer.waiting, *answer.under_way]
         return ScheduleView.of(entries[0], answer.under_way, with_message=True) if entries else None
 
     async def views(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[ScheduleView, None]:
         """The schedules that a filter matches, by key."""
-        pages = [_Pages(self._requests, number, chosen, bodies=bodies) for number in range(PARTITIONS)]
+        pages = [_Pages(self.requests, number, chosen, bodies=bodies) for number in range(PARTITIONS)]
         while True:
             # The first key is known when each partition has a schedule left, or none.
             if empty := [one.fill() for one in pages if one.is_empty]:
@@ -147,7 +151,7 @@ class Schedules:
     async def count(self, chosen: ScheduleFilter) -> int:
         """The number of schedules that a filter matches."""
         questions = (
-            self._requests.ask(number, f"the count of partition {number}", CountQuestion(filter=chosen))
+            self.requests.ask(number, f"the count of partition {number}", CountQuestion(filter=chosen))
             for number in range(PARTITIONS)
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))

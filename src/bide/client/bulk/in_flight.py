@@ -73,6 +73,33 @@ class InFlightMessage(Unconfirmed):
         mandatory: bool = self.outgoing.mandatory
         return mandatory
 
+    def is_ready(self, state: BrokerState) -> bool:
+        """Whether it needs no preparation before it is sent."""
+        assert self.message is not None
+        return self.prepared_in is state or state.is_prepared(self.message)
+
+    async def prepare(self, state: BrokerState) -> None:
+        """Declare or check everything that it needs; see :meth:`bide.client.broker_state.BrokerState.prepare`."""
+        assert self.message is not None
+        self.preparation = await state.prepare(self.message, self.preparation)
+        self.prepared_in = state
+
+    def forget_preparation(self) -> None:
+        """Something that it needs is missing."""
+        self.prepared_in = None
+
+    def encode(self, state: BrokerState, channel: int) -> tuple[PreparedMessage, Encoded] | None:
+        """Encode it; see :meth:`bide.client.broker_state.BrokerState.encode`."""
+        assert self.message is not None
+        return state.encode(self.message, channel=channel, mandatory=self.mandatory, prepared=self.preparation)
+
+    def is_worth_repeating(self, state: BrokerState, error: BideError) -> bool:
+        """Whether to send it again after what it needs was declared again."""
+        return state.is_worth_repeating(self, error)
+
+    def give_up(self) -> None:
+        """It will not be sent again."""
+
     def settle(self, error: BideError | None) -> None:
         """Report the result."""
         self.on_settled(self, None if self.confirmed_elsewhere else error)

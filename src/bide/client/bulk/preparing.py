@@ -46,7 +46,7 @@ class Preparing:
         is_first = not self._by_task
         tasks = []
         for in_flight in messages:
-            task = asyncio.create_task(_prepare(state, in_flight))
+            task = asyncio.create_task(in_flight.prepare(state))
             tasks.append(task)
             self._by_task[task] = in_flight
             self.size += _body_size(in_flight)
@@ -97,9 +97,3 @@ def is_final_error(error: BaseException | None, state: BrokerState) -> bool:
     if isinstance(error, BrokerError):
         return state.connection.is_open and not isinstance(error, ConnectionLostError)
     return isinstance(error, InvalidInputError)
-
-
-async def _prepare(state: BrokerState, in_flight: InFlightMessage) -> None:
-    assert in_flight.message is not None
-    in_flight.preparation = await state.prepare(in_flight.message, in_flight.preparation)
-    in_flight.prepared_in = state

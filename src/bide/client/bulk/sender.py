@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bide.amqp.channel import Channel
 from bide.client.broker_state import BrokerState
@@ -31,6 +31,10 @@ from bide.errors import (
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.runtime.logs import logger
+from bide.schedules.outgoing import OutgoingSchedule
+
+if TYPE_CHECKING:
+    from bide.client.bulk.schedules import BulkSchedules
 
 log = logger(__name__)
 
@@ -57,6 +61,7 @@ class BulkSender:
     """Sends messages and reports their results. It runs once.
 
     Args:
+        make_schedules: called at the first schedule.
         window: the maximum number of messages that were taken from the input and have no result yet.
         timeout: seconds without any confirm after which the publish ends. Time in which the broker blocks publishers
             does not count.
@@ -65,14 +70,17 @@ class BulkSender:
     def __init__(
         self,
         publisher: Publisher,
-        messages: Iterable[OutgoingMessage] | AsyncIterable[OutgoingMessage],
+        messages: Iterable[OutgoingMessage | OutgoingSchedule] | AsyncIterable[OutgoingMessage | OutgoingSchedule],
         *,
+        make_schedules: Callable[[], BulkSchedules],
         window: int,
         on_lost: OnLost,
         timeout: float,
     ) -> None:
         self._publisher = publisher
         self._messages = messages
+        self._make_schedules = make_schedules
+        self._schedules: BulkSchedules | None = None
         # The limit is lower while it is not known for which message the broker closes the channel.
         self._window = self._current_window = window
         self._on_lost = on_lost
@@ -129,6 +137,8 @@ class BulkSender:
             self._publisher.trials.sources.discard(self._unconfirmed)
             if self._channel is not None:
                 self._channel.abandon()
+            for one in (*self._lost, *self._to_resend, *self._preparing):
+                one.give_up()
             await self._preparing.close()
             await source.close()
 
@@ -152,8 +162,8 @@ class BulkSender:
                 self._results.append(in_flight)
                 return
             in_flight.refusals += 1
-            if self._state is not None and self._state.is_worth_repeating(in_flight, error):
-                in_flight.prepared_in = None
+            if self._state is not None and in_flight.is_worth_repeating(self._state, error):
+                in_flight.forget_preparation()
                 self._to_resend.append(in_flight)
             else:
                 self._report_final_error(in_flight, error)
@@ -295,11 +305,9 @@ class BulkSender:
                 continue
             if message is None:
                 continue
-            if in_flight.prepared_in is state or state.is_prepared(message):
+            if in_flight.is_ready(state):
                 try:
-                    made = state.encode(
-                        message, channel=number, mandatory=in_flight.outgoing.mandatory, prepared=in_flight.preparation
-                    )
+                    made = in_flight.encode(state, number)
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
                     self._report_final_error(in_flight, unsendable(in_flight.position, error))
                     continue
@@ -326,8 +334,15 @@ class BulkSender:
         position = self._next_position
         self._next_position += 1
         try:
+            if isinstance(outgoing, OutgoingSchedule):
+                if self._schedules is None:
+                    self._schedules = self._make_schedules()
+                return self._schedules.check(outgoing, position, self.settled)
             if not isinstance(outgoing, OutgoingMessage):
-                raise InvalidInputError(f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage")
+                raise InvalidInputError(
+                    f"item {position} is a {type(outgoing).__name__}: give a bide.OutgoingMessage or a "
+                    "bide.OutgoingSchedule"
+                )
             return InFlightMessage(outgoing, position, self._publisher.checker.check(outgoing), self.settled)
         except Exception as error:  # noqa: BLE001 (an error of one message must not affect the others)
             in_flight = InFlightMessage(outgoing, position, None, self.settled)
@@ -336,6 +351,7 @@ class BulkSender:
 
     def _report_failure(self, in_flight: InFlightMessage, error: BideError) -> None:
         in_flight.error = error
+        in_flight.give_up()
         self._results.append(in_flight)
 
     def _report_final_error(self, in_flight: InFlightMessage, error: BideError) -> None:
@@ -402,7 +418,7 @@ class BulkSender:
             if error is not None:
                 self._report_failure(one, error)
             else:
-                one.prepared_in = None
+                one.forget_preparation()
         self._has_progressed = self._has_progressed or bool(rejected)
         self._current_window = self._window if rejected else max(1, len(lost) // 4)
         return [one for one in lost if one.error is None]
@@ -417,6 +433,7 @@ class BulkSender:
         for one in waiting:
             assert one.message is not None
             one.error = (in_doubt if one.attempts else unsent_error)(one.message.message_id, reason)
+            one.give_up()
         return BulkInDoubtError(
             reason,
             in_doubt=tuple(one.outcome() for one in waiting if one.attempts),

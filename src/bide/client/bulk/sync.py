@@ -22,6 +22,7 @@ from bide.durations import DelayLike
 from bide.errors import BideError, BulkInDoubtError, ClosedError
 from bide.messages.outgoing import OutgoingMessage
 from bide.runtime.arguments import whole_number
+from bide.schedules.outgoing import OutgoingSchedule
 
 _BATCH: Final = 1_000
 """The number of messages per batch. Passing a batch to the other thread costs as much as a few messages."""
@@ -77,7 +78,7 @@ class BulkPublisher:
         )
         self._client = SyncClient(connecting)
         self._pid = os.getpid()
-        self._batch: list[OutgoingMessage] = []
+        self._batch: list[OutgoingMessage | OutgoingSchedule] = []
         self._batch_bytes = 0
         self._feed: ThreadFeed | None = None
         self._sending: concurrent.futures.Future[None] | None = None
@@ -96,7 +97,7 @@ class BulkPublisher:
         finally:
             self.close()
 
-    def put(self, message: OutgoingMessage) -> None:
+    def put(self, message: OutgoingMessage | OutgoingSchedule) -> None:
         """Queue a message, which is sent at the latest by the next :meth:`flush`. Waits if the broker is slower.
 
         Raises:
@@ -108,7 +109,7 @@ class BulkPublisher:
         if len(self._batch) >= _BATCH or self._batch_bytes >= _BATCH_BYTES:
             self._send()
 
-    def publish_many(self, messages: Iterable[OutgoingMessage]) -> PublishSummary:
+    def publish_many(self, messages: Iterable[OutgoingMessage | OutgoingSchedule]) -> PublishSummary:
         """Publish messages and wait until all of them are confirmed: :meth:`put` each, then :meth:`flush`."""
         for one in messages:
             self.put(one)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
 from bide.messages.outgoing import OutgoingMessage
+from bide.schedules.outgoing import OutgoingSchedule
 
 _BATCHES_AHEAD: Final = 4
 """The number of batches ahead: enough to keep the event loop busy while the other thread creates messages."""
@@ -27,14 +28,14 @@ class ThreadFeed:
 
     def __init__(self, call: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call
-        self._batches: deque[Sequence[OutgoingMessage]] = deque()
-        self._current: Iterator[OutgoingMessage] = iter(())
+        self._batches: deque[Sequence[OutgoingMessage | OutgoingSchedule]] = deque()
+        self._current: Iterator[OutgoingMessage | OutgoingSchedule] = iter(())
         self._room = threading.Semaphore(_BATCHES_AHEAD)
         self._changed = asyncio.Event()
         self.has_ended = False
         self.is_abandoned = False
 
-    async def __aiter__(self) -> AsyncIterator[OutgoingMessage]:
+    async def __aiter__(self) -> AsyncIterator[OutgoingMessage | OutgoingSchedule]:
         has_ended = False
         while not has_ended:
             self._changed.clear()
@@ -57,7 +58,7 @@ class ThreadFeed:
             # Release the next call too: no more room will be made.
             self._room.release()
 
-    def add(self, batch: Sequence[OutgoingMessage]) -> None:
+    def add(self, batch: Sequence[OutgoingMessage | OutgoingSchedule]) -> None:
         """Add messages; there is room for them."""
         self._batches.append(batch)
         self._call_soon(self._changed.set)
@@ -74,7 +75,7 @@ class ThreadFeed:
         self.is_abandoned = True
         self._room.release()
 
-    def left(self) -> list[OutgoingMessage]:
+    def left(self) -> list[OutgoingMessage | OutgoingSchedule]:
         """The messages that were added and not taken."""
         left = list(self._current)
         while self._batches:
