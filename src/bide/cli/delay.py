@@ -78,7 +78,8 @@ def apply(
     if guard:
         echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
-        _print_protection(result["protection"])
+        for one in filter(None, (result["protection"], result["schedule_protection"])):
+            _print_protection(one)
 
 
 def _print_protection(protection: dict[str, Any]) -> None:
@@ -93,11 +94,14 @@ async def _apply(
 ) -> dict[str, Any]:
     from bide.admin.infrastructure import install, install_guard
     from bide.admin.protection import protect as set_protection
+    from bide.admin.protection import protect_schedule_log
+    from bide.schedules.names import ScheduleNames
 
     async with connected(settings, "delay") as (connection, api):
         vhost = connection.url.vhost
         # First, so that no other policy ever applies to the queues.
         protection = await set_protection(api, vhost, infrastructure, connection.release) if protect else None
+        beside = await protect_schedule_log(api, vhost, ScheduleNames(), connection.release) if protect else None
         applied = await install(connection, infrastructure)
         policy = await install_guard(connection, api, infrastructure) if guard else None
         return {
@@ -107,6 +111,7 @@ async def _apply(
             "declared": asdict(applied),
             "guard": policy.name if policy else None,
             "protection": protection.to_dict() if protection else None,
+            "schedule_protection": beside.to_dict() if beside else None,
             "warnings": await _policy_warnings(connection, api, infrastructure),
         }
 
