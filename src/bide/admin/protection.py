@@ -22,6 +22,10 @@ _NEUTRAL_KEY: Final = "alternate-exchange"
 """A key without effect on queues of any type (3.10 to 4.3), because RabbitMQ rejects a policy without keys."""
 
 
+_NOT_THE_LOG: Final = r"(?!schedule\.)"
+"""After the base of an infrastructure: any name but those of the schedule log."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
     """The result of :func:`protect`.
@@ -57,8 +61,7 @@ def protection_name(infrastructure: DelayInfrastructure) -> str:
 def queue_pattern(infrastructure: DelayInfrastructure) -> str:
     """The regular expression for the names of an infrastructure's queues, including later ones."""
     if infrastructure.base:
-        # A policy may give the streams of the schedule log a longer retention, and must go on to apply.
-        return rf"^{re.escape(f'{infrastructure.base}.')}(?!schedule\.)"
+        return f"^{re.escape(f'{infrastructure.base}.')}"
     # NServiceBus or Celery defines the names in a cascade; bide defines those of its guard and taps.
     levels = os.path.commonprefix([one.name for one in infrastructure.topology().queues])  # noqa: RUF071 (of names)
     names = [rf"{re.escape(levels)}\d*", re.escape(infrastructure.undeliverable)]
@@ -86,7 +89,8 @@ async def protect(
         queues.setdefault(queue.name, FoundQueue(queue=queue, type=queue.type))
     neutral = Policy(
         name=protection_name(infrastructure),
-        pattern=queue_pattern(infrastructure),
+        # A policy may give the streams of the schedule log a longer retention, and must go on to apply.
+        pattern=f"{queue_pattern(infrastructure)}{_NOT_THE_LOG if infrastructure.base else ''}",
         definition={_NEUTRAL_KEY: infrastructure.undeliverable},
         apply_to="queues",
         priority=0,

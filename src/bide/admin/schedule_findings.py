@@ -108,13 +108,12 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
     (answer,) = await _ask(connection, [names.undeliverable])
     if isinstance(answer, BrokerError) or not answer.message_count:
         return []
-    return [
-        warned(
-            "schedule log",
-            f"{quantity(answer.message_count, 'scheduled message')} in {names.undeliverable!r} found no target, or "
-            f"none that the gate may deliver to: see them with 'bide errors list --queue {names.undeliverable}'",
-        )
-    ]
+    text = (
+        f"{quantity(answer.message_count, 'scheduled message')} in {names.undeliverable!r} found no target, or none "
+        f"that the gate may deliver to: see them with 'bide errors list --queue {names.undeliverable}', fix what is "
+        f"missing, and run 'bide delay resend --queue {names.undeliverable} --allow ...'"
+    )
+    return [warned("schedule log", text)]
 
 
 async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, list[Finding]]:
