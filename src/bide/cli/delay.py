@@ -208,18 +208,26 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 
 @delay.command()
 @allow_option
+@click.option("--queue", metavar="NAME", help="Undeliverable queue. [default: that of the layout]")
 @layout_options()
 @json_option("the result for each message")
 @management_options
 @pass_settings
-def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
+def resend(
+    settings: Settings,
+    *,
+    infrastructure: DelayInfrastructure,
+    allow: tuple[str, ...],
+    queue: str | None,
+    as_json: bool,
+) -> int:
     """Send the messages in the undeliverable queue to their targets; exit with 1 if some stay.
 
     Use it once the targets exist again. Senders name the targets in headers, so only targets that --allow names get
-    messages.
+    messages. Undeliverable scheduled messages are in the queue bide.v1.schedule.undeliverable.
     """
     with working("sending"):
-        result = run_async(_resend(settings, infrastructure, allow))
+        result = run_async(_resend(settings, infrastructure, allow, queue))
     if as_json:
         print_json(asdict(result))
     else:
@@ -230,12 +238,14 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
     return 1 if result.kept else 0
 
 
-async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
+async def _resend(
+    settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...], queue: str | None
+) -> Resent:
     from bide.client.client import connect
     from bide.error_queues.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
-        return await resend(client, allow=allow, management_url=settings.management_url)
+        return await resend(client, allow=allow, queue=queue, management_url=settings.management_url)
 
 
 @delay.command()
