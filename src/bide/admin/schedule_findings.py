@@ -59,7 +59,7 @@ async def schedule_findings(
     queues = await redeclare_queues(connection, topology.queues)
     if not exchanges.found and not queues.found:
         return []
-    findings = _declared(exchanges, queues)
+    findings = [*_declared(exchanges, queues), *await _undeliverable(connection, names)]
     if api is None:
         findings.append(unchecked("schedule policies", "only the management API knows them"))
     else:
@@ -67,7 +67,6 @@ async def schedule_findings(
             findings += await _managed(connection, api, names)
         except ManagementApiError as error:
             findings.append(unchecked("schedule policies", str(error)))
-    findings += await _undeliverable(connection, names)
     consumed, findings_of_gates = await _gates(connection, names)
     findings += findings_of_gates
     if consumed:
