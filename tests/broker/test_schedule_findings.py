@@ -21,7 +21,7 @@ from bide.schedules.records import Beat
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import eventually
 from tests.broker.schedule_log import gating, now_ms
-from tests.broker.test_policies import OPERATOR, put
+from tests.broker.test_policies import OPERATOR, POLICY, put
 from tests.support import Vhost
 
 NAMES = ScheduleNames()
@@ -85,22 +85,23 @@ async def test_a_missing_stream_queue_and_binding_are_named(connection: Connecti
 
 
 @pytest.mark.parametrize(
-    ("definition", "queue"),
+    ("definition", "queue", "kind"),
     [
-        ({"max-age": "1h"}, NAMES.log(0)),
-        ({"max-length-bytes": 1_000_000}, NAMES.log(0)),
-        ({"max-length": 10}, NAMES.room(0)),
-        ({"overflow": "drop-head"}, NAMES.room(0)),
-        ({"message-ttl": 5}, NAMES.queries(0)),
-        ({"expires": 86_400_000}, NAMES.undeliverable),
+        ({"max-age": "1h"}, NAMES.log(0), POLICY),
+        ({"max-length-bytes": 1_000_000}, NAMES.log(0), POLICY),
+        ({"max-length-bytes": 1_000_000}, NAMES.log(0), OPERATOR),
+        ({"max-length": 10}, NAMES.room(0), POLICY),
+        ({"max-length": 10}, NAMES.room(0), OPERATOR),
+        ({"overflow": "drop-head"}, NAMES.room(0), POLICY),
+        ({"message-ttl": 5}, NAMES.queries(0), POLICY),
+        ({"message-ttl": 5}, NAMES.queries(0), OPERATOR),
+        ({"expires": 86_400_000}, NAMES.undeliverable, POLICY),
+        ({"expires": 86_400_000}, NAMES.undeliverable, OPERATOR),
     ],
 )
-@pytest.mark.parametrize("kind", ["policies", OPERATOR])
 async def test_a_harmful_policy_is_named(
     connection: Connection, api: ManagementApi, vhost: Vhost, definition: dict[str, Any], queue: str, kind: str
 ) -> None:
-    if kind == OPERATOR and definition.keys() & {"max-age", "overflow"}:
-        pytest.skip("RabbitMQ has no such operator policy")
     await put(api, vhost.name, definition, kind=kind, pattern=f"^{queue}$".replace(".", r"\."))
     status, text = (await found(connection, api))["schedule policies"]
     assert status == "problem"
