@@ -12,7 +12,7 @@ import pytest
 
 import bide
 from tests.acceptance.test_cli import Program, lines
-from tests.broker.receiving import receive
+from tests.broker.receiving import eventually, ready_at, receive
 from tests.broker.schedule_log import gating
 from tests.support import Vhost
 
@@ -121,3 +121,27 @@ async def test_conditions_choose_what_is_listed_cancelled_and_moved(client: bide
 )
 def test_bad_usage_is_one_line_and_exit_code_2(vhost: Vhost, arguments: list[str], reason: str) -> None:
     assert reason in Program(vhost).fails(2, "schedule", *arguments)
+
+
+async def test_an_undeliverable_message_is_found_by_key_and_sent_again(client: bide.Client, vhost: Vhost) -> None:
+    program = Program(vhost)
+
+    async def ok(*arguments: str) -> str:
+        return await asyncio.to_thread(program.ok, *arguments)
+
+    queue = ("--queue", "bide.v1.schedule.undeliverable")
+    await client.schedule(b"x", key="invoice:1", to="gone", delay="0s")
+    await client.schedule(b"y", key="invoice:2", to="gone", delay="0s")
+
+    async def arrived() -> bool:
+        return await ready_at(vhost.url, queue[1]) == 2
+
+    await eventually(arrived)
+    (found,) = lines(await ok("errors", "list", *queue, "--key", "invoice:1", "--json"))
+    assert (found["key"], found["queue"], found["reason"]) == ("invoice:1", "gone", "undeliverable")
+    groups = lines(await ok("errors", "groups", *queue, "--by", "key", "--json"))
+    assert [(one["group"], one["count"]) for one in groups] == [("invoice:1", 1), ("invoice:2", 1)]
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum("gone")]))
+    sent = json.loads(await ok("delay", "resend", *queue, "--allow", "gone", "--json"))
+    assert sent == {"sent": 2, "kept": {}}
+    assert {one.key for one in await receive(client, "gone", 2)} == {"invoice:1", "invoice:2"}

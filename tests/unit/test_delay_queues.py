@@ -13,6 +13,7 @@ from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import DelayQueueError
 from bide.patterns.event_bus import EventBusQueue
+from bide.schedules.names import ScheduleNames
 from bide.topology import Queue
 
 LAYOUTS = (
@@ -81,6 +82,31 @@ def test_other_queues_are_accepted(name: str) -> None:
     recognition.refuse(name, sends=True)
     recognition.refuse(name, {}, sends=True)
     assert recognition.part_of(name) is recognition.part_of(name, {}) is None
+
+
+def test_the_queues_of_the_schedule_log_are_refused() -> None:
+    names = ScheduleNames(prefix="shop")
+    for queue in names.topology().queues:
+        for arguments in (None, queue.arguments):
+            if queue.name == names.undeliverable:
+                recognition.refuse(queue.name, arguments)
+            else:
+                with pytest.raises(DelayQueueError, match="belongs to the schedule log"):
+                    recognition.refuse(queue.name, arguments)
+            with pytest.raises(DelayQueueError):
+                recognition.refuse(queue.name, arguments, sends=True)
+            with pytest.raises(DelayQueueError):
+                recognition.refuse_target(queue.name, arguments)
+    recognition.refuse(names.log(0), {"x-queue-type": "quorum"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_no_layout_owns_the_schedule_log(layout: Any) -> None:
+    prefixes = ("bide", "a.b", "x", "bide.hall", "x.hall-250ms")
+    for names in (ScheduleNames(prefix=one) for one in prefixes):
+        topology = names.topology()
+        every = [one.name for one in topology.exchanges] + [one.name for one in topology.queues]
+        assert not any(map(layout.owns, every))
 
 
 def test_the_queues_of_an_event_bus_are_not_refused() -> None:

@@ -6,19 +6,24 @@ import os.path
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bide.admin.policies import changed_keys, owned_queues
 from bide.admin.report import Finding, judged, listed
-from bide.admin.snapshot import Snapshot, applying, take_snapshot
+from bide.admin.snapshot import Snapshot, applying, take_schedule_snapshot, take_snapshot
 from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import FoundQueue, ManagementApi
+from bide.schedules.names import ScheduleNames
 from bide.topology import Argument
 
 _NEUTRAL_KEY: Final = "alternate-exchange"
 """A key without effect on queues of any type (3.10 to 4.3), because RabbitMQ rejects a policy without keys."""
+
+
+_NOT_THE_LOG: Final = r"(?!schedule\.)"
+"""After the base of an infrastructure: any name but those of the schedule log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +84,65 @@ async def protect(
         ManagementApiError: the policy cannot be set.
     """
     snapshot = await take_snapshot(api, vhost, infrastructure)
-    name = protection_name(infrastructure)
-    others = [one for one in snapshot.policies.values() if one.name != name]
     queues = owned_queues(snapshot, infrastructure)
     for queue in infrastructure.topology().queues:
         queues.setdefault(queue.name, FoundQueue(queue=queue, type=queue.type))
+    neutral = Policy(
+        name=protection_name(infrastructure),
+        # A policy may give the streams of the schedule log a longer retention, and must go on to apply.
+        pattern=f"{queue_pattern(infrastructure)}{_NOT_THE_LOG if infrastructure.base else ''}",
+        definition={_NEUTRAL_KEY: infrastructure.undeliverable},
+        apply_to="queues",
+        priority=0,
+    )
+    return await _displace(api, vhost, snapshot, queues, neutral, release)
+
+
+async def protect_schedule_log(
+    api: ManagementApi, vhost: str, names: ScheduleNames, release: tuple[int, ...]
+) -> Protection | None:
+    """Set a policy as that of :func:`protect` on the queues beside the streams of the schedule log.
+
+    The streams keep their policies, because one of them may give them a longer retention.
+
+    Returns:
+        None if the virtual host has no schedule log.
+
+    Raises:
+        ManagementApiError: the policy cannot be set.
+    """
+    snapshot = await take_schedule_snapshot(api, vhost, names)
+    queues = {name: one for name, one in snapshot.queues.items() if one.type != "stream"}
+    if not queues:
+        return None
+    neutral = Policy(
+        name=f"bide.protect.{names.operations}",
+        pattern=rf"^{re.escape(names.operations)}\.([0-9]+\.(queries|room)|undeliverable)$",
+        definition={_NEUTRAL_KEY: names.undeliverable},
+        apply_to="queues",
+        priority=0,
+    )
+    return await _displace(api, vhost, snapshot, queues, neutral, release)
+
+
+async def _displace(
+    api: ManagementApi,
+    vhost: str,
+    snapshot: Snapshot,
+    queues: Mapping[str, FoundQueue],
+    neutral: Policy,
+    release: tuple[int, ...],
+) -> Protection:
+    """Set a policy with a higher priority than all others, and with what queues had in common that is harmless."""
+    others = [one for one in snapshot.policies.values() if one.name != neutral.name]
     before = {queue: applying(others, found) for queue, found in queues.items()}
     displaced = {one.name: one for one in before.values() if one is not None}
     common = _common([{} if one is None else one.definition for one in before.values()])
     spoiled = {key for found in queues.values() for key in changed_keys(found, common, release)}
     kept = {key: value for key, value in common.items() if key not in spoiled}
-    policy = Policy(
-        name=name,
-        pattern=queue_pattern(infrastructure),
-        definition={_NEUTRAL_KEY: infrastructure.undeliverable, **kept},
-        apply_to="queues",
+    policy = replace(
+        neutral,
+        definition={**neutral.definition, **kept},
         priority=1 + max((one.priority for one in others if one.apply_to != "exchanges"), default=0),
     )
     await api.set_policy(vhost, policy)

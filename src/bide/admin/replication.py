@@ -34,13 +34,27 @@ async def replication_findings(
         vhost: the virtual host of the infrastructure.
         infrastructure: the infrastructure whose queues are checked.
     """
+    queues = owned_queues(snapshot, infrastructure)
+    return await queue_replication(queues, api, vhost, queue_pattern(infrastructure))
+
+
+async def queue_replication(
+    queues: Mapping[str, FoundQueue], api: ManagementApi, vhost: str, pattern: str
+) -> list[Finding]:
+    """Whether queues survive the loss of a node, and whether the nodes share the work.
+
+    Args:
+        queues: the queues, by name.
+        api: the management API, which reports the nodes of the cluster.
+        vhost: the virtual host of the queues.
+        pattern: a regular expression for their names, for the suggested commands.
+    """
     try:
         nodes = await api.nodes()
     except ManagementApiError as error:
         return [unchecked("replication", str(error))]
     if len(nodes) < 2:
         return [Finding(check="replication", status="ok", text="the cluster has one node, which all queues are on")]
-    queues = owned_queues(snapshot, infrastructure)
     replicated = {name: one for name, one in queues.items() if one.type != "classic"}
     for name, one in replicated.items():
         if one.members is None:
@@ -53,9 +67,7 @@ async def replication_findings(
         f"{len(classic)} of {len(queues)} queues are classic queues ({listed(sorted(classic), limit=2)}), which exist "
         "on one node: while that node is down, they are unavailable"
     )
-    arguments = (
-        f"--vhost-pattern {quote(f'^{re.escape(vhost)}$')} --queue-pattern {quote(queue_pattern(infrastructure))}"
-    )
+    arguments = f"--vhost-pattern {quote(f'^{re.escape(vhost)}$')} --queue-pattern {quote(pattern)}"
     return [
         *_member_findings(known, nodes, vhost, arguments),
         *_online_findings(known, nodes),

@@ -29,6 +29,12 @@ Check = Literal[
     "taps",
     "stuck messages",
     "undeliverable messages",
+    "schedule log",
+    "schedule policies",
+    "schedule replication",
+    "schedule leaders",
+    "gates",
+    "gate clocks",
     "dead-letter prefetch",
     "senders",
 ]

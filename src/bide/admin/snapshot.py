@@ -15,6 +15,7 @@ from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import BrokerError
 from bide.management.api import FoundExchange, FoundQueue, ManagementApi
+from bide.schedules.names import ScheduleNames
 from bide.topology import Argument, Binding, DestinationType
 
 _Item = TypeVar("_Item")
@@ -193,6 +194,21 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
         queues=queues,
         bindings=tuple(bindings),
         policies=policies,
+        operator_policies=await api.policies(vhost, operator=True),
+    )
+
+
+async def take_schedule_snapshot(api: ManagementApi, vhost: str, names: ScheduleNames) -> Snapshot:
+    """Read the queues of the schedule log, its bindings and the policies from the management API.
+
+    Raises:
+        ManagementApiError: the API gives an unexpected answer.
+    """
+    queues = {one.queue.name: one for one in await api.queues(vhost, names.operations) if names.owns(one.queue.name)}
+    return Snapshot(
+        queues=queues,
+        bindings=tuple(await _bindings_of_each(api, vhost, (names.operations, names.gates))),
+        policies=await api.policies(vhost),
         operator_policies=await api.policies(vhost, operator=True),
     )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
-from bide.admin.declaring import is_temporary
+from bide.admin.declared import is_missing, redeclare_exchanges, redeclare_queues
 from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.locate import private_broker
@@ -17,6 +17,7 @@ from bide.admin.policies import policy_findings, prevailing
 from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, VerifyReport, judged, listed, unchecked
+from bide.admin.schedule_findings import schedule_findings
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.admin.unbound import unbound_problem
@@ -26,16 +27,14 @@ from bide.delay.growing import Growing
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
     BrokerError,
-    DeclarationMismatchError,
     LocalBrokerError,
     ManagementApiError,
-    TargetNotFoundError,
     UnsupportedBrokerError,
 )
 from bide.management.api import FoundQueue, ManagementApi
 from bide.recoverability.policy import Retry, poison_limit
 from bide.runtime.wording import quantity
-from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology import Binding, Queue, Topology
 
 DEFAULT_PREFETCH: Final = 32
 _FEATURE_FLAGS: Final = ("quorum_queue", "stream_queue")
@@ -98,6 +97,7 @@ async def verify(
         findings += await nservicebus_targets(snapshot, api, vhost, infrastructure, connection.release)
         findings += await _check_stuck(snapshot, api, vhost, infrastructure)
         findings += await _check_undeliverable(connection, infrastructure)
+    findings += await schedule_findings(connection, api if snapshot else None)
     findings += await _check_prefetch(connection)
     return VerifyReport(
         layout=infrastructure.name,
@@ -170,22 +170,15 @@ async def _check_declared(
 ) -> list[Finding]:
     """Check over AMQP whether each item exists, and whether declaring it again is accepted."""
     topology = infrastructure.topology()
-    findings: list[Finding] = []
-    exchanges = await ask_each(
-        connection, topology.exchanges, lambda channel, one: channel.declare_exchange(one, passive=True)
-    )
-    there = [one for one, answer in zip(topology.exchanges, exchanges, strict=True) if not _is_missing(answer)]
-    answers: list[Any] = await ask_each(connection, there, lambda channel, one: channel.declare_exchange(one))
-    findings += _declaration_findings("exchanges", topology.exchanges, there, answers)
-    queues = await ask_each(connection, topology.queues, lambda channel, one: channel.declare_queue(one, passive=True))
-    found = [one for one, answer in zip(topology.queues, queues, strict=True) if not _is_missing(answer)]
-    answers = await ask_each(connection, found, lambda channel, one: channel.declare_queue(one))
+    exchanges = await redeclare_exchanges(connection, topology.exchanges)
+    findings = exchanges.findings("exchanges", "exchanges", _APPLY_HINT)
+    queues = await redeclare_queues(connection, topology.queues)
     if growing is None:
-        return [*findings, *_declaration_findings("queues", topology.queues, found, answers)]
-    core = growing.core_topology().queues
+        return [*findings, *queues.findings("queues", "queues", _APPLY_HINT)]
+    core, found = growing.core_topology().queues, queues.found
     needed = [one for one in topology.queues if one in found or one in core]
     fine = f"{len(found)} as they should be; the others of {len(topology.queues)} are declared when they are first used"
-    return [*findings, *_declaration_findings("queues", needed, found, answers, fine=fine)]
+    return [*findings, *queues.findings("queues", "queues", _APPLY_HINT, needed=needed, fine=fine)]
 
 
 async def _check_relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
@@ -198,7 +191,7 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
     idle: list[str] = []
     waiting = 0
     for queue, answer in zip(queues, answers, strict=True):
-        if _is_missing(answer):
+        if is_missing(answer):
             continue
         if isinstance(answer, BrokerError):
             return [unchecked("relays", str(answer))]
@@ -211,38 +204,6 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
         "'bide relay' with the same options, and --allow for each target that it may deliver to"
     )
     return judged("relays", [problem] if idle else [], f"{min(relays)} at work") if relays else []
-
-
-def _is_missing(answer: Any) -> bool:
-    return isinstance(answer, TargetNotFoundError) and not is_temporary(answer)
-
-
-def _declaration_findings(
-    kind: Any,
-    wanted: Sequence[Exchange] | Sequence[Queue],
-    found: Sequence[Exchange] | Sequence[Queue],
-    answers: Sequence[Any],
-    *,
-    fine: str = "",
-) -> list[Finding]:
-    names = {one.name for one in found}
-    missing = [one.name for one in wanted if one.name not in names]
-    problems = []
-    if missing:
-        problems.append(f"{len(missing)} of {len(wanted)} {kind} do not exist, {listed(missing)}: {_APPLY_HINT}")
-    for answer in answers:
-        if isinstance(answer, DeclarationMismatchError):
-            problems.append(
-                f"the {answer.kind} {answer.name!r} is declared with {answer.argument} = {answer.found}, where "
-                f"{answer.wanted} is wanted: when no messages wait in it, delete it and {_APPLY_HINT}"
-            )
-        elif isinstance(answer, BrokerError):
-            return (
-                [*judged(kind, problems, ""), unchecked(kind, str(answer))]
-                if problems
-                else [unchecked(kind, str(answer))]
-            )
-    return judged(kind, problems, fine or f"{len(wanted)} as they should be")
 
 
 async def _check_bindings(
@@ -406,7 +367,7 @@ async def _check_stuck(
 async def _check_undeliverable(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
     name = infrastructure.undeliverable
     (answer,) = await ask_each(connection, [Queue(name)], lambda channel, one: channel.declare_queue(one, passive=True))
-    if _is_missing(answer):
+    if is_missing(answer):
         return []
     if isinstance(answer, BrokerError):
         return [unchecked("undeliverable messages", str(answer))]

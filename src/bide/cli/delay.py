@@ -83,7 +83,8 @@ def apply(
     if guard:
         echo(f"policy {result['guard']}: undeliverable messages go to the queue {infrastructure.undeliverable}")
     if protect:
-        _print_protection(result["protection"])
+        for one in filter(None, (result["protection"], result["schedule_protection"])):
+            _print_protection(one)
 
 
 def _print_protection(protection: dict[str, Any]) -> None:
@@ -98,11 +99,14 @@ async def _apply(
 ) -> dict[str, Any]:
     from bide.admin.infrastructure import install, install_guard
     from bide.admin.protection import protect as set_protection
+    from bide.admin.protection import protect_schedule_log
+    from bide.schedules.names import ScheduleNames
 
     async with connected(settings, "delay") as (connection, api):
         vhost = connection.url.vhost
         # First, so that no other policy ever applies to the queues.
         protection = await set_protection(api, vhost, infrastructure, connection.release) if protect else None
+        beside = await protect_schedule_log(api, vhost, ScheduleNames(), connection.release) if protect else None
         applied = await install(connection, infrastructure)
         policy = await install_guard(connection, api, infrastructure) if guard else None
         return {
@@ -112,6 +116,7 @@ async def _apply(
             "declared": asdict(applied),
             "guard": policy.name if policy else None,
             "protection": protection.to_dict() if protection else None,
+            "schedule_protection": beside.to_dict() if beside else None,
             "warnings": await _policy_warnings(connection, api, infrastructure),
         }
 
@@ -208,18 +213,26 @@ async def _destroy(settings: Settings, infrastructure: DelayInfrastructure, *, f
 
 @delay.command()
 @allow_option
+@click.option("--queue", metavar="NAME", help="Undeliverable queue. [default: that of the layout]")
 @layout_options()
 @json_option("the result for each message")
 @management_options
 @pass_settings
-def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tuple[str, ...], as_json: bool) -> int:
+def resend(
+    settings: Settings,
+    *,
+    infrastructure: DelayInfrastructure,
+    allow: tuple[str, ...],
+    queue: str | None,
+    as_json: bool,
+) -> int:
     """Send the messages in the undeliverable queue to their targets; exit with 1 if some stay.
 
     Use it once the targets exist again. Senders name the targets in headers, so only targets that --allow names get
-    messages.
+    messages. Undeliverable scheduled messages are in the queue bide.v1.schedule.undeliverable.
     """
     with working("sending"):
-        result = run_async(_resend(settings, infrastructure, allow))
+        result = run_async(_resend(settings, infrastructure, allow, queue))
     if as_json:
         print_json(asdict(result))
     else:
@@ -230,12 +243,14 @@ def resend(settings: Settings, *, infrastructure: DelayInfrastructure, allow: tu
     return 1 if result.kept else 0
 
 
-async def _resend(settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...]) -> Resent:
+async def _resend(
+    settings: Settings, infrastructure: DelayInfrastructure, allow: tuple[str, ...], queue: str | None
+) -> Resent:
     from bide.client.client import connect
     from bide.error_queues.undeliverable import resend
 
     async with connect(settings.broker_url(), infrastructure=infrastructure) as client:
-        return await resend(client, allow=allow, management_url=settings.management_url)
+        return await resend(client, allow=allow, queue=queue, management_url=settings.management_url)
 
 
 @delay.command()

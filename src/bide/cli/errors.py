@@ -132,8 +132,8 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 @errors.command()
 @selection_options
 @queue_option
-@click.option("--by", type=click.Choice(["exception", "type"]), default="exception", show_default=True,
-              help="Group by exception and stack frame, or message type.")  # fmt: skip
+@click.option("--by", type=click.Choice(["exception", "type", "key"]), default="exception", show_default=True,
+              help="Group by exception and stack frame, message type, or key.")  # fmt: skip
 @json_option("the groups", lines=True)
 @management_options
 @pass_settings

@@ -38,6 +38,8 @@ def as_dict(message: FailedMessage, *, whole: bool = False) -> dict[str, Any]:
         "host": message.host,
         "process": message.process,
         "sent_by": message.sent_by,
+        "key": message.key,
+        "schedule_id": message.schedule_id,
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "deaths": [dict(one) for one in message.deaths],
@@ -61,7 +63,8 @@ def write_json(message: FailedMessage, *, whole: bool = False) -> None:
 def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
     what = f"{message.exception}: {message.text}" if message.exception else message.reason
-    line = f"{message.id}  {_local_time(message.failed_at)}  {message.queue or '?':<20}  {what}"
+    key = "" if message.key is None else f"key {message.key}  "
+    line = f"{message.id}  {_local_time(message.failed_at)}  {message.queue or '?':<20}  {key}{what}"
     echo(line, fit=True)
 
 
@@ -79,6 +82,8 @@ def write_whole(message: FailedMessage) -> None:
         ("first failure", _local_time(message.history.first_failed_at) if message.history.first_failed_at else None),
         ("host", f"{message.host}, process {message.process}" if message.host else None),
         ("sent by", message.sent_by),
+        ("key", message.key),
+        ("schedule id", message.schedule_id),
         ("sent to", f"exchange {message.exchange!r}, routing key {message.routing_key!r}"),
         ("exception", message.exception),
         ("says", message.text),

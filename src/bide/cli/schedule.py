@@ -192,9 +192,14 @@ def show(settings: Settings, key: str, as_json: bool) -> int:
     """Show what waits under KEY: its times, target and message. The exit code is 1 if nothing does."""
 
     async def work(client: Client) -> int:
+        from bide.schedules.names import ScheduleNames
+
         found = await client.scheduled(key)
         if found is None:
-            raise click.ClickException(f"nothing waits under the key {key!r}")
+            raise click.ClickException(
+                f"nothing waits under the key {key!r}; see undeliverable messages with 'bide errors list --queue "
+                f"{ScheduleNames().undeliverable} --key ...'"
+            )
         print_json(view.as_dict(found, whole=True)) if as_json else view.write_whole(found)
         return 0
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from bide.delay.clock_digits import LEVELS, Level
 from bide.delay.clock_keys import digit_name
+from bide.delay.protocol import owned_by
 from bide.topology import Exchange
 
 LAYOUT_VERSION: Final = "v1"
@@ -44,7 +45,7 @@ class ClockNames:
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to this infrastructure."""
-        return name.startswith(f"{self.base}.")
+        return owned_by(self.base, name)
 
     def level_exchange(self, level: Level) -> str:
         """The direct exchange of a level."""

@@ -382,6 +382,15 @@ def round_up(delay: timedelta, resolution: timedelta, *, maximum: timedelta) -> 
     return units
 
 
+def owned_by(base: str, name: str) -> bool:
+    """Whether a name starts with the base of an infrastructure, and is not a name of the schedule log.
+
+    The schedule log has its names under the same prefix, and must survive an infrastructure that is deleted.
+    """
+    log = f"{base}.schedule"
+    return name.startswith(f"{base}.") and name != log and not name.startswith(f"{log}.")
+
+
 def check_span(what: str, value: object) -> None:
     """Check that a setting is a ``timedelta``.
 

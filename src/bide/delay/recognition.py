@@ -16,8 +16,8 @@ from bide.delay.clock_digits import LEVELS
 from bide.delay.waiting_hall import HEADER_REST
 from bide.errors import DelayQueueError
 
-Part = Literal["waiting", "release", "relay", "passage", "undeliverable"]
-"""The role of a queue in a delay infrastructure."""
+Part = Literal["waiting", "release", "relay", "passage", "schedule", "undeliverable"]
+"""The role of a queue in a delay infrastructure, or in the schedule log."""
 
 _BASE: Final = r".+\.v[0-9]+"
 _HALL: Final = r".+\.hall(?:-[0-9]+ms)?\.v[0-9]+"
@@ -31,8 +31,13 @@ _NAMES: Final[Mapping[Part, str]] = {
     "release": rf"{_BASE}\.release\.[qxk][:#].*|bide\.release\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery):.*",
     "relay": rf"{_HALL}\.(?:receiving|distributing)",
     "passage": r"bide\.tap\..+\.passage",
-    "undeliverable": rf"{_BASE}\.undeliverable|bide\.undeliverable\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery)",
+    "schedule": rf"{_BASE}\.schedule\.[0-9]+(?:\.(?:queries|room))?",
+    "undeliverable": rf"{_BASE}(?:\.schedule)?\.undeliverable"
+    r"|bide\.undeliverable\.(?:nsb(?:\.v[0-9]+)?|(?:.+_)?celery)",
 }
+
+_LOG_ARGUMENTS: Final = frozenset({"x-message-ttl", "x-max-length"})
+"""Arguments of the queues beside a stream of the schedule log."""
 
 _EXCHANGE_AFTER_LEVEL: Final = re.compile(
     rf"{_BASE}\.(?:[dhmsc]|released)|{_HALL}\.(?:check-in|level-[0-9]{{2}})|{_CASCADE_LEVEL}"
@@ -48,12 +53,16 @@ _HALL_LEVEL_NAME: Final = re.compile(rf"{_HALL}\.(?:check-in|meditating-[0-9]{{2
 _DIGIT_KEY: Final = re.compile(r"(?:~\.)*~([edhmsc][1-9][0-9]?(?:/[0-9]+)?)", re.DOTALL)
 _BINARY_KEY: Final = re.compile(rf"((?:[01]\.){{{CASCADE_LEVELS}}})")
 
+_INFRASTRUCTURE: Final = "a delay infrastructure"
+_WHOLE: Final[Mapping[Part, str]] = {"schedule": "the schedule log"}
+
 _ADVICE: Final[Mapping[Part, str]] = {
     "waiting": "messages wait there until they are due, and leave by themselves. 'bide delay verify' counts them, and "
     "'bide tap on' records what is scheduled",
     "release": "messages pass through it to their target, and wait only while the target refuses them: fix the target",
     "relay": "'bide relay --allow ...' consumes its messages: run a relay",
     "passage": "messages pass through it to the stream of a tap, which 'bide pipeline audit' reads",
+    "schedule": "only gates read the schedule log. 'bide schedule list' shows what waits in it",
     "undeliverable": "its messages may not be due yet. 'bide delay resend --allow ...' sends them to their targets, "
     "and keeps the rest of their delay",
 }
@@ -87,17 +96,19 @@ def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> Non
     Raises:
         DelayQueueError: the queue belongs to a delay infrastructure. A message sent there has no keys for a target.
     """
-    if part_of(queue, arguments) is not None:
+    part = part_of(queue, arguments)
+    if part is not None:
         raise DelayQueueError(
-            f"the queue {queue!r} belongs to a delay infrastructure: a message that is sent there directly has no "
-            "target. Name a queue that a consumer reads"
+            f"the queue {queue!r} belongs to {_WHOLE.get(part, _INFRASTRUCTURE)}: a message that is sent there "
+            "directly has no target. Name a queue that a consumer reads"
         )
 
 
 def refusal(queue: str, part: Part) -> DelayQueueError:
     """The error for an operation on a queue of a delay infrastructure."""
     return DelayQueueError(
-        f"the queue {queue!r} belongs to a delay infrastructure: {_ADVICE[part]}. Name another queue instead"
+        f"the queue {queue!r} belongs to {_WHOLE.get(part, _INFRASTRUCTURE)}: {_ADVICE[part]}. Name another queue "
+        "instead"
     )
 
 
@@ -114,7 +125,10 @@ def part_of(queue: str, arguments: Mapping[str, Any] | None = None) -> Part | No
         return named
     behind = arguments.get("x-dead-letter-exchange")
     if named is not None:
-        is_one = behind is not None and (named == "relay" or "x-message-ttl" in arguments)
+        if named == "schedule":
+            is_one = arguments.get("x-queue-type") == "stream" or not _LOG_ARGUMENTS.isdisjoint(arguments)
+        else:
+            is_one = behind is not None and (named == "relay" or "x-message-ttl" in arguments)
         return named if is_one else None
     leads_on = isinstance(behind, str) and _EXCHANGE_AFTER_LEVEL.fullmatch(behind) is not None
     return "waiting" if leads_on and "x-message-ttl" in arguments else None

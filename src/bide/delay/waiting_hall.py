@@ -36,6 +36,7 @@ from bide.delay.protocol import (
     check_name,
     check_span,
     existing,
+    owned_by,
     round_up,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
@@ -195,7 +196,7 @@ class WaitingHall(DelayInfrastructure):
 
     def owns(self, name: str) -> bool:
         """Whether an exchange or queue of this name belongs to this infrastructure."""
-        return name.startswith(f"{self.base}.")
+        return owned_by(self.base, name)
 
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure."""

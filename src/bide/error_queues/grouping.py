@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from bide.recoverability.failed import FailedMessage
 
-By = Literal["exception", "type"]
+By = Literal["exception", "type", "key"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +63,8 @@ class Groups:
     """Collects messages into groups.
 
     Args:
-        by: ``exception`` groups by the exception's class and first stack frame, ``type`` by the message type.
+        by: ``exception`` groups by the exception's class and first stack frame, ``type`` by the message type, ``key``
+            by the key of the schedule.
     """
 
     def __init__(self, by: By) -> None:
@@ -72,7 +73,12 @@ class Groups:
 
     def add(self, message: FailedMessage) -> None:
         """Add a message to its group."""
-        name = message.group if self._by == "exception" else message.message_type or "(no type)"
+        names = {
+            "exception": message.group,
+            "type": message.message_type or "(no type)",
+            "key": message.key or "(no key)",
+        }
+        name = names[self._by]
         self._groups.setdefault(name, Group(name=name)).add(message)
 
     def largest_first(self) -> list[Group]:

@@ -19,7 +19,7 @@ from bide.delay.protocol import (
     QueueTarget,
 )
 from bide.delay.received import OWN_PREFIX
-from bide.delay.recognition import refuse_target
+from bide.delay.recognition import part_of, refuse_target
 from bide.error_queues.browser import browse
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.errors import (
@@ -29,9 +29,11 @@ from bide.errors import (
     PublishRefusedError,
     TargetNotFoundError,
     UnroutableError,
+    UnsupportedTargetError,
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
+from bide.schedules.names import ScheduleNames
 
 _PROPERTIES: Final = (*KEPT_PROPERTIES, "priority", "expiration")
 
@@ -62,7 +64,9 @@ class Resent:
     kept: Mapping[str, int]
 
 
-async def resend(client: Client, *, allow: Iterable[str], management_url: str | None = None) -> Resent:
+async def resend(
+    client: Client, *, allow: Iterable[str], queue: str | None = None, management_url: str | None = None
+) -> Resent:
     """Send every message of the undeliverable queue to its target, once.
 
     Overdue messages are delivered immediately; others wait for the rest of their delay. A message is acknowledged after
@@ -72,15 +76,24 @@ async def resend(client: Client, *, allow: Iterable[str], management_url: str | 
 
     Args:
         allow: patterns of the targets that messages may be sent to; see :class:`bide.Relay`. Every client that may
-            write to the delay infrastructure can make messages with any target end in this queue.
+            write to the delay infrastructure can make messages with any target end in this queue. The schedule log is
+            never a target.
+        queue: the undeliverable queue; None for that of the client's delay infrastructure. That of the schedule log is
+            ``bide.v1.schedule.undeliverable``.
         management_url: URL of the management API, for reading the queue's delivery limit; see :class:`bide.Endpoint`.
 
     Raises:
-        InvalidInputError: a pattern is invalid.
+        InvalidInputError: a pattern is invalid, or *queue* is not an undeliverable queue.
         TargetNotFoundError: there is no undeliverable queue.
     """
     allowed = AllowedTargets.of(allow)
-    queue = (await client.infrastructure()).undeliverable
+    if queue is None:
+        queue = (await client.infrastructure()).undeliverable
+    elif part_of(queue) != "undeliverable":
+        raise InvalidInputError(
+            f"the queue {queue!r} is not an undeliverable queue: name one such as {ScheduleNames().undeliverable!r}, "
+            "or use 'bide errors retry' for an error queue"
+        )
     count_reset = await DeliveryCountReset.of(client, queue, management_url)
     kept: Counter[str] = Counter()
     sent = 0
@@ -111,6 +124,9 @@ def _copy_for_target(message: Message) -> PreparedMessage:
     kind, _, name = _target(message).partition(":")
     if kind not in ("q", "x"):
         raise InvalidInputError(f"the message {message.message_id!r} has no header with its target: discard it")
+    if ScheduleNames().owns(name):
+        # Its exchange for gates would take the message for a record of a gate.
+        raise UnsupportedTargetError(f"the target {name!r} is a part of the schedule log: discard the message")
     address: dict[str, Any] = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
     headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
     properties = {one: getattr(message, one) for one in _PROPERTIES}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Self
 
-from bide.delay.protocol import HEADER_EXCHANGE, HEADER_TO
+from bide.delay.protocol import HEADER_EXCHANGE, HEADER_KEY, HEADER_SCHEDULE, HEADER_TO
 from bide.delay.received import OWN_PREFIX, restore
 from bide.durations import from_milliseconds
 from bide.recoverability import report as names
@@ -48,6 +48,8 @@ class FailedMessage:
         host: the host name of the machine that it failed on, or None.
         process: the id of the process that it failed in, or None.
         sent_by: the publisher, or None.
+        key: the key of the schedule that it was delivered for, or None.
+        schedule_id: the id of that schedule, or None.
         exchange: the exchange that it was first published to; empty for a queue.
         routing_key: the routing key that it was first published with.
         history: the attempts so far.
@@ -73,6 +75,8 @@ class FailedMessage:
     host: str | None
     process: int | None
     sent_by: str | None
+    key: str | None
+    schedule_id: str | None
     exchange: str
     routing_key: str
     history: History
@@ -121,6 +125,8 @@ class FailedMessage:
             or _text(raw, "NServiceBus.OriginatingEndpoint")
             or _text(values, "app_id")
             or _text(values, "user_id"),
+            key=_text(raw, HEADER_KEY),
+            schedule_id=_text(raw, HEADER_SCHEDULE),
             exchange=exchange,
             routing_key=routing_key,
             history=History.read(raw),

@@ -26,6 +26,7 @@ class Selection:
         text: part of the exception's message; case is ignored.
         body_text: part of the message body, in UTF-8; case matters.
         message_type: the sender's message type.
+        key: the key of the schedule that it was delivered for.
         reason: the reason of the failure; see ``FailedMessage.reason``.
         older_than: time since the failure, at least; messages without a time of failure are not selected.
         newer_than: time since the failure, at most; messages without a time of failure are not selected.
@@ -43,6 +44,7 @@ class Selection:
     text: str | None = None
     body_text: str | None = None
     message_type: str | None = None
+    key: str | None = None
     reason: str | None = None
     older_than: timedelta | None = None
     newer_than: timedelta | None = None
@@ -65,6 +67,7 @@ class Selection:
             and (self.queue is None or _matches(self.queue, message.queue))
             and self.endpoint in (None, message.endpoint)
             and self.message_type in (None, message.message_type)
+            and self.key in (None, message.key)
             and self.reason in (None, message.reason)
             and _names(self.exception, message.exception)
             and (self.text is None or self.text.casefold() in (message.text or "").casefold())
