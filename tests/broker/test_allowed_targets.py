@@ -49,16 +49,18 @@ async def stranger(vhost: Vhost) -> AsyncIterator[Connection]:
                 ],
             )
         )
-    broker.rabbitmqctl("add_user", STRANGER, "secret")
+    await asyncio.to_thread(broker.rabbitmqctl, "add_user", STRANGER, "secret")
     try:
-        broker.rabbitmqctl("set_permissions", "-p", vhost.name, STRANGER, "^$", r"\.check-in$", "^$")
+        await asyncio.to_thread(
+            broker.rabbitmqctl, "set_permissions", "-p", vhost.name, STRANGER, "^$", r"\.check-in$", "^$"
+        )
         connection = await Connection.open(
             BrokerUrl.parse(broker.vhost_url(vhost.name, user=STRANGER, password="secret"))
         )
         yield connection
         await connection.close()
     finally:
-        broker.rabbitmqctl("delete_user", STRANGER)
+        await asyncio.to_thread(broker.rabbitmqctl, "delete_user", STRANGER)
 
 
 async def _check_in(connection: Connection, key: str = "k", *, body: bytes = b"", **headers: object) -> None:

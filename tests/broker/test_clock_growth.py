@@ -344,12 +344,12 @@ async def test_the_complete_mark_does_not_hide_a_deleted_queue(
 
 async def test_a_queue_limit_fails_the_publish_instead_of_losing_it(vhost: Vhost, client: bide.Client) -> None:
     await client.publish(b"", to="q", delay="1s")
-    vhost.broker.rabbitmqctl("set_vhost_limits", "-p", vhost.name, '{"max-queues": 0}')
+    await asyncio.to_thread(vhost.broker.rabbitmqctl, "set_vhost_limits", "-p", vhost.name, '{"max-queues": 0}')
     with pytest.raises(bide.errors.BrokerError, match=r"(?s)limit") as caught:
         await client.publish(b"", to="q", delay="2s")
     assert not isinstance(caught.value, bide.errors.PublishInDoubtError)
     await client.publish(b"", to="q", delay="1s")
-    vhost.broker.rabbitmqctl("clear_vhost_limits", "-p", vhost.name)
+    await asyncio.to_thread(vhost.broker.rabbitmqctl, "clear_vhost_limits", "-p", vhost.name)
     await client.publish(b"", to="q", delay="2s")
     assert len(await receive(client, "q", 3)) == 3
 

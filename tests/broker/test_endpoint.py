@@ -483,8 +483,16 @@ async def test_the_delivery_limit_is_checked_at_the_start(vhost: Vhost, release:
         if release >= (4, 0):
             with pytest.raises(DeliveryLimitError, match=r"'usual' .* after 20 deliveries, .* needs 25"):
                 await made("usual", poison_after=25).run(client)
-        vhost.broker.rabbitmqctl(
-            "set_policy", "-p", vhost.name, "limit", "^usual$", '{"delivery-limit": 5}', "--apply-to", "queues"
+        await asyncio.to_thread(
+            vhost.broker.rabbitmqctl,
+            "set_policy",
+            "-p",
+            vhost.name,
+            "limit",
+            "^usual$",
+            '{"delivery-limit": 5}',
+            "--apply-to",
+            "queues",
         )
         with pytest.raises(DeliveryLimitError, match=r"'usual' .* after 5 deliveries"):
             await made("usual").run(client)

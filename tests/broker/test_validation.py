@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -94,6 +95,11 @@ async def test_validation_accepts_exactly_what_the_broker_accepts(vhost_url: str
             queue = Queue(f"q{name}{value}", arguments=arguments)
             found = problems(Topology(queues=[queue]), release=connection.release)
             taken = await accepts(connection, queue)
+            if not taken and not found:
+                # A queue that expires at once may be gone before a busy broker has declared it.
+                if not connection.is_open:
+                    connection = await Connection.open(BrokerUrl.parse(vhost_url))
+                taken = await accepts(connection, replace(queue, name=f"{queue.name} again"))
             silent = all(any(words in one for words in IN_SILENCE) for one in found)
             if taken and not silent:
                 wrong.append(f"taken, but {found}")

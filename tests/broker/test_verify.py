@@ -184,7 +184,8 @@ async def test_a_guard_does_not_replace_a_foreign_policy(
     vhost: Vhost, connection: Connection, api: ManagementApi
 ) -> None:
     await install(connection, NSB)
-    vhost.broker.rabbitmqctl(
+    await asyncio.to_thread(
+        vhost.broker.rabbitmqctl,
         "set_policy",
         "-p",
         vhost.name,

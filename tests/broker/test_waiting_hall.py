@@ -444,10 +444,10 @@ async def test_deleting_the_hall_ends_its_relay(vhost: Vhost, connection: Connec
 async def test_a_relay_works_with_minimal_permissions(client: bide.Client, vhost: Vhost) -> None:
     """To write to the exchanges of the hall and its targets, to read from two queues, and to configure nothing."""
     broker = vhost.broker
-    broker.rabbitmqctl("add_user", "relay", "secret")
+    await asyncio.to_thread(broker.rabbitmqctl, "add_user", "relay", "secret")
     try:
         rights = ("^$", r"^(bide\.hall-.*|amq\.default|shop)$", r"^bide\.hall-.*\.(receiving|distributing)$")
-        broker.rabbitmqctl("set_permissions", "-p", vhost.name, "relay", *rights)
+        await asyncio.to_thread(broker.rabbitmqctl, "set_permissions", "-p", vhost.name, "relay", *rights)
         async with relaying(broker.vhost_url(vhost.name, user="relay", password="secret")) as relay:
             user = BrokerUrl.parse(vhost.url).user
             await client.publish(b"queue", to="orders", delay="100ms", user_id=user)
@@ -462,7 +462,7 @@ async def test_a_relay_works_with_minimal_permissions(client: bide.Client, vhost
         assert queued.raw.values["headers"]["bide-user-id"] == user
         assert replace(relay.done, delayed=0) == Relayed(delivered=2, undeliverable=1)
     finally:
-        broker.rabbitmqctl("delete_user", "relay")
+        await asyncio.to_thread(broker.rabbitmqctl, "delete_user", "relay")
 
 
 async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connection: Connection) -> None:
@@ -473,10 +473,12 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
         await Relay(vhost.url, hall=HALL, allow=[]).run()
     await (await connection.channel()).delete_queue(HALL.level_name(1))
     broker = vhost.broker
-    broker.rabbitmqctl("add_user", "guest-of-the-hall", "secret")
+    await asyncio.to_thread(broker.rabbitmqctl, "add_user", "guest-of-the-hall", "secret")
     try:
         url = broker.vhost_url(vhost.name, user="guest-of-the-hall", password="secret")
-        broker.rabbitmqctl("set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", "^$")
+        await asyncio.to_thread(
+            broker.rabbitmqctl, "set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", "^$"
+        )
         # From 4.3 on the broker does not even tell such a user what there is.
         with pytest.raises((NotAppliedError, AccessRefusedError)):
             await Relay(url, hall=HALL, allow=[]).run()
@@ -484,7 +486,9 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
         with pytest.raises(AccessRefusedError, match="guest-of-the-hall"):
             await Relay(url, hall=HALL, allow=[]).run()
         # It may read, but not write: found out with the first message, which stays.
-        broker.rabbitmqctl("set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", ".*")
+        await asyncio.to_thread(
+            broker.rabbitmqctl, "set_permissions", "-p", vhost.name, "guest-of-the-hall", "^$", "^$", ".*"
+        )
         async with await connection.channel(confirms=True) as channel:
             await channel.publish(
                 exchange=HALL.check_in, routing_key="k", values={"headers": {"x-delay": 500}}, body=b""
@@ -497,7 +501,7 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
 
         await eventually(back)
     finally:
-        broker.rabbitmqctl("delete_user", "guest-of-the-hall")
+        await asyncio.to_thread(broker.rabbitmqctl, "delete_user", "guest-of-the-hall")
 
 
 async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> None:

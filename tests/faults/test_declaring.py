@@ -247,7 +247,7 @@ async def test_a_disabled_feature_flag_is_not_retried(proxy: Proxy) -> None:
 
 
 async def test_a_missing_permission_or_a_limit_is_not_retried(vhost: Vhost, declared: Counter[str]) -> None:
-    vhost.broker.rabbitmqctl("set_vhost_limits", "-p", vhost.name, '{"max-queues": 1}')
+    await asyncio.to_thread(vhost.broker.rabbitmqctl, "set_vhost_limits", "-p", vhost.name, '{"max-queues": 1}')
     vhost.broker.add_user(vhost.name, "secret")
     vhost.broker.set_permissions(vhost.name, vhost.name, configure="^a")
     try:

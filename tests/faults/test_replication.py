@@ -40,8 +40,8 @@ def commands(finding: Finding) -> list[list[str]]:
 @pytest.mark.long
 async def test_verify_reports_queues_without_replicas(nodes: list[Node]) -> None:
     one, two, three = nodes
-    one.rabbitmqctl("add_vhost", VHOST)
-    one.rabbitmqctl("set_permissions", "--vhost", VHOST, USER, ".*", ".*", ".*")
+    await asyncio.to_thread(one.rabbitmqctl, "add_vhost", VHOST)
+    await asyncio.to_thread(one.rabbitmqctl, "set_permissions", "--vhost", VHOST, USER, ".*", ".*", ".*")
     url = BrokerUrl.parse(f"{one.url}/{quote(VHOST)}")
     connection = await Connection.open(url)
     await install(connection, CLOCK)
