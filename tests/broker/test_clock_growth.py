@@ -56,6 +56,16 @@ async def test_binding_a_target_does_not_declare_digit_queues(vhost: Vhost, clie
     assert queues_of(vhost) == {"bide.v1.undeliverable"}
 
 
+async def test_binding_again_binds_a_queue_that_was_declared_again(
+    vhost: Vhost, client: bide.Client, api: ManagementApi
+) -> None:
+    await client.bind("q")
+    await client.destroy(TARGET, force=True)
+    await client.declare(TARGET)
+    await client.bind("q")
+    assert "bide.v1.delivery" in {one.source for one in await api.bindings(vhost.name, to_queue="q")}
+
+
 @pytest.mark.parametrize("key", ["one", "one.two.three.four.five.six"])
 async def test_concurrent_first_uses_neither_lose_nor_hasten_messages(
     vhost: Vhost, key: str, connection: Connection

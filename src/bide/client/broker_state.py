@@ -256,9 +256,10 @@ class BrokerState:
             self._applied = self._core_declared = False
             if self._growth is not None:
                 self._growth.forget()
-        self._forget_targets()
+        self.forget_targets()
 
-    def _forget_targets(self) -> None:
+    def forget_targets(self) -> None:
+        """Bind each target again before its next use."""
         self._targets.clear()
         self._requirements.clear()
         self._templates.clear()
@@ -310,7 +311,7 @@ class BrokerState:
             await self._redeclare_bindings(growth.core.bindings)
         self._core_declared = True
         # Deleting an exchange also deletes the bindings of targets.
-        self._forget_targets()
+        self.forget_targets()
 
     async def _declare_core(self, growth: Growth, reason: str) -> None:
         if not self._declare:

@@ -188,7 +188,7 @@ class Publisher:
             await self.reconnecting.close()
 
     async def prepare(self, message: PreparedMessage) -> None:
-        """Declare or check everything that such a message needs, without sending it.
+        """Declare or check everything that such a message needs, whatever is known of it, without sending it.
 
         Raises:
             BideError: as :meth:`publish`, except errors of the sending itself.
@@ -196,6 +196,7 @@ class Publisher:
         async with asyncio.timeout(self.timeout.total_seconds()):
             while True:
                 state = await self.state()
+                state.forget_targets()
                 try:
                     await state.prepare(message, digits=False)
                 except BrokerError:
