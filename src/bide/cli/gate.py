@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "--retention",
     type=int,
     metavar="BYTES",
-    help="Bytes that a policy lets each stream keep.",
+    help="Bytes that a policy lets each stream keep. [default: 2 GB]",
 )
 @click.option(
     "--declare/--no-declare",
@@ -63,7 +63,7 @@ def gate(
     The gate delivers with its own permissions, so it sends messages only to the targets that --allow names. A message
     for another target goes to the undeliverable queue.
 
-    The folder holds an index that speeds up the start. If it is deleted, the gate builds it from the log.
+    The folder holds an index, so that the gate starts faster. If it is deleted, the gate builds a new one from the log.
     """
     from bide.gate import Gate
     from bide.schedules.names import LOG_BYTES

@@ -173,10 +173,10 @@ def apply(
     hall: WaitingHall,
     as_json: bool,
 ) -> None:
-    """Replace the exchanges of the plugin, by default all. An interrupted run is finished by the next one.
+    """Replace the exchanges of the plugin, by default all. The next run finishes an interrupted one.
 
-    Stop the publishers first. Consumers can stay: their queues get the same bindings. Waiting messages are lost with
-    their exchange, so nothing is done if some of them are not exported.
+    Stop the publishers first. Consumers can continue: their queues get the same bindings. Messages that wait are lost
+    with their exchange, so the command does nothing if some of them were not exported.
     """
     if not yes:
         confirm(
@@ -211,16 +211,21 @@ async def _replace(
 @migrate_plugin.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
 @click.option(
-    "--rabbitmqctl", "command", default="rabbitmqctl", show_default=True, metavar="COMMAND", help="Runs rabbitmqctl."
+    "--rabbitmqctl",
+    "command",
+    default="rabbitmqctl",
+    show_default=True,
+    metavar="COMMAND",
+    help="Command that runs rabbitmqctl.",
 )
 @json_option("the counts")
 @verbose_option
 def export(*, path: Path, command: str, as_json: bool) -> None:
-    """Write the messages that wait in the plugin on one node to a FILE. Nothing is changed on the node.
+    """Write the messages that wait in the plugin on one node to FILE. Nothing is changed on the node.
 
     The messages are read with 'rabbitmqctl eval', so run this where rabbitmqctl reaches the node, or give a COMMAND
-    such as 'docker exec rabbit rabbitmqctl'. Each node of a cluster has messages of its own: export each, with --node
-    in the COMMAND. An interrupted export continues with the same FILE.
+    such as 'docker exec rabbit rabbitmqctl'. Each node of a cluster has messages of its own: export each node, with
+    --node in the COMMAND. An interrupted export continues with the same FILE.
     """
     from bide.delayed_plugin.export import export as export_messages
 
@@ -252,8 +257,8 @@ def import_file(
 ) -> int:
     """Schedule the messages of an export with their due times; exit with 1 if some cannot be sent.
 
-    Messages of the virtual host in the URL are sent. An interrupted import continues with the same FILE: FILE.progress
-    says how far it got, and at most 5000 messages are sent twice. Messages that cannot be sent are listed in
+    Only messages of the virtual host in the URL are sent. An interrupted import continues with the same FILE, and
+    repeats at most 5000 messages: FILE.progress records how far it got. Messages that cannot be sent are listed in
     FILE.refused with the reasons.
     """
     from bide.durations import parse_due_time

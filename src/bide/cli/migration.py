@@ -60,13 +60,13 @@ def migrate(
 ) -> int:
     """Move waiting messages into another delay infrastructure.
 
-    Each message keeps its due time. If its due time is known only within bounds, the message arrives at the later one.
-    Overdue messages go to their target at once. Senders may go on during the command; run it again until nothing is
-    left. A command that was stopped or killed is continued in the same way.
+    Each message keeps its due time. If this time is known only within bounds, the message arrives at the later bound.
+    Overdue messages go to their target at once. Senders can continue meanwhile. Run the command again until nothing is
+    left, also after it was stopped or killed.
 
     Messages that cannot be sent on are set aside in a queue, with the reason in a header. The next run takes them
-    again. The exit code is 1 if messages are left or set aside, and after Ctrl-C or SIGTERM, which let the command
-    finish what it has taken.
+    again. After Ctrl-C or SIGTERM, the command finishes the messages that it has taken. The exit code is 1 after such a
+    signal, and if messages are left or set aside.
     """
     return _run(settings, None, source, target, allow, dry_run=dry_run, as_json=as_json)
 
@@ -87,8 +87,8 @@ def transfer(
 ) -> int:
     """Move waiting messages to another broker or virtual host.
 
-    It is 'bide delay migrate' between two brokers: the messages leave the broker of --url, and wait in an
-    infrastructure on the broker of --to-url, of the same layout or another one. Their targets must exist there.
+    This works like 'bide delay migrate', but between two brokers: messages that wait on the broker of --url then wait
+    on the broker of --to-url, in the same layout or another one. Their targets must exist there.
     """
     return _run(settings, to_url, source, target, allow, dry_run=dry_run, as_json=as_json)
 

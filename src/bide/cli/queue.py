@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def queue() -> None:
-    """Quorum queues: turn classic queues into them, and raise their delivery limits."""
+    """Turn classic queues into quorum queues, and raise the delivery limits of quorum queues."""
 
 
 @queue.command("delivery-limit")
@@ -28,7 +28,7 @@ def queue() -> None:
 @click.option(
     "--at-least", type=click.IntRange(1), metavar="N", help="Deliveries that a queue has to allow. [default: no limit]"
 )
-@click.option("--dry-run", is_flag=True, help="Only print what would be set; exit with 1 if anything.")
+@click.option("--dry-run", is_flag=True, help="Only print what to do; exit with 1 if there is something.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the queues and the policies")
 @management_options
@@ -38,12 +38,12 @@ def set_delivery_limit(
 ) -> int:
     """Find quorum queues that give up messages after too few deliveries, and set policies that raise the limit.
 
-    At its delivery limit, a quorum queue drops a message or dead-letters it, whatever retries are left. Since RabbitMQ
-    4.0 the default limit is 20. Each queue gets a policy of its own. It has the definition of the policy that it
-    displaces, because one policy applies to a queue.
+    At its delivery limit, a quorum queue drops or dead-letters a message, even if retries are left. Since RabbitMQ 4.0
+    the default limit is 20. RabbitMQ applies one policy to a queue. So each queue gets a policy of its own, with the
+    definition of the policy that it displaces.
 
-    An argument of the queue, or an operator policy, can be lower than any policy. These queues are listed, and the exit
-    code is 1.
+    No policy can raise a limit that an argument of the queue or an operator policy sets. Such queues are listed, and
+    the exit code is 1.
     """
     with working("looking"):
         found = run_async(_find_limited(settings, names, at_least))
@@ -78,13 +78,13 @@ def to_quorum(
     """Turn a classic queue into a quorum queue of the same name, with its messages and bindings.
 
     Stop the consumers of the queue first; publishers can continue. The messages wait in the queue NAME.to-quorum
-    meanwhile. If the command is interrupted, run it again: it continues where it was. Messages that were being moved
-    then may come twice.
+    meanwhile. If the command is interrupted, run it again: it continues where it was. Messages that were being moved at
+    the interruption may come twice.
 
-    For some milliseconds there is no queue of this name. Messages through the default exchange may be lost then,
-    confirmed or not; messages through other exchanges are not affected. With --pause-publishers, all other connections
-    of the virtual host are closed and refused for about a second, and publishers with confirms lose nothing. That needs
-    an administrator.
+    For some milliseconds there is no queue of this name. Messages through the default exchange may be lost then, even
+    if they are confirmed; messages through other exchanges are not affected. With --pause-publishers, all other
+    connections of the virtual host are closed and refused for about a second, and publishers with confirms lose
+    nothing. This requires an administrator.
     """
     plan = run_async(_plan_conversion(settings, name))
     if not as_json:

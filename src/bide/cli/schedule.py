@@ -77,7 +77,7 @@ def _bulk_options(verb: str) -> Callable[[_Decorated], _Decorated]:
     return decorate
 
 
-_version_option = click.option("--if-version", metavar="VERSION", help="Do nothing if it has another version.")
+_version_option = click.option("--if-version", metavar="VERSION", help="Do nothing if another version waits.")
 
 
 @schedule.command()
@@ -98,7 +98,7 @@ _version_option = click.option("--if-version", metavar="VERSION", help="Do nothi
     type=click.Choice(["last", "all", "none"]),
     default="last",
     show_default=True,
-    help="Runs to make up for after an outage.",
+    help="Missed runs to make up for after an outage.",
 )
 @click.option("--if-absent", is_flag=True, help="Do nothing if a schedule waits under KEY.")
 @_version_option
@@ -126,7 +126,7 @@ def add(
     routing_key: str | None,
     **given: Any,
 ) -> int:
-    """Schedule BODY under KEY, instead of what waits there. Without BODY and --file, the body is empty.
+    """Schedule BODY under KEY. It replaces a schedule that waits there. Without BODY and --file, the body is empty.
 
     The command ends when the broker has confirmed the schedule; with --if-absent or --if-version, when a gate has
     answered. The exit code is 1 if the condition did not hold.
@@ -161,7 +161,7 @@ def add(
 @broker_options
 @pass_settings
 def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_count: bool, as_json: bool) -> None:
-    """List schedules in the order of their keys; all that match every condition."""
+    """List the schedules that match every condition, in the order of their keys."""
 
     async def work(client: Client) -> int:
         if only_count:
@@ -189,7 +189,7 @@ def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_co
 @broker_options
 @pass_settings
 def show(settings: Settings, key: str, as_json: bool) -> int:
-    """Show what waits under KEY: its times, target and message. The exit code is 1 if nothing does."""
+    """Show what waits under KEY: its times, target and message. The exit code is 1 if nothing waits."""
 
     async def work(client: Client) -> int:
         from bide.schedules.names import ScheduleNames
@@ -223,9 +223,9 @@ def cancel(
     as_json: bool,
     **bulk: bool,
 ) -> int:
-    """Cancel the schedule of KEY, or all that match every condition.
+    """Cancel the schedule of KEY, or all schedules that match every condition.
 
-    The exit code is 1 if KEY was not cancelled: it was too late, or nothing waits.
+    The exit code is 1 if KEY was not cancelled: it was too late, nothing waits, or it has another version.
     """
 
     async def one(client: Client) -> ScheduleResult:
@@ -258,9 +258,9 @@ def move(
     as_json: bool,
     **bulk: bool,
 ) -> int:
-    """Move the schedule of KEY to another time, or all that match every condition.
+    """Move the schedule of KEY, or all schedules that match every condition, to another time.
 
-    The exit code is 1 if KEY was not moved: it was too late, or nothing waits.
+    The exit code is 1 if KEY was not moved: it was too late, nothing waits, or it has another version.
     """
     from bide.durations import sending_time
     from bide.schedules.prepared import check_due
@@ -296,7 +296,8 @@ def pause(settings: Settings, key: str, if_version: str | None, as_json: bool) -
 @broker_options
 @pass_settings
 def resume(settings: Settings, key: str, if_version: str | None, as_json: bool) -> int:
-    """Go on with the paused schedule of KEY. Runs that were due meanwhile are skipped."""
+    """Resume the paused schedule of KEY. If it became due meanwhile, a single message is delivered at once; recurring
+    runs are skipped."""
     return _operate(settings, lambda client: client.resume(key, if_version=if_version), as_json=as_json)
 
 

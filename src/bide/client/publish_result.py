@@ -73,8 +73,8 @@ class PublishResult:
         return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), "failed")
 
     def again(self) -> OutgoingMessage | OutgoingSchedule:
-        """The message to send again: with the same message id and the same due time. A schedule is another operation,
-        which replaces the first one if that waits."""
+        """The message to send again: with the same message id and the same due time. For a schedule this is a new
+        operation, which replaces the first schedule if that still waits."""
         is_recurring = isinstance(self.message, OutgoingSchedule) and self.message.every is not None
         if self.due is None or is_recurring:
             return replace(self.message, message_id=self.message_id)

@@ -43,7 +43,7 @@ class ScheduleMethods:
 
     @takes(OutgoingSchedule)
     async def schedule(self, schedule: OutgoingSchedule) -> Scheduled:
-        """Schedule a message under a key, instead of what waits there. The parameters are the fields of
+        """Schedule a message under a key. It replaces a schedule that waits there. The parameters are the fields of
         :class:`bide.OutgoingSchedule`.
 
         ::
@@ -58,11 +58,12 @@ class ScheduleMethods:
         Raises:
             InvalidInputError: or a subclass of it; nothing was sent.
             MessageTooLargeError: the message is over the broker's limit.
-            ScheduleLogError: the log takes no more, because no gate has carried its state forward for long.
-            NoGateAnswerError: with a condition: it is recorded, and no gate answered in time.
-            PublishInDoubtError: the connection broke before the confirm, and was not back in time.
+            ScheduleLogError: the log has no room, because no gate has carried its state forward for a long time.
+            NoGateAnswerError: no gate answered a schedule with a condition in time. The schedule is recorded, and a
+                gate decides later whether the condition holds.
+            PublishInDoubtError: the connection broke before the confirm, and could not be opened again in time.
             PublishError: the schedule was not sent in time, or the broker refused it.
-            NotAppliedError: the schedule log is missing and may not be declared.
+            NotAppliedError: the schedule log is missing, and this client may not declare it.
             ClosedError: the client was closed before the schedule was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
@@ -86,8 +87,8 @@ class ScheduleMethods:
         deliver_at: DueTimeLike | None = None,
         if_version: str | None = None,
     ) -> ScheduleResult:
-        """Move what waits under a key to another time. Message and target stay; of a recurring schedule, the next run
-        moves.
+        """Move what waits under a key to another time. Message and target stay. Of a recurring schedule, only the next
+        run moves.
 
         Args:
             delay: the time until delivery, from now on.
@@ -112,8 +113,9 @@ class ScheduleMethods:
             if_version: do nothing unless the schedule has this version.
 
         Returns:
-            ``CANCELLED``: no handler sees the message; of a recurring schedule, no run but those in ``under_way``.
-            ``TOO_LATE``: it was or will be delivered. ``NOT_FOUND``, or ``CHANGED`` with ``if_version``.
+            ``CANCELLED``: no handler sees the message. A recurring schedule has no later run; the runs in
+            ``under_way`` were claimed before. ``TOO_LATE``: the message was or will be delivered, or set aside as
+            undeliverable. ``NOT_FOUND``, or ``CHANGED`` with ``if_version``.
 
         Raises:
             BideError: as :meth:`reschedule`.
@@ -132,7 +134,8 @@ class ScheduleMethods:
         return await self._on_schedules.change("pause", key, if_version=if_version)
 
     async def resume(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
-        """Go on with a paused schedule. Runs of the pause are skipped; a single message that is due is delivered.
+        """Resume a paused schedule. If it became due meanwhile, a single message is delivered, and recurring runs are
+        skipped.
 
         Returns:
             ``RESUMED``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
@@ -143,7 +146,7 @@ class ScheduleMethods:
         return await self._on_schedules.change("resume", key, if_version=if_version)
 
     async def run_now(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
-        """Deliver what waits under a key now. A recurring schedule goes on as before; this run is an additional one.
+        """Deliver what waits under a key now. For a recurring schedule this is an additional run; the others stay.
 
         Returns:
             ``RUNNING``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
@@ -175,10 +178,10 @@ class ScheduleMethods:
     ) -> AsyncGenerator[ScheduleView, None]:
         """The schedules that wait and match all conditions, in the order of keys; all if there is no condition.
 
-        They are asked for page by page, so schedules that change meanwhile may be listed as before or after.
+        The list is read page by page, so a schedule that changes meanwhile may be listed as before or after the change.
 
         Args:
-            prefix: of the key.
+            prefix: the start of the key.
             to: the target queue.
             exchange: the target exchange.
             due_from: due at this time or later.
@@ -224,7 +227,8 @@ class ScheduleMethods:
 
         Raises:
             InvalidInputError: there is no condition, or one is invalid; nothing was sent.
-            NoGateAnswerError: the operation is recorded, and no gate answered for some partitions in time.
+            NoGateAnswerError: no gate answered for some partitions in time. The operation is recorded, and takes effect
+                there when a gate reads it.
             BideError: as :meth:`reschedule`.
         """
         _check_condition(prefix, to, exchange, due_from, due_before)

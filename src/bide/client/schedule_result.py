@@ -31,17 +31,18 @@ class ScheduleOutcome(Enum):
     RUNNING = "running"
     """A run is delivered now."""
     CANCELLED = "cancelled"
-    """No handler sees the message; of a recurring schedule, no run but those in ``under_way``."""
+    """No handler sees the message. A recurring schedule has no run but those in ``under_way``, claimed before."""
     TOO_LATE = "too-late"
-    """Nothing waits: the last run is being delivered, or was within the last hour."""
+    """Nothing waits: the last run is being delivered, or was delivered or set aside. Gates remember this for at least an
+    hour."""
     NOT_FOUND = "not-found"
-    """Nothing waits, and nothing ended within the last hour."""
+    """Nothing waits, and gates remember no run that was delivered or set aside."""
     EXISTS = "exists"
-    """Nothing was stored: ``if_absent``, and a schedule waits."""
+    """Nothing was stored: ``if_absent`` was given, and a schedule waits."""
     CHANGED = "changed"
-    """Nothing was done: ``if_version``, and another version waits, or none."""
+    """Nothing was done: another version than ``if_version`` waits; when scheduling, also if none waits."""
     FORGOTTEN = "forgotten"
-    """The operation was applied and then repeated more than an hour later, so its result is not known anymore."""
+    """The operation was repeated more than an hour after it was applied, so its first result is no longer known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,9 @@ class Scheduled:
     """The result of :meth:`bide.Client.schedule`.
 
     Attributes:
-        id: of the schedule; received messages have it too. None if nothing was stored.
-        version: of the schedule that waits under the key, for ``if_version``. None if none waits.
-        due_time: of the message, or of its first run. None if nothing was stored.
+        id: the id of the schedule; received messages have it too. None if nothing was stored.
+        version: the version of the schedule that waits under the key, for ``if_version``. None if none waits.
+        due_time: the due time of the message, or of its first run. None if nothing was stored.
         outcome: ``SCHEDULED``; with ``if_absent`` also ``EXISTS``, with ``if_version`` also ``CHANGED``.
     """
 
@@ -67,7 +68,7 @@ class ScheduleResult:
     """The result of an operation on one schedule.
 
     Attributes:
-        version: the version that waits now; of a schedule that was cancelled, or is delivered, its last one.
+        version: the version that waits now, or the last version of a schedule that was cancelled or is delivered.
         under_way: ids of runs of the key that gates have claimed: they were or will be delivered. At most 1,000.
     """
 

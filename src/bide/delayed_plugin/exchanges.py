@@ -44,9 +44,9 @@ class DelayedExchange:
 
     Attributes:
         exchange: its properties.
-        bindings: the bindings from it to queues and exchanges.
-        incoming: the names of exchanges that are bound to it.
-        waiting: the number of messages that wait in it; None if it is not known, as for a file of definitions.
+        bindings: the bindings from the exchange to queues and other exchanges.
+        incoming: the names of the source exchanges of bindings to this exchange.
+        waiting: the number of messages that wait; None if it is unknown, as with a file of definitions.
     """
 
     exchange: Exchange

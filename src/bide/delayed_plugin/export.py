@@ -49,8 +49,7 @@ async def export(
 ) -> Exported:
     """Write all messages that wait on one node to a file. An interrupted export continues after its last page.
 
-    Messages with earlier due times that are published after their page was read are missing, so the publishers should
-    have stopped.
+    Stop the publishers first: the export misses a message that is published after the page of its due time was read.
 
     Args:
         path: the file; it is written to the disk after every page.

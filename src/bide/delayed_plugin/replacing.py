@@ -41,8 +41,8 @@ class Replaced:
 
     Attributes:
         exchanges: the names of the exchanges that were replaced.
-        finished: the names of those whose replacement had been interrupted.
-        since: the time from which on the plugin delivers nothing for these exchanges.
+        finished: the names of the exchanges whose interrupted replacement was finished.
+        since: the time before the first exchange was deleted. The plugin has delivered what was due before it.
     """
 
     exchanges: tuple[str, ...]
@@ -89,8 +89,8 @@ async def replace_exchanges(
 ) -> Replaced:
     """Replace the exchanges of the plugin. An interrupted replacement is finished.
 
-    Publishers should pause: for some milliseconds there is no exchange of the name, and the broker closes the channels
-    of those who publish to it. Messages that wait in the plugin are lost with their exchange, so export them first.
+    Publishers should pause: for some milliseconds there is no exchange of this name, and the broker closes channels
+    that publish to it. Messages that wait in the plugin are lost with their exchange, so export them first.
 
     Args:
         connection: a connection to the virtual host.

@@ -69,14 +69,14 @@ async def import_messages(
 ) -> Imported:
     """Schedule the messages of an export. An interrupted import continues after its last batch.
 
-    Each message goes to the delivery exchange of its exchange, or if there is none, to the exchange itself. A message
+    Each message goes to the delivery exchange of its exchange, or to the exchange itself if that has none. A message
     without a message id gets one from its place in the file, the same in every run.
 
     Args:
         path: the file. ``FILE.progress`` says how far it is done.
         client: a client with the delay infrastructure in which the messages are to wait.
         connection: a connection to the same virtual host.
-        delivered_before: skip messages that were due before, because the plugin has delivered them.
+        delivered_before: skip messages that were due before this time, because the plugin has delivered them.
         progress: called after each batch.
 
     Raises:

@@ -71,7 +71,7 @@ class Carrier:
                 self._append(chunk)
 
     async def read(self, chunks: Iterable[str], completed: Iterable[str]) -> None:
-        """Take chunks that were read back, by their cycles, and complete cycles."""
+        """Take note of chunks that were read back, and free the room when this gate's cycle is complete."""
         self._unread -= sum(one == self._cycle for one in chunks)
         if self._cycle is None or self._cycle not in completed:
             return

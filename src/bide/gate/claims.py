@@ -34,7 +34,7 @@ class ClaimPlanner:
 
     @property
     def passed_over(self) -> int:
-        """The number of schedules that are due and not to be claimed, at most."""
+        """An upper bound of the number of schedules that are due but must not be claimed."""
         return len(self._sent) + len(self._unreadable)
 
     def claim(self, due: Iterable[WaitingSchedule], now: int) -> Claim | None:

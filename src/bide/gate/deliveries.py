@@ -25,7 +25,7 @@ class Deliveries:
     """Which occurrences to deliver, deliver again, and report. All times are seconds by a monotonic clock.
 
     Attributes:
-        in_flight: how many are sent and not confirmed.
+        in_flight: the number of occurrences that were sent and are not confirmed.
     """
 
     def __init__(self) -> None:

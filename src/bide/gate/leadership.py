@@ -26,8 +26,7 @@ class PartitionLeadership:
 
     A beat counts if its gate had read the latest beat of the leader when it sent it. If it says that its gate leads,
     that gate does. So of two gates that take over at once the first one leads, and late copies of beats change nothing.
-    Gates that began to read at different places may disagree. The next beat of a leader that no other beat crosses ends
-    that.
+    Gates that began to read at different places may disagree, until a leader sends a beat that no other beat crosses.
     Two leaders would do no harm, so nothing but the speed depends on this.
 
     All times are seconds by the monotonic clock of this process.
@@ -38,8 +37,8 @@ class PartitionLeadership:
 
     Attributes:
         leader: the name of the leading gate; None if there is none, or none is known.
-        has_missed: whether this gate has read a beat of its own and not the one before it: retention has overtaken it.
-        proven_at: when the latest beat was sent that this gate has read back; None before the first one.
+        has_missed: whether this gate has read a beat of its own but not its previous one, because retention took it.
+        proven_at: when this gate sent the latest beat that it has read back; None before the first one.
     """
 
     def __init__(self, gate: str, now: float) -> None:
@@ -121,7 +120,7 @@ class PartitionLeadership:
 
 
 def partition_to_release(gate: str, leaders: Mapping[int, str | None], alive: Collection[str]) -> int | None:
-    """A partition that a gate leaves to another one, which leads two less or even fewer; None if there is none.
+    """A partition to leave to another gate, which leads at least two fewer; None if there is none.
 
     Args:
         leaders: the leader of each partition.

@@ -33,9 +33,9 @@ class ReadRecord:
     """A record of the log, and its effect.
 
     Attributes:
-        record: None for one that cannot be decoded, or came by another exchange.
+        record: None if it cannot be decoded, or came by the wrong exchange.
         result: the effect on the state.
-        completed: the cycle of a snapshot that is complete with this record.
+        completed: the cycle of the snapshot that this record completes; None if it completes none.
     """
 
     record: ScheduleRecord | None
@@ -56,7 +56,7 @@ class LogFollower:
     Beats and snapshots name an offset and the count of records up to it, by which the follower notices what it missed.
 
     Args:
-        fold: with the state as of the record before the next one.
+        fold: the fold, whose state includes every record before the next one.
 
     Attributes:
         has_missed: whether records are missing, so that the state is wrong. It has to be built anew from a snapshot.
@@ -75,10 +75,10 @@ class LogFollower:
         """Apply the next record.
 
         Args:
-            exchange: that it was published to.
+            exchange: the exchange that the record was published to.
 
         Raises:
-            NewerRecordError: a later release of bide wrote it, and nothing was applied.
+            NewerRecordError: a later release of bide wrote the record. Nothing was applied.
         """
         by_gate = exchange == self._names.gates
         record = _decode(offset, body) if by_gate or exchange == self._names.operations else None
@@ -100,7 +100,7 @@ class LogFollower:
         self.has_missed = self.has_missed or not self._seen.agrees(offset, count)
 
     def _complete(self, offset: int, chunk: SnapshotChunk) -> str | None:
-        """The cycle that is complete with this chunk. A chunk that was appended twice counts once."""
+        """The cycle that this chunk completes, or None. A chunk that was appended twice counts once."""
         cycle = self._cycles.get(chunk.cycle)
         if cycle is None:
             cycle = self._cycles[chunk.cycle] = _ReadCycle(offset)
@@ -130,7 +130,7 @@ class _SeenOffsets:
         self._last, self._last_count = offset, count
 
     def agrees(self, offset: int, count: int) -> bool:
-        """Whether a record was read, as the one of this count. Nothing is known of records before the first one."""
+        """Whether the record at an offset was read with this count. True for offsets before the known ones."""
         place = bisect_right(self._starts, offset) - 1
         if place < 0:
             return True

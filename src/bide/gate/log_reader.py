@@ -23,8 +23,8 @@ class LogRecord:
     """A message of a stream.
 
     Attributes:
-        exchange: that it was published to. The broker keeps it with the message.
-        reply_to: where its sender wants the answer; None if it wants none.
+        exchange: the exchange that the message was published to. The broker keeps it with the message.
+        reply_to: the address for the answer; None if the sender wants none.
     """
 
     offset: int
@@ -47,8 +47,7 @@ class LogReader:
 
     @classmethod
     async def open(cls, connection: Connection, stream: str, offset: int | Literal["first", "last"]) -> Self:
-        """Start at an offset, or at the first record that is left behind it; or with the first chunk of the stream, or
-        its last.
+        """Start at an offset, or at the next record if retention has removed that one; or at the first or last chunk.
 
         Raises:
             BideError: the stream does not exist, or may not be read, or the connection is lost.

@@ -49,22 +49,22 @@ class Gated:
 
 
 class PartitionGate:
-    """What a gate knows of one partition from one connection to the next.
+    """The state of a gate for one partition, which outlives a connection.
 
     Attributes:
         wake: set when there may be something to do.
         is_stopping: whether to finish what is in flight, and let the partition go.
-        was_let_go: whether it was.
+        was_let_go: whether the partition was let go.
 
     Args:
-        number: of the partition.
+        number: the number of the partition.
         gate: the name of this gate.
         folder: the folder of the index.
-        retention: of the log, in bytes.
+        retention: the retention of the log, in bytes.
         time: the clock of this gate.
         counts: the counts of this gate.
         now: seconds by the monotonic clock.
-        executor: of the index; a thread if None.
+        executor: runs the calls of the index; a thread if None.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PartitionGate:
         return self.names.log(self.number)
 
     def check_temporary(self, error: BrokerError) -> None:
-        """Raise an error of an open connection that is permanent.
+        """Raise an error that is permanent and did not end the connection.
 
         Raises:
             BrokerError: a part of the log was deleted, or is full, or may not be used.

@@ -58,7 +58,7 @@ class AppliedRecords:
         own_claim: whether a claim of this gate was read.
         ticked: whether a tick was read.
         has_missed: whether records are missing before these ones.
-        position: after the batch.
+        position: the position after the batch.
         next_due: the earliest due time of what waits and is not paused, in milliseconds since the Unix epoch.
     """
 

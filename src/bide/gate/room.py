@@ -1,4 +1,4 @@
-"""How much of the retention of a log is not carried, and what a gate may write then."""
+"""The part of a log's retention that is not carried forward, and what a gate may write."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LogRoom:
     carried. The last eighth is for the segment that retention removes as a whole, and for late copies.
 
     Attributes:
-        retention: of the log, in bytes.
-        tickets: of applications, in the room queue when it was last looked at.
+        retention: the retention of the log, in bytes.
+        tickets: tickets of applications in the room queue, when it was last counted.
         last_cycle: bytes from the position of this gate's last snapshot to its last chunk.
     """
 

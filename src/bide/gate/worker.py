@@ -51,10 +51,9 @@ class Gate:
         state: the folder for the index, created if it is missing. A gate builds the index from the log if it is
             deleted.
         prefix: starts the names of the schedule log.
-        retention: of each stream of the log, in bytes, if a policy sets another one than the default.
+        retention: the bytes that each stream of the log keeps. Give it if a policy overrides the default.
         declare: declare the schedule log if it is missing.
-        grace: how long to wait for confirms after :meth:`stop`; messages that are not confirmed by then are delivered
-            again by another gate.
+        grace: how long to wait for confirms after :meth:`stop`. Another gate delivers unconfirmed messages again.
 
     Attributes:
         name: the name of this gate in the log, different for each instance.
@@ -97,7 +96,7 @@ class Gate:
         return [] if self._spread is None else self._spread.led()
 
     def stop(self) -> None:
-        """Claim nothing more, and end when the messages in flight are finished and others may take over."""
+        """Claim nothing more. End when the messages in flight are finished and other gates may take the partitions."""
         self._worker.stop()
 
     async def run(self, *, on_start: Callable[[Connection], None] | None = None) -> Gated:

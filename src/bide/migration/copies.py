@@ -46,14 +46,14 @@ _OF_THE_WAIT: Final = frozenset(
         HEADER_AT,
     }
 )
-"""Headers of bide that belong to the wait which ends. Others, such as the number of retries, stay."""
+"""Headers of bide that belong to the wait in the old infrastructure. Others, such as the number of retries, stay."""
 
 _MAX_REASON: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenMessage:
-    """A message that was taken from a delay queue, or again from the queue of set-aside messages.
+    """A message that was taken from a delay queue, in this run or in an earlier one that set it aside.
 
     Attributes:
         queue: the delay queue.
@@ -82,8 +82,8 @@ class TakenMessage:
 def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str) -> PreparedMessage:
     """The message as it was sent, for another infrastructure.
 
-    It keeps its body, properties and headers, except those of the old infrastructure and of the broker. A message
-    without an id gets one, so that copies of it can be recognised.
+    It keeps its body, properties and headers, except the headers of the old infrastructure and of the broker. A message
+    without an id gets one. Another copy, made after a kill, gets another id.
 
     Args:
         user: the user of the publishing connection; the broker refuses a message with another ``user_id``.

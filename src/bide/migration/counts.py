@@ -13,7 +13,7 @@ class WaitingCount:
     """The ready messages of one delay queue.
 
     Attributes:
-        wait: how long messages wait in this queue; zero if they do not wait there.
+        wait: how long each message waits in this queue; zero if the queue has no TTL.
     """
 
     queue: str
@@ -28,16 +28,16 @@ class Migrated:
     Attributes:
         taken: messages that were taken and are finished, by queue.
         moved: messages that the other infrastructure or the target has confirmed.
-        overdue: those of them that were due already, and went to their target at once.
-        uncertain: those of them whose due time was known only within bounds.
-        longest_uncertainty: the longest distance of these bounds: how late such a message may be at most.
+        overdue: moved messages that were due already, and went to their target at once.
+        uncertain: moved messages whose due time was known only within bounds.
+        longest_uncertainty: the largest distance between these bounds: how late such a message may be at most.
         set_aside: messages that were set aside, by reason.
         redelivered: messages that were delivered before, for example to a migration that was killed. Each of them may
             have a copy already.
         left: messages at the end, by queue.
         counts_all: whether ``left`` includes dead letters between two queues, and queues that the settings of the
             layout do not name. Only the management API knows these.
-        is_finished: whether the run came to its end: it was not stopped.
+        is_finished: whether the run reached its end; False if it was stopped, or gave up on messages it did not get.
     """
 
     taken: Counter[str] = field(default_factory=Counter)

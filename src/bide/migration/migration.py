@@ -1,8 +1,8 @@
 """The mover of waiting messages from one delay infrastructure to another.
 
-The state of a migration is in the queues alone: what is not migrated is still there. A migration that was stopped or
-killed is continued by running it again. Each message is acknowledged after the confirm of its copy, so none is lost. A
-kill repeats at most those that were confirmed and not yet acknowledged.
+The state of a migration is in the queues alone: a message that was not migrated is still there. To continue a migration
+that was stopped or killed, run it again. Each message is acknowledged after the confirm of its copy, so none is lost. A
+kill repeats at most the messages whose copies were confirmed and which were not yet acknowledged.
 
 **Nothing is missed.** A message that waits moves to other queues during the run, and senders may add more. The
 migration consumes from all queues of the infrastructure at the same time, so a message that becomes ready in any of
@@ -12,10 +12,10 @@ meanwhile:
 - Within the levels messages move down only, and a sweep asks the queues from the longest wait to the shortest. If it
   counts nothing up to some queue, a message that was in the levels at its start is in none of the queues asked so far.
   So it is below, in a queue that is asked later, and counted there, unless it has reached its target.
-- A message that is between two queues (a dead letter that is not confirmed yet, or one in the hands of a relay) can
-  come into a queue that was asked already. There it is received at once, and the sweeps start again. The pause between
-  two sweeps is longer than such a move takes. Dead letters that no queue confirms are found at the end by the
-  management API, which counts them.
+- A message that is between two queues (an unconfirmed dead letter, or a message that a relay is moving) can come into a
+  queue that was asked already. There the migration receives it at once, and the sweeps start again. The pause between
+  two sweeps is meant to be longer than such a move. The management API counts dead letters that no queue confirms, so
+  the count at the end includes them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from bide.topology import Binding, Exchange, Queue, Topology
 log = logger(__name__)
 
 PREFETCH: Final = 100
-"""Unacknowledged messages per queue. A kill can repeat as many as were confirmed just before, at most all of them."""
+"""Unacknowledged messages per queue. A kill can repeat at most this many of each queue."""
 
 _PAUSE: Final = 0.3
 """Seconds without a message before each of the two sweeps at the end."""
@@ -84,8 +84,8 @@ class Migration:
 
     Args:
         url: the broker's URL.
-        source: the infrastructure that is emptied, with the same settings as on the broker.
-        target: the infrastructure that the messages go to. It is declared if it is missing.
+        source: the infrastructure to empty, with the same settings as on the broker.
+        target: the infrastructure that the messages go to; it is declared if it is missing.
         allow: patterns of the targets that messages may have; see :class:`bide.Relay`. The migration sends with its own
             permissions, also messages of senders that may not write there.
         to_url: the URL of the other broker or virtual host; None for the same one.
@@ -137,7 +137,7 @@ class Migration:
             )
 
     def stop(self) -> None:
-        """Take no more messages, and end when those that were taken are finished."""
+        """Take no more messages, and end when the messages that were taken are finished."""
         self._stopping.set()
 
     async def count(self) -> list[WaitingCount]:
@@ -165,7 +165,7 @@ class Migration:
             MigrationRunningError: another migration of this infrastructure runs.
             NotAppliedError: none of the queues exists.
             InvalidInputError: both URLs lead to the same virtual host, and the infrastructures share names.
-            BrokerError: a broker cannot be reached, or refuses, or the connection was lost. Run it again.
+            BrokerError: a broker cannot be reached, or refuses, or the connection was lost. Run a new migration.
         """
         async with AsyncExitStack() as stack:
             connection = await Connection.open(replace(self._url, name=f"{self._url.name} (migration)"))

@@ -27,8 +27,9 @@ class OutgoingSchedule:
         time_zone: the IANA name of the zone of a cron expression; UTC if None.
         first_run: no run before this time. Runs of a duration are counted from it.
         last_run: no run after this time.
-        jitter: each run is up to this much later, by a part that follows from the schedule and the time of the run.
-        catch_up: which runs are made up for that were missed while no gate was running: ``"last"``, ``"all"`` or
+        jitter: each run is delayed by up to this much. The id of the schedule and the time of the run determine by how
+            much.
+        catch_up: which of the runs that were missed while no gate was running are made up for: ``"last"``, ``"all"`` or
             ``"none"``.
         if_absent: store nothing if a schedule waits under the key.
         if_version: store nothing unless the schedule that waits under the key has this version.
