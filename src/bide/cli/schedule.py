@@ -161,7 +161,7 @@ def add(
 @broker_options
 @pass_settings
 def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_count: bool, as_json: bool) -> None:
-    """List the schedules that match every condition, in the order of their keys."""
+    """List schedules in the order of their keys. A schedule has to match every condition."""
 
     async def work(client: Client) -> int:
         if only_count:

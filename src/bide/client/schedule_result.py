@@ -33,8 +33,8 @@ class ScheduleOutcome(Enum):
     CANCELLED = "cancelled"
     """No handler sees the message. A recurring schedule has no run but those in ``under_way``, claimed before."""
     TOO_LATE = "too-late"
-    """Nothing waits: the last run is being delivered, or was delivered or set aside. Gates remember this for at least an
-    hour."""
+    """Nothing waits: the last run is being delivered, or was delivered or set aside. Gates remember this for at least
+    an hour."""
     NOT_FOUND = "not-found"
     """Nothing waits, and gates remember no run that was delivered or set aside."""
     EXISTS = "exists"
