@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 
@@ -243,31 +244,42 @@ async def test_a_log_that_lost_records_stops_the_gate(
         await bide.Gate(vhost.url, allow=["*"], state=tmp_path, retention=RETENTION).run()
 
 
-async def chunks(connection: Connection, partition: int) -> list[SnapshotChunk]:
-    """The chunks of snapshots in a log."""
-    reader = await LogReader.open(connection, NAMES.log(partition), "first")
-    found = [decode(one.body) for one in await reader.batch()]
-    reader.close()
-    return [one for one in found if isinstance(one, SnapshotChunk)]
+async def first_chunks(reader: LogReader, process: Popen[bytes]) -> list[SnapshotChunk]:
+    """The first chunks of a snapshot that a gate appends; none if it has ended, or appends none."""
+    deadline = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            async with asyncio.timeout(1):
+                records = [decode(one.body) for one in await reader.batch()]
+        except TimeoutError:
+            continue
+        if found := [one for one in records if isinstance(one, SnapshotChunk)]:
+            return found
+    return []
 
 
+@pytest.mark.long
 async def test_gates_that_are_killed_while_they_carry_lose_nothing(
     client: bide.Client, log: LogClient, vhost: Vhost, vhost_connection: Connection, tmp_path: Path, small_log: None
 ) -> None:
     """They stop with an error before retention takes what was not carried. A higher retention lets them go on."""
     partition = partition_of("busy")
-    kept = [key for key in map(str, range(800)) if partition_of(key) == partition]
-    for key in kept:
-        # 0.4 MB of state, in several chunks.
-        await log.add(key, "q:mails", 3_600_000, body=bytes(4000) + key.encode())
+    kept = [key for key in map(str, range(20_000)) if partition_of(key) == partition]
+    # Five chunks of 500 schedules, of which a gate appends four before it has read the first one back.
+    await asyncio.gather(*(log.add(key, "q:mails", 3_600_000, body=key.encode()) for key in kept))
     await asyncio.gather(*(log.add("busy", "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(30)))
-    for number in range(12):
+    killed = 0
+    for _ in range(12):
         shutil.rmtree(tmp_path / "killed", ignore_errors=True)
+        reader = await LogReader.open(vhost_connection, NAMES.log(partition), "next")
         with gate(vhost, tmp_path / "killed", "--retention", str(RETENTION)) as process:
-            await asyncio.sleep(0.3 + number * 0.05)
+            found = await first_chunks(reader, process.process)
             process.kill()
-    # Some of them had appended a part of their snapshot.
-    assert await chunks(vhost_connection, partition)
+        reader.close()
+        if not found:
+            break
+        killed += 1
+    assert killed
     async with gating(vhost.url, tmp_path / "last", retention=10 * RETENTION):
         assert await waiting(log) == len(kept) + 1
 

@@ -229,9 +229,7 @@ def export(*, path: Path, command: str, as_json: bool) -> None:
     """
     from bide.delayed_plugin.export import export as export_messages
 
-    words = shlex.split(command)
-    if not words:
-        raise InvalidInputError("--rabbitmqctl is empty: give a command")
+    words = _words(command)
     with working("reading"):
         done = run_async(export_messages(path, [*words, "--quiet"]))
     if as_json:
@@ -313,3 +311,16 @@ async def _find_on_broker(settings: Settings) -> tuple[list[DelayedExchange], To
     url = settings.broker_url()
     async with management_api(url, settings.management_url) as api:
         return await find_delayed(api, url.vhost)
+
+
+def _words(command: str) -> list[str]:
+    """The words of a command line, as a shell reads them."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"--rabbitmqctl is {command!r}: {error}. Write it as in a shell, such as 'docker exec rabbit rabbitmqctl'"
+        ) from error
+    if not words:
+        raise InvalidInputError("--rabbitmqctl is empty: give a command")
+    return words

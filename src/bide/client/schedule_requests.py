@@ -208,6 +208,9 @@ class ScheduleRequests:
                 while not request.is_done:
                     await self._attempt(request)
         except TimeoutError as error:
+            if request.is_done:
+                # It ended while the client looked for a gate.
+                return request.answer.result() if request.answer.done() else None
             channel = self._channel
             blocked = channel.connection.blocked_by if channel is not None else None
             reason = "" if blocked is None else f"the broker blocks publishing at the moment: {blocked}"

@@ -41,7 +41,7 @@ class ClaimPlanner:
         """The next claim; None if there is nothing to claim.
 
         A schedule whose recurrence cannot be read on this machine, because it does not know the time zone for example,
-        is logged and left to other gates.
+        is logged and left to a gate that can read it, once such a gate leads.
 
         Args:
             due: schedules that are due and not paused, :attr:`passed_over` more than :data:`CLAIM_ITEMS` if there are.
