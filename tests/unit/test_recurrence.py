@@ -210,6 +210,14 @@ class TestTheClockOfAGate:
         assert clock.now(wall=6000, monotonic=1000) == 6000
         assert clock.now(wall=12_000, monotonic=2000) == 12_000
 
+    def test_a_step_forward_long_after_a_step_back_is_not_believed_at_once(self) -> None:
+        """The clock was two hours ahead when the gate started, and was set right."""
+        clock = GateClock()
+        clock.now(wall=7_200_000, monotonic=0)
+        for monotonic in (1000, HOLD, HOLD + 2000):
+            assert clock.now(wall=monotonic, monotonic=monotonic) == monotonic
+        assert clock.now(wall=HOLD + 5_403_000, monotonic=HOLD + 3000) == HOLD + 3000
+
     @given(st.lists(st.tuples(st.integers(0, 5000), st.integers(-5000, 5000)), max_size=30))
     def test_it_is_never_ahead_of_the_true_time_while_steps_are_short_lived(self, steps: list[tuple[int, int]]) -> None:
         clock, true = GateClock(), 100_000

@@ -9,7 +9,7 @@ TOLERANCE: Final = 100
 """Milliseconds by which the wall clock may run ahead of the monotonic clock between two readings."""
 
 HOLD: Final = 600_000
-"""Milliseconds after which a step forward is believed."""
+"""Milliseconds after which a step forward is believed, and the time before a step back is forgotten."""
 
 
 @dataclass(slots=True)
@@ -17,12 +17,14 @@ class GateClock:
     """A clock that a wrong step does not make early.
 
     A step forward is believed when another gate's clock confirms it, or after ten minutes. Until then the time goes on
-    from what it was before. A step back is believed at once: too late is better than too early.
+    from what it was before. A step back is believed at once: too late is better than too early. For ten minutes after
+    it, a step forward to the time before is believed at once, too.
     """
 
     _trusted: int | None = None
     _monotonic: int = 0
     _held_since: int | None = None
+    _back_since: int | None = None
 
     def now(self, *, wall: int, monotonic: int) -> int:
         """The time, in milliseconds since the Unix epoch.
@@ -41,8 +43,13 @@ class GateClock:
                 return trusted
         self._held_since = None
         # A difference within the tolerance is the correction of a slow or fast clock, and followed. After a step back
-        # the time before is kept, so that the step forward to it is not taken for a wrong one.
-        self._trusted = wall if wall > trusted - TOLERANCE else trusted
+        # the time before is kept for a while, so that the step forward to it is not taken for a wrong one.
+        if wall > trusted - TOLERANCE:
+            self._back_since = None
+        elif self._back_since is None:
+            self._back_since = monotonic
+        is_kept = self._back_since is not None and monotonic - self._back_since < HOLD
+        self._trusted = trusted if is_kept else wall
         return wall
 
     def hear(self, wall: int, other: int) -> None:
