@@ -21,7 +21,7 @@ from bide.gate.log_reader import LogRecord
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode
-from bide.schedules.fold import OccurrenceEnd, ScheduleFold
+from bide.schedules.fold import ScheduleFold
 from bide.schedules.names import ScheduleNames
 from bide.schedules.questions import (
     CountQuestion,
@@ -33,7 +33,7 @@ from bide.schedules.questions import (
     answer_for_page,
     encode_question_answer,
 )
-from bide.schedules.records import AddSchedule, Beat, ChangeSchedule, Claim, SnapshotChunk, Tick
+from bide.schedules.records import AddSchedule, Beat, ChangeSchedule, Claim, Done, SnapshotChunk, Tick
 from bide.schedules.state import LogPosition
 
 _BATCH_SECONDS: Final = 0.05
@@ -51,7 +51,7 @@ class AppliedRecords:
         count: how many of the records were applied.
         beats: beats of all gates, with their offsets.
         claimed: occurrences to be delivered.
-        ended: occurrences that ended.
+        ended: occurrences that a gate reported as ended, also if another one had reported them before.
         answers: where to send an answer, the id of the request, and the answer.
         chunks: the cycles of chunks of snapshots, one for each.
         completed: snapshots that are complete.
@@ -66,7 +66,7 @@ class AppliedRecords:
     count: int = 0
     beats: list[tuple[int, Beat]] = field(default_factory=list)
     claimed: list[str] = field(default_factory=list)
-    ended: list[OccurrenceEnd] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
     answers: list[tuple[str, str, bytes]] = field(default_factory=list)
     chunks: list[str] = field(default_factory=list)
     completed: list[str] = field(default_factory=list)
@@ -193,7 +193,6 @@ class PartitionIndex:
     def _note(self, applied: AppliedRecords, one: LogRecord, found: ReadRecord, is_answering: bool) -> None:
         result = found.result
         applied.claimed += result.claimed
-        applied.ended += result.ended
         match found.record:
             case AddSchedule() | ChangeSchedule() as operation:
                 if is_answering and one.reply_to is not None and result.answer is not None:
@@ -205,6 +204,8 @@ class PartitionIndex:
             case Claim() as claim:
                 self._planner.read(claim)
                 applied.own_claim = applied.own_claim or claim.gate == self._gate
+            case Done() as done:
+                applied.ended += [one.occurrence for one in done.items]
             case Tick():
                 applied.ticked = True
             case SnapshotChunk() as chunk:

@@ -153,7 +153,7 @@ class PartitionSession:
         if applied.own_claim:
             self._has_unread_claim = False
         self._next_due = applied.next_due
-        self._deliveries.read(one.occurrence for one in applied.ended)
+        self._deliveries.read(applied.ended)
         if self._is_leading:
             self._deliveries.add(applied.claimed)
         self._wake.set()
