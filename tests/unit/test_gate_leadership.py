@@ -305,3 +305,13 @@ def test_after_any_disturbance_each_partition_has_one_leader_in_five_seconds(see
             assert world.now - min(world.led_at) < 1, world.leading()
         world.run(20)
         world.check()
+
+
+def test_a_gate_does_not_lead_on_a_new_connection_before_it_has_read_a_beat() -> None:
+    """Its index may have been built anew meanwhile, as of an earlier record."""
+    leadership = PartitionLeadership("mine", 0.0)
+    leadership.sent(1, 0.0)
+    leadership.read(0, Beat(gate="mine", leads=True, clock=1, after=-1, count=0), 0.1)
+    assert leadership.leads(0.2)
+    leadership.on_connection_lost()
+    assert not leadership.leads(0.2)

@@ -78,9 +78,10 @@ class PartitionLeadership:
         self._next_beat_at = now + BEAT_EVERY
 
     def on_connection_lost(self) -> None:
-        """Forget the beats that were sent: they may never be in the log."""
+        """Forget the beats that were sent, which may never be in the log, and whether this gate was current."""
         self._unread.clear()
         self.has_missed = False
+        self.proven_at = None
 
     def is_current(self, now: float) -> bool:
         """Whether this gate has read a beat of its own that it sent a short while ago."""
