@@ -21,7 +21,7 @@ from tests.generated_input import DEAD, Case, cases, fault, files, report, run_i
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
-ENDLESS = frozenset({"relay"})
+ENDLESS = frozenset({"gate", "relay"})
 """Commands that a live broker keeps busy until a signal."""
 
 COSTLY = frozenset({"bench", "broker", "demo", "pipeline"})
