@@ -238,15 +238,17 @@ async def test_a_target_that_confirms_nothing_holds_up_no_other(
 ) -> None:
     """As a quorum queue without a majority. RabbitMQ would block the whole connection if more were in flight."""
     await client.declare(Topology(queues=[Queue.quorum("silent")]))
-    process = f"'{vhost.name}_silent'"
+    process, count = f"'{vhost.name}_silent'", 3000
     async with gating(vhost.url, tmp_path):
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend({process}).")
-        await asyncio.gather(*(log.add(f"silent{number}", "q:silent", body=b"%d" % number) for number in range(100)))
+        for first in range(0, count, 500):
+            numbers = range(first, first + 500)
+            await asyncio.gather(*(log.add(f"silent{number}", "q:silent", body=b"%d" % number) for number in numbers))
         for _ in range(3):
             await asyncio.gather(*(log.add(f"{number}", "q:mails", body=b"%d" % number) for number in range(100)))
             assert len({one.body for one in await receive(client, "mails", 100)}) == 100
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:resume({process}).")
-        assert len({one.body for one in await receive(client, "silent", 100)}) == 100
+        assert len({one.body for one in await receive(client, "silent", count)}) == count
 
 
 async def test_thousands_are_cancelled_by_a_filter_and_others_are_on_time_meanwhile(

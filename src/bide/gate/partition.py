@@ -88,9 +88,9 @@ class PartitionGate:
         self.index = PartitionIndex(folder / f"schedule.{number}.db", number, names, gate, executor=executor)
         self.leadership = PartitionLeadership(gate, now)
         self.room = LogRoom(retention)
-        self.deliveries = Deliveries()
-        self.ticked_at = now
         self.wake = asyncio.Event()
+        self.deliveries = Deliveries(self.wake.set)
+        self.ticked_at = now
         self.is_stopping = False
         self.was_let_go = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 from bide.errors import (
@@ -39,6 +40,9 @@ _LOOK_AT_GATES_EVERY: Final = 0.05
 _CLAIM_AGAIN_AFTER: Final = 0.05
 """Seconds after which a gate looks for something to claim again if what is due cannot be claimed."""
 
+_CLAIM_PAUSE: Final = 4
+"""Times that a claim took, after which the next one is made while there are crowded targets."""
+
 _FULL_AGAIN_AFTER: Final = 5.0
 """Seconds between two looks at whether a full log has more records to read."""
 
@@ -48,7 +52,8 @@ _FETCHED: Final = 200
 """Messages that are read from the index at once."""
 
 _CLAIMED_AHEAD: Final = 2000
-"""Occurrences that wait to be sent, above which no more are claimed. What is not claimed can still be cancelled."""
+"""Occurrences that could be sent at once, above which no more are claimed. What is not claimed can still be cancelled.
+"""
 
 
 class PartitionSession:
@@ -99,7 +104,7 @@ class PartitionSession:
             BideError: the connection was lost, or a channel failed, or the log cannot be used.
         """
         self._leadership.on_connection_lost()
-        self._deliveries.on_connection_lost()
+        self._deliveries.on_connection_lost(self._link.windows)
         opener = LogOpener(self._connection, self._gate.number, self._gate.names, self._index, self._gate.gate)
         reader, records = await opener.open()
         reading = asyncio.create_task(self._read(reader, records))
@@ -134,7 +139,7 @@ class PartitionSession:
     async def _read(self, reader: LogReader, records: list[LogRecord]) -> None:
         while True:
             while records:
-                applied = await self._index.apply(records, is_answering=self._is_leading)
+                applied = await self._index.apply(records, is_leading=self._is_leading)
                 records = records[applied.count :]
                 await self._note(applied)
             records = await reader.batch()
@@ -306,21 +311,30 @@ class PartitionSession:
     async def _claim(self, now: float, clock: int) -> None:
         if not self._may_claim or self._next_due is None or self._next_due > clock or now < self._claim_at:
             return
-        self._claim_at = now + _CLAIM_AGAIN_AFTER
         self._has_unread_claim = True
-        body = await self._index.claim(clock)
+        begun = time.monotonic()
+        body = await self._index.claim(clock, without=frozenset(self._deliveries.crowded))
+        # To pass over what waits for crowded targets may take long, and the index has other work.
+        pause = _CLAIM_PAUSE * (time.monotonic() - begun) if self._deliveries.crowded else 0.0
         if body is None:
             self._has_unread_claim = False
+            self._claim_at = now + max(_CLAIM_AGAIN_AFTER, pause)
         else:
-            self._claim_at = now
+            self._claim_at = now + pause
             self._append_body(body)
 
     async def _deliver(self, now: float) -> None:
         while taken := self._deliveries.take(now, _FETCHED):
-            found = await self._index.deliveries(taken, self._rules)
+            try:
+                found = await self._index.deliveries(taken, self._rules)
+            except BaseException:
+                self._deliveries.not_sent(taken)
+                raise
             for one in set(taken).difference(one.entry.occurrence for one in found):
                 self._deliveries.gone(one)
             for delivery in found:
+                if delivery.reason:
+                    self._link.windows.leave(delivery.entry.target)
                 self._link.deliver(delivery, self._on_delivered)
 
     def _on_delivered(self, delivery: ScheduledDelivery, error: BideError | None) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
+from bide.gate.deliveries import OccurrenceHead
 from bide.schedules.entries import (
     FinishedKey,
     RememberedAnswer,
@@ -20,7 +21,7 @@ from bide.schedules.message import ScheduledMessage
 from bide.schedules.records import ScheduleFilter
 from bide.schedules.state import LogPosition
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 SCHEMA: Final = """
 CREATE TABLE waiting (
@@ -29,7 +30,7 @@ CREATE TABLE waiting (
     properties BLOB NOT NULL, body BLOB NOT NULL
 );
 CREATE INDEX waiting_by_key ON waiting (key, target, due);
-CREATE INDEX waiting_by_due ON waiting (due) WHERE NOT is_paused;
+CREATE INDEX waiting_by_due ON waiting (due, target) WHERE NOT is_paused;
 CREATE TABLE under_way (
     occurrence TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
     nominal INTEGER NOT NULL, due INTEGER NOT NULL, is_recurring INTEGER NOT NULL,
@@ -54,6 +55,8 @@ _WAITING: Final = (
     "SELECT key, id, version, target, routing_key, nominal, due, recurrence, is_paused, resumed_at, properties, body "
     "FROM waiting "
 )
+_WAITING_WITHOUT_MESSAGE: Final = _WAITING.replace("properties, body", "x'0000', x''")
+_HEADS: Final = "SELECT occurrence, target, length(properties) + length(body) FROM under_way "
 _UNDER_WAY: Final = (
     "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, properties, body FROM under_way "
 )
@@ -204,23 +207,30 @@ class SqliteState:
         query = _WAITING.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
         return [_waiting(row) for row in self._sql.execute(query, (*values, limit))]
 
-    def due(self, now: int, *, limit: int) -> list[WaitingSchedule]:
-        """Schedules that are due and not paused, by due time.
+    def due(self, now: int, *, without: Collection[str] = (), limit: int) -> list[WaitingSchedule]:
+        """Schedules that are due and not paused, by due time, without their messages.
 
         Args:
             now: in milliseconds since the Unix epoch.
+            without: targets to leave out.
         """
-        query = _WAITING + "WHERE NOT is_paused AND due <= ? ORDER BY due LIMIT ?"
-        return [_waiting(row) for row in self._sql.execute(query, (now, limit))]
+        others = f"AND target NOT IN ({', '.join('?' * len(without))}) " if without else ""
+        query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {others}ORDER BY due LIMIT ?"
+        return [_waiting(row) for row in self._sql.execute(query, (now, *without, limit))]
 
     def next_due(self) -> int | None:
         """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch."""
         found: int | None = self._sql.execute("SELECT min(due) FROM waiting WHERE NOT is_paused").fetchone()[0]
         return found
 
-    def under_way_ids(self) -> list[str]:
-        """The ids of all claimed occurrences, the earliest due first."""
-        return [row[0] for row in self._sql.execute("SELECT occurrence FROM under_way ORDER BY due")]
+    def under_way_heads(self) -> list[OccurrenceHead]:
+        """All claimed occurrences, the earliest due first."""
+        return [OccurrenceHead(*row) for row in self._sql.execute(_HEADS + "ORDER BY due")]
+
+    def heads(self, occurrences: Iterable[str]) -> list[OccurrenceHead]:
+        """Those of the occurrences that are under way."""
+        rows = (self._sql.execute(_HEADS + "WHERE occurrence = ?", (one,)).fetchone() for one in occurrences)
+        return [OccurrenceHead(*row) for row in rows if row is not None]
 
     def number(self, wanted: ScheduleFilter) -> int:
         """The number of waiting schedules that a filter matches."""
