@@ -10,7 +10,10 @@ import pytest
 import bide
 import bide.testing
 from bide import ScheduleOutcome
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
 from bide.errors import InvalidInputError
+from bide.schedules.names import ROOM_TICKETS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
 from tests.timeouts import TIMEOUT
 
@@ -112,3 +115,24 @@ def test_clients_that_block_have_schedules_too(b: MemoryBroker) -> None:
         b.clock.advance("3d")
         with client.consume("mails", timeout=timedelta(seconds=TIMEOUT)) as messages:
             assert next(messages).body == b"x"
+
+
+async def test_room_is_freed_when_a_large_state_has_shrunk(b: MemoryBroker) -> None:
+    """A state of more than an eighth of the retention cannot free it."""
+    names, partition = ScheduleNames(), partition_of("k")
+
+    async def tickets(channel: Channel) -> int:
+        await b.run("15s")
+        return (await channel.declare_queue(bide.Queue(names.room(partition)), passive=True)).message_count or 0
+
+    async with b.gate(retention=1_000_000), b.connect() as client:
+        await client.declare(MAILS)
+        await client.schedule(b"x" * 200_000, key="k", to="mails", delay="3d")
+        connection = await Connection.open(b.url)
+        async with await connection.channel(confirms=True) as channel:
+            for _ in range(ROOM_TICKETS // 2 + 1):
+                await channel.publish(exchange=names.operations, routing_key=f"room.{partition}", values={}, body=b"")
+            assert await tickets(channel) > ROOM_TICKETS // 2
+            await client.cancel("k")
+            assert await tickets(channel) == 0
+        await connection.close()

@@ -309,6 +309,10 @@ class PartitionIndex:
         self._end_snapshot()
         return None
 
+    async def size(self) -> int:
+        """The size of the state, to compare with other states."""
+        return await self._run(lambda: self._index.state.size())
+
     async def end_snapshot(self) -> None:
         """Give up the snapshot that was begun."""
         await self._run(self._end_snapshot)

@@ -166,7 +166,9 @@ class PartitionSession:
             for reply_to, request, body in applied.answers:
                 await self._link.answer(reply_to, request, body)
             self._gate.counts.answered += len(applied.answers)
-        await self._carrier.read(applied.chunks, applied.completed)
+        await self._carrier.read(
+            applied.chunks, applied.completed, is_leading=lambda: self._leadership.leads(self._now())
+        )
 
     def _append(self, record: ScheduleRecord) -> None:
         self._append_body(encode(record))

@@ -60,6 +60,9 @@ _HEADS: Final = "SELECT occurrence, target, length(properties) + length(body) FR
 _UNDER_WAY: Final = (
     "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, properties, body FROM under_way "
 )
+_ENTRY_BYTES: Final = 200
+"""Of an entry in a snapshot beside its key and message, about."""
+
 _LAST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -237,6 +240,14 @@ class SqliteState:
         where, values = _where(wanted)
         found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]  # noqa: S608
         return found
+
+    def size(self) -> int:
+        """The bytes of what waits and is under way, about. Large messages are not read."""
+        queries = (
+            f"SELECT total(length(key) + length(properties) + length(body) + {_ENTRY_BYTES}) FROM {table}"  # noqa: S608
+            for table in ("waiting", "under_way")
+        )
+        return sum(int(self._sql.execute(one).fetchone()[0]) for one in queries)
 
     def all_under_way(self) -> Iterator[UnderWay]:
         """All claimed occurrences, by id."""
