@@ -282,7 +282,12 @@ class PartitionIndex:
             case KeyQuestion():
                 return answer_for_key(state.waiting(question.key), state.under_way_of(question.key))
             case PageQuestion():
-                found = state.page(question.filter, after=question.after, limit=question.limit + 1)
+                found = state.page(
+                    question.filter,
+                    after=question.after,
+                    limit=question.limit + 1,
+                    with_messages=question.with_messages,
+                )
                 return answer_for_page(question, found)
             case CountQuestion():
                 return QuestionAnswer(count=state.number(question.filter))

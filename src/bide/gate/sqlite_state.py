@@ -63,6 +63,10 @@ _UNDER_WAY: Final = (
 _ENTRY_BYTES: Final = 200
 """Of an entry in a snapshot beside its key and message, about."""
 
+_SELECTED: Final = 500
+_SELECTED_BYTES: Final = 4_000_000
+"""What is read at once of all that a filter matches."""
+
 _LAST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -122,9 +126,9 @@ class SqliteState:
         row = self._sql.execute(_UNDER_WAY + "WHERE occurrence = ?", (occurrence,)).fetchone()
         return None if row is None else _under_way(row)
 
-    def under_way_of(self, key: str) -> list[UnderWay]:
-        """The claimed occurrences of a key."""
-        return [_under_way(row) for row in self._sql.execute(_UNDER_WAY + "WHERE key = ?", (key,))]
+    def under_way_of(self, key: str) -> Iterator[UnderWay]:
+        """The claimed occurrences of a key, one by one."""
+        return (_under_way(row) for row in self._sql.execute(_UNDER_WAY + "WHERE key = ?", (key,)))
 
     def finished(self, key: str) -> FinishedKey | None:
         """The last end of an occurrence of a key."""
@@ -194,21 +198,37 @@ class SqliteState:
 
     # -- several entries
 
-    def select(self, wanted: ScheduleFilter) -> list[WaitingSchedule]:
-        """The waiting schedules that a filter matches, by key."""
-        return self.page(wanted, limit=-1)
+    def select(self, wanted: ScheduleFilter) -> Iterator[WaitingSchedule]:
+        """The waiting schedules that a filter matches, by key. The state may be changed meanwhile, up to the last one.
 
-    def page(self, wanted: ScheduleFilter, *, after: str | None = None, limit: int) -> list[WaitingSchedule]:
-        """The first waiting schedules that a filter matches, by key.
+        They are read in parts, because all their messages may not fit into memory.
+        """
+        after = None
+        while True:
+            part, size = list[WaitingSchedule](), 0
+            for one in self.page(wanted, after=after, limit=_SELECTED):
+                part.append(one)
+                size += len(one.message.body)
+                if size > _SELECTED_BYTES:
+                    break
+            if not part:
+                return
+            yield from part
+            after = part[-1].key
+
+    def page(
+        self, wanted: ScheduleFilter, *, after: str | None = None, limit: int, with_messages: bool = True
+    ) -> Iterator[WaitingSchedule]:
+        """The first waiting schedules that a filter matches, by key, one by one.
 
         Args:
             after: the last key of the page before.
-            limit: the number of schedules; negative for all.
         """
         where, values = _where(wanted, after)
+        columns = _WAITING if with_messages else _WAITING_WITHOUT_MESSAGE
         # Without the hint, SQLite may walk through the whole index by due time and sort.
-        query = _WAITING.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
-        return [_waiting(row) for row in self._sql.execute(query, (*values, limit))]
+        query = columns.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
+        return (_waiting(row) for row in self._sql.execute(query, (*values, limit)))
 
     def due(self, now: int, *, without: Collection[str] = (), limit: int) -> list[WaitingSchedule]:
         """Schedules that are due and not paused, by due time, without their messages.
