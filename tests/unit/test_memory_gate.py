@@ -12,7 +12,7 @@ import bide.testing
 from bide import ScheduleOutcome
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.errors import InvalidInputError
+from bide.errors import BideError, InvalidInputError
 from bide.schedules.names import ROOM_TICKETS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
 from tests.timeouts import TIMEOUT
@@ -136,3 +136,20 @@ async def test_room_is_freed_when_a_large_state_has_shrunk(b: MemoryBroker) -> N
             await client.cancel("k")
             assert await tickets(channel) == 0
         await connection.close()
+
+
+async def test_the_error_of_a_filter_that_ended_in_some_partitions_only_says_what_was_done(b: MemoryBroker) -> None:
+    names, key = ScheduleNames(), "paid"
+    others = [one for one in (f"k{number}" for number in range(9)) if partition_of(one) != partition_of(key)]
+    async with b.gate(), b.connect(declare=False) as client:
+        for one in (key, *others):
+            await client.schedule("x", key=one, to="mails", delay="3d")
+        connection = await Connection.open(b.url)
+        async with await connection.channel() as channel:
+            number = partition_of(key)
+            await channel.unbind(bide.Binding(names.operations, names.log(number), str(number)))
+        await connection.close()
+        with pytest.raises(BideError) as caught:
+            await client.cancel_scheduled(prefix="")
+    assert f"7 of 8 partitions answered: cancelled {len(others)} (" in str(caught.value)
+    assert all(repr(one) in str(caught.value) for one in others)
