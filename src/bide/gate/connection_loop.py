@@ -104,8 +104,14 @@ class GateConnectionLoop:
             try:
                 await PartitionSession(partition, self._link, self._spread, self._rules).run()
             except ScheduleIndexError as error:
-                log.warning("the index is built anew: %s", error)
+                pause = partition.rebuild_pause(self._connection.monotonic())
+                log.warning(
+                    "the index of %s is built anew%s: %s. If this repeats, compare --retention (%d bytes) with "
+                    "'max-length-bytes' of the policies for the stream",
+                    *(partition.log, f" in {pause:g} s" if pause else "", error, partition.room.retention),
+                )
                 await partition.index.recreate()
+                await asyncio.sleep(pause)
             except BrokerError as error:
                 if not self._connection.is_open:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -84,6 +85,7 @@ class GateLink:
         self._last_sender_of = BoundedCache[str, int]()
         """A sender that has checked an exchange need not check it again."""
         self._answering: Channel | None = None
+        self._opening = asyncio.Lock()
 
     def append(self, partition: int, body: bytes, on_result: Callable[[BideError | None], None]) -> None:
         """Append a record to the log of a partition."""
@@ -136,8 +138,9 @@ class GateLink:
         if not reply_to.startswith(DIRECT_REPLY_TO):
             log.debug("no answer to %r: it is not direct reply-to", reply_to)
             return
-        if self._answering is None or not self._answering.is_open:
-            self._answering = await self.connection.channel()
+        async with self._opening:
+            if self._answering is None or not self._answering.is_open:
+                self._answering = await self.connection.channel()
         frames = codec.publish(
             self._answering.number,
             exchange="",

@@ -30,6 +30,10 @@ log = logger(__name__)
 RETRY_PAUSE: Final = 1.0
 """Seconds until a partition whose log failed is tried again."""
 
+_LONGEST_REBUILD_PAUSE: Final = 64.0
+_REBUILDS_FORGOTTEN_AFTER: Final = 600.0
+"""Seconds without building the index anew, after which the next time is as the first one."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Gated:
@@ -93,11 +97,27 @@ class PartitionGate:
         self.ticked_at = now
         self.is_stopping = False
         self.was_let_go = False
+        self._rebuilds = 0
+        self._rebuilt_at = now
 
     @property
     def log(self) -> str:
         """The name of the stream."""
         return self.names.log(self.number)
+
+    def rebuild_pause(self, now: float) -> float:
+        """Seconds to wait before the index is built anew: 0 s, 1 s, 2 s ... 64 s.
+
+        If retention takes more than the gate was told, this happens again and again, and reads the whole log each time.
+
+        Args:
+            now: seconds by the monotonic clock.
+        """
+        if now - self._rebuilt_at > _REBUILDS_FORGOTTEN_AFTER:
+            self._rebuilds = 0
+        self._rebuilt_at = now
+        self._rebuilds += 1
+        return 0.0 if self._rebuilds == 1 else min(float(1 << min(self._rebuilds - 2, 9)), _LONGEST_REBUILD_PAUSE)
 
     def check_temporary(self, error: BrokerError) -> None:
         """Raise an error that is permanent and did not end the connection.

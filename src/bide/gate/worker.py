@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bide.admin.apply import apply, check_release, check_streams, exists
+from bide.admin.schedule_log import schedule_log_mark
 from bide.admin.settling import settle
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -144,7 +145,7 @@ class Gate:
             return
         try:
             await check_streams(connection, prefix=self._names.operations)
-            await apply(connection, topology)
+            await apply(connection, topology, last=schedule_log_mark(self._names))
             await settle(connection, prefix=self._names.operations)
         except AccessRefusedError as error:
             if not await exists(connection, topology):
