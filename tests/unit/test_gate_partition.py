@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bide.gate.observer import GateObservers
 from bide.gate.partition import Gated, PartitionGate
 from bide.gate.spread import GateTime
 from bide.schedules.names import ScheduleNames
@@ -22,6 +23,7 @@ async def partition(tmp_path: Path) -> AsyncIterator[PartitionGate]:
         retention=1_000_000,
         time=GateTime("g"),
         counts=Gated(),
+        observers=GateObservers(()),
         now=0.0,
         executor=None,
     )

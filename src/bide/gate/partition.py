@@ -19,6 +19,7 @@ from bide.errors import (
 )
 from bide.gate.deliveries import Deliveries
 from bide.gate.leadership import PartitionLeadership
+from bide.gate.observer import GateObservers, PartitionStatus
 from bide.gate.partition_index import PartitionIndex
 from bide.gate.room import LogRoom
 from bide.gate.spread import GateTime
@@ -44,18 +45,27 @@ class Gated:
         refused: refusals of targets; a refused message is sent again.
         undeliverable: messages sent to the undeliverable queue.
         answered: answers to operations and questions.
+        claimed: occurrences that were to be delivered from then on.
+        cancelled: schedules that were cancelled.
+        superseded: schedules that were replaced.
+        skipped: runs that were skipped, because they were missed or paused.
     """
 
     delivered: int = 0
     refused: int = 0
     undeliverable: int = 0
     answered: int = 0
+    claimed: int = 0
+    cancelled: int = 0
+    superseded: int = 0
+    skipped: int = 0
 
 
 class PartitionGate:
     """The state of a gate for one partition, which outlives a connection.
 
     Attributes:
+        waiting: the number of schedules that wait.
         wake: set when there may be something to do.
         is_stopping: whether to finish what is in flight, and let the partition go.
         was_let_go: whether the partition was let go.
@@ -67,6 +77,7 @@ class PartitionGate:
         retention: the retention of the log, in bytes.
         time: the clock of this gate.
         counts: the counts of this gate.
+        observers: of this gate.
         now: seconds by the monotonic clock.
         executor: runs the calls of the index; a thread if None.
     """
@@ -81,6 +92,7 @@ class PartitionGate:
         retention: int,
         time: GateTime,
         counts: Gated,
+        observers: GateObservers,
         now: float,
         executor: Executor | None,
     ) -> None:
@@ -89,6 +101,8 @@ class PartitionGate:
         self.names = names
         self.time = time
         self.counts = counts
+        self.observers = observers
+        self.waiting = 0
         self.index = PartitionIndex(folder / f"schedule.{number}.db", number, names, gate, executor=executor)
         self.leadership = PartitionLeadership(gate, now)
         self.room = LogRoom(retention)
@@ -105,10 +119,25 @@ class PartitionGate:
         """The name of the stream."""
         return self.names.log(self.number)
 
+    def status(self, now: float) -> PartitionStatus:
+        """What is known of the partition.
+
+        Args:
+            now: seconds by the monotonic clock.
+        """
+        proven_at = self.leadership.proven_at
+        return PartitionStatus(
+            partition=self.number,
+            is_leading=self.leadership.leads(now),
+            waiting=self.waiting,
+            under_way=self.deliveries.pending,
+            lag=None if proven_at is None else now - proven_at,
+        )
+
     def rebuild_pause(self, now: float) -> float:
         """Seconds to wait before the index is built anew: 0 s, 1 s, 2 s ... 64 s.
 
-        If retention takes more than the gate was told, this happens again and again, and reads the whole log each time.
+        Where the retention is shorter than the gate expects, this repeats, and reads the whole log each time.
 
         Args:
             now: seconds by the monotonic clock.

@@ -22,7 +22,7 @@ from bide.gate.log_reader import LogRecord
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode
-from bide.schedules.fold import ScheduleFold
+from bide.schedules.fold import Ending, OccurrenceEnd, ScheduleFold
 from bide.schedules.names import ScheduleNames
 from bide.schedules.questions import (
     CountQuestion,
@@ -40,6 +40,9 @@ from bide.schedules.state import LogPosition
 _BATCH_SECONDS: Final = 0.05
 """Seconds after which a batch ends, so that other work of the partition gets its turn."""
 
+DROPPED: Final[tuple[Ending, ...]] = ("cancelled", "superseded", "skipped")
+"""How occurrences end without a delivery."""
+
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
@@ -53,6 +56,8 @@ class AppliedRecords:
         beats: beats of all gates, with their offsets.
         claimed: occurrences to be delivered, if the gate leads.
         ended: occurrences that a gate reported as ended, also if another one had reported them before.
+        dropped: occurrences that ended without a delivery, if the gate leads.
+        waiting: the number of schedules that wait.
         answers: where to send an answer, the id of the request, and the answer.
         chunks: the cycles of chunks of snapshots, one for each.
         completed: snapshots that are complete.
@@ -68,6 +73,8 @@ class AppliedRecords:
     beats: list[tuple[int, Beat]] = field(default_factory=list)
     claimed: list[OccurrenceHead] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    dropped: list[OccurrenceEnd] = field(default_factory=list)
+    waiting: int = 0
     answers: list[tuple[str, str, bytes]] = field(default_factory=list)
     chunks: list[str] = field(default_factory=list)
     completed: list[str] = field(default_factory=list)
@@ -185,12 +192,14 @@ class PartitionIndex:
                 self._note(applied, one, found, is_leading)
                 if is_leading:
                     applied.claimed += state.heads(found.result.claimed)
+                    applied.dropped += (one for one in found.result.ended if one.how in DROPPED)
                 applied.count += 1
                 if self._follower.has_missed or time.monotonic() > until:
                     break
         applied.has_missed = self._follower.has_missed
         applied.position = replace(state.position)
         applied.next_due = state.next_due()
+        applied.waiting = state.waiting_count
         return applied
 
     def _note(self, applied: AppliedRecords, one: LogRecord, found: ReadRecord, is_leading: bool) -> None:

@@ -86,12 +86,14 @@ class SqliteState:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection
+        self._waiting_count: int | None = None
         self._changed_sessions: dict[str, ScheduleSession] = {}
         self.reload()
 
     def reload(self) -> None:
         """Read the position, and forget sessions that were not written: after a rollback."""
         self._changed_sessions.clear()
+        self._waiting_count = None
         row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()  # noqa: S608
         self.position = LogPosition(**dict(zip(_POSITION_FIELDS, row, strict=True)))
 
@@ -112,6 +114,7 @@ class SqliteState:
         for table in _TABLES:
             self._sql.execute(f"DELETE FROM {table}")  # noqa: S608 (names of our own)
         self._changed_sessions.clear()
+        self._waiting_count = None
         self.position = LogPosition()
 
     # -- one entry
@@ -151,7 +154,9 @@ class SqliteState:
         """Add or replace an entry."""
         match entry:
             case WaitingSchedule():
-                self._sql.execute("DELETE FROM waiting WHERE key = ?", (entry.key,))
+                self._remove_waiting(entry.key)
+                if self._waiting_count is not None:
+                    self._waiting_count += 1
                 row = (
                     *(entry.key, entry.id, entry.version, entry.target, entry.routing_key, entry.nominal, entry.due),
                     None if entry.recurrence is None else json.dumps(dict(entry.recurrence), ensure_ascii=False),
@@ -176,7 +181,7 @@ class SqliteState:
         """Remove an entry that is there."""
         match entry:
             case WaitingSchedule():
-                self._sql.execute("DELETE FROM waiting WHERE key = ?", (entry.key,))
+                self._remove_waiting(entry.key)
             case UnderWay():
                 self._sql.execute("DELETE FROM under_way WHERE occurrence = ?", (entry.occurrence,))
             case FinishedKey():
@@ -186,6 +191,11 @@ class SqliteState:
                 self._sql.execute("DELETE FROM sessions WHERE session = ?", (entry.session,))
             case RememberedAnswer():
                 self._sql.execute("DELETE FROM answers WHERE request = ?", (entry.request,))
+
+    def _remove_waiting(self, key: str) -> None:
+        removed = self._sql.execute("DELETE FROM waiting WHERE key = ?", (key,)).rowcount
+        if self._waiting_count is not None:
+            self._waiting_count -= removed
 
     def forget(self, *, sessions: int, others: int) -> None:
         """Forget sessions up to the one tick, and answers and finished keys up to the other."""
@@ -254,6 +264,13 @@ class SqliteState:
         """Those of the occurrences that are under way."""
         rows = (self._sql.execute(_HEADS + "WHERE occurrence = ?", (one,)).fetchone() for one in occurrences)
         return [OccurrenceHead(*row) for row in rows if row is not None]
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of schedules that wait. They are counted once, and then each change is counted."""
+        if self._waiting_count is None:
+            self._waiting_count = self.number(ScheduleFilter())
+        return self._waiting_count
 
     def number(self, wanted: ScheduleFilter) -> int:
         """The number of waiting schedules that a filter matches."""
