@@ -149,10 +149,12 @@ class Metrics(Observer, GateObserver):
             ) from error
 
     def watch(self, endpoint: Endpoint) -> None:
-        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down.
+        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down. A gate that the endpoint
+        hosts is exported too, as by :meth:`watch_gate`.
 
-        The value is read at each scrape. It is missing in the multiprocess mode of prometheus-client.
+        The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
         """
+        self._gates.watched.append(lambda: endpoint.gate)
         self._slow.labels(endpoint.name).set_function(lambda: float(endpoint.slow))
 
     def watch_gate(self, gate: Gate) -> None:
@@ -160,7 +162,7 @@ class Metrics(Observer, GateObserver):
 
         The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
         """
-        self._gates.watched.append(gate)
+        self._gates.watched.append(lambda: gate)
 
     def serve(self, port: int, *, host: str = "127.0.0.1") -> MetricsPage:
         """Serve the registry over HTTP, in a thread, until :meth:`MetricsPage.close`.
@@ -268,7 +270,7 @@ class _Gates(Collector):
     """Exports the state of gates. It is missing in the multiprocess mode of prometheus-client."""
 
     def __init__(self) -> None:
-        self.watched: list[Gate] = []
+        self.watched: list[Callable[[], Gate | None]] = []
 
     def collect(self) -> Iterable[Metric]:
         occurrences = CounterMetricFamily(
@@ -281,7 +283,7 @@ class _Gates(Collector):
             (GaugeMetricFamily(f"bide_gate_partition_{name}", text, labels=["gate", "partition"]), value)
             for name, text, value in _GATE_GAUGES
         ]
-        for gate in self.watched:
+        for gate in filter(None, (one() for one in self.watched)):
             for what in _GATE_COUNTS:
                 occurrences.add_metric([gate.name, what], getattr(gate.done, what))
             answers.add_metric([gate.name], gate.done.answered)
