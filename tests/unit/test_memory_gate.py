@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import timedelta
 
 import pytest
@@ -13,6 +14,7 @@ from bide import ScheduleOutcome
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BideError, InvalidInputError
+from bide.gate.deliveries import CROWDED
 from bide.schedules.names import ROOM_TICKETS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
 from tests.timeouts import TIMEOUT
@@ -153,3 +155,22 @@ async def test_the_error_of_a_filter_that_ended_in_some_partitions_only_says_wha
             await client.cancel_scheduled(prefix="")
     assert f"7 of 8 partitions answered: cancelled {len(others)} (" in str(caught.value)
     assert all(repr(one) in str(caught.value) for one in others)
+
+
+async def test_a_target_that_refuses_is_not_claimed_for_without_end_and_holds_up_no_other(b: MemoryBroker) -> None:
+    full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    numbers = (f"k{number}" for number in itertools.count())
+    keys = list(itertools.islice((one for one in numbers if partition_of(one) == partition_of("other")), 3 * CROWDED))
+    async with b.gate(), b.connect() as client:
+        await client.declare(MAILS | bide.Topology(queues=[full]))
+        for first in range(0, len(keys), 500):
+            await asyncio.gather(
+                *(client.schedule("x", key=key, to="full", delay="10s") for key in keys[first : first + 500])
+            )
+        await client.schedule("other", key="other", to="mails", delay="15s")
+        await b.run("16s")
+        assert await bodies(client, 1) == [b"other"]
+        # A claim has a thousand, and nothing is claimed while a thousand wait.
+        waiting = await client.count_scheduled(to="full")
+        assert waiting >= len(keys) - 2 * CROWDED
+        assert (await client.cancel_scheduled(to="full")).count == waiting

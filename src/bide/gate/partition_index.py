@@ -268,6 +268,10 @@ class PartitionIndex:
         claim = self._planner.claim(due, now)
         return None if claim is None else encode(claim)
 
+    async def next_due(self, *, without: Collection[str]) -> int | None:
+        """When something else is due than what waits for these targets, in milliseconds since the Unix epoch."""
+        return await self._run(lambda: self._index.state.next_due(without=without))
+
     async def under_way(self) -> list[OccurrenceHead]:
         """All occurrences under way, the earliest due first."""
         return await self._run(lambda: self._index.state.under_way_heads())

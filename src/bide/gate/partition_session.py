@@ -86,6 +86,7 @@ class PartitionSession:
         self._next_due: int | None = None
         self._has_unread_claim = False
         self._claim_at = 0.0
+        self._without = frozenset[str]()
         self._look_at_gates_at = 0.0
         self._look_at_full_log_at = 0.0
 
@@ -150,7 +151,7 @@ class PartitionSession:
             self._gate.ticked_at = now
         if applied.own_claim:
             self._has_unread_claim = False
-        self._next_due = applied.next_due
+        self._next_due, self._without = applied.next_due, frozenset()
         self._gate.waiting = applied.waiting
         self._deliveries.read(applied.ended)
         if self._is_leading:
@@ -326,16 +327,24 @@ class PartitionSession:
         )
 
     async def _claim(self, now: float, clock: int) -> None:
-        if not self._may_claim or self._next_due is None or self._next_due > clock or now < self._claim_at:
+        if not self._may_claim:
+            return
+        crowded = frozenset(self._deliveries.crowded)
+        if self._without - crowded:
+            # What is due for other targets was looked for before; the earliest of all is due already.
+            self._next_due, self._without = clock, crowded
+        if self._next_due is None or self._next_due > clock or now < self._claim_at:
             return
         self._has_unread_claim = True
         begun = time.monotonic()
-        body = await self._index.claim(clock, without=frozenset(self._deliveries.crowded))
+        body = await self._index.claim(clock, without=crowded)
         # To pass over what waits for crowded targets may take long, and the index has other work.
-        pause = _CLAIM_PAUSE * (time.monotonic() - begun) if self._deliveries.crowded else 0.0
+        pause = _CLAIM_PAUSE * (time.monotonic() - begun) if crowded else 0.0
         if body is None:
             self._has_unread_claim = False
             self._claim_at = now + max(_CLAIM_AGAIN_AFTER, pause)
+            if crowded:
+                self._next_due, self._without = await self._index.next_due(without=crowded), crowded
         else:
             self._claim_at = now + pause
             self._append_body(body)

@@ -247,14 +247,18 @@ class SqliteState:
             now: in milliseconds since the Unix epoch.
             without: targets to leave out.
         """
-        others = f"AND target NOT IN ({', '.join('?' * len(without))}) " if without else ""
-        query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {others}ORDER BY due LIMIT ?"
+        query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {_others(without)}ORDER BY due LIMIT ?"
         return [_waiting(row) for row in self._sql.execute(query, (now, *without, limit))]
 
-    def next_due(self) -> int | None:
-        """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch."""
-        found: int | None = self._sql.execute("SELECT min(due) FROM waiting WHERE NOT is_paused").fetchone()[0]
-        return found
+    def next_due(self, *, without: Collection[str] = ()) -> int | None:
+        """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch.
+
+        Args:
+            without: targets to leave out.
+        """
+        query = f"SELECT due FROM waiting WHERE NOT is_paused {_others(without)}ORDER BY due LIMIT 1"  # noqa: S608
+        row = self._sql.execute(query, tuple(without)).fetchone()
+        return None if row is None else int(row[0])
 
     def under_way_heads(self) -> list[OccurrenceHead]:
         """All claimed occurrences, the earliest due first."""
@@ -301,6 +305,11 @@ class SqliteState:
         yield from self.all_under_way()
         for row in self._sql.execute(_WAITING + "ORDER BY key"):
             yield _waiting(row)
+
+
+def _others(without: Collection[str]) -> str:
+    """A condition in SQL that leaves out targets."""
+    return f"AND target NOT IN ({', '.join('?' * len(without))}) " if without else ""
 
 
 def _where(wanted: ScheduleFilter, after: str | None = None) -> tuple[str, tuple[str | int, ...]]:
