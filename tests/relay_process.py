@@ -32,8 +32,8 @@ class Process:
             env={**environment, "BIDE_URL": vhost.url},
         )
 
-    def wait_until_it_says(self, words: bytes) -> None:
-        """Read its standard error until these words appear."""
+    def wait_until_it_says(self, words: bytes) -> bytes:
+        """Read its standard error until these words appear, and return all of it."""
         assert self.process.stderr is not None
         output = b""
         deadline = time.monotonic() + TIMEOUT
@@ -43,6 +43,7 @@ class Process:
             part = os.read(self.process.stderr.fileno(), 4096)
             assert part, f"the process ended: {output.decode()}"
             output += part
+        return output
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -85,6 +86,17 @@ def test_a_gate_that_cannot_start_gives_the_reason(vhost: Vhost, tmp_path: Path)
         process = Process(vhost, *options, command="gate")
         _, err = process.process.communicate(timeout=TIMEOUT)
         assert (process.process.returncode, text in err, err.count(b"\n")) == (code, True, 1), err.decode()
+
+
+def test_a_gate_serves_its_metrics(vhost: Vhost, tmp_path: Path) -> None:
+    process = Process(vhost, "--state", str(tmp_path), "--metrics", "0", command="gate")
+    try:
+        output = process.wait_until_it_says(b"following bide.v1.schedule").decode()
+        url = output.partition("metrics on ")[2].split()[0]
+        with urlopen(url, timeout=TIMEOUT) as page:
+            assert 'bide_gate_partition_leading{gate="' in page.read().decode()
+    finally:
+        process.kill()
 
 
 async def test_sigint_ends_an_idle_gate(client: bide.Client, vhost: Vhost, tmp_path: Path) -> None:

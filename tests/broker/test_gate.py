@@ -238,15 +238,17 @@ async def test_a_target_that_confirms_nothing_holds_up_no_other(
 ) -> None:
     """As a quorum queue without a majority. RabbitMQ would block the whole connection if more were in flight."""
     await client.declare(Topology(queues=[Queue.quorum("silent")]))
-    process = f"'{vhost.name}_silent'"
+    process, count = f"'{vhost.name}_silent'", 3000
     async with gating(vhost.url, tmp_path):
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend({process}).")
-        await asyncio.gather(*(log.add(f"silent{number}", "q:silent", body=b"%d" % number) for number in range(100)))
+        for first in range(0, count, 500):
+            numbers = range(first, first + 500)
+            await asyncio.gather(*(log.add(f"silent{number}", "q:silent", body=b"%d" % number) for number in numbers))
         for _ in range(3):
             await asyncio.gather(*(log.add(f"{number}", "q:mails", body=b"%d" % number) for number in range(100)))
             assert len({one.body for one in await receive(client, "mails", 100)}) == 100
         await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:resume({process}).")
-        assert len({one.body for one in await receive(client, "silent", 100)}) == 100
+        assert len({one.body for one in await receive(client, "silent", count)}) == count
 
 
 async def test_thousands_are_cancelled_by_a_filter_and_others_are_on_time_meanwhile(
@@ -264,3 +266,21 @@ async def test_thousands_are_cancelled_by_a_filter_and_others_are_on_time_meanwh
         await log.add("other", "q:mails")
         await receive(client, "mails", 1)
         assert sum([(await one).count for one in cancels]) == count
+
+
+async def test_many_questions_about_large_lists_hold_up_no_message(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    """Otherwise a gate answers all that have arrived before it claims, and again before it delivers."""
+    partition, count = partition_of("due"), 150
+    keys = [key for key in (f"k{number}" for number in range(10_000)) if partition_of(key) == partition][:1000]
+    async with gating(vhost.url, tmp_path):
+        await asyncio.gather(*(log.add(key, "q:mails", 3_600_000) for key in keys))
+        question = PageQuestion(filter=ScheduleFilter(), limit=1000)
+        answers = [asyncio.create_task(log.ask(question, partition)) for _ in range(count)]
+        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        await log.add("due", "q:mails")
+        await receive(client, "mails", 1)
+        answered = sum(one.done() for one in answers)
+        assert {len((await one).waiting) for one in answers} == {len(keys)}
+    assert answered < count // 2

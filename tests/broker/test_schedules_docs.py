@@ -53,4 +53,4 @@ async def test_the_other_programs_run(vhost: Vhost, tmp_path: Path) -> None:
             if inspect.isawaitable(running):
                 await running
         assert await client.count_scheduled(to="mail") == 2
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10

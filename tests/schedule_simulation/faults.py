@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -12,6 +12,7 @@ from bide.amqp.connection import Connection
 from bide.client.schedule_room import ScheduleRoom
 from bide.gate import partition_index
 from bide.gate.carrier import Carrier
+from bide.gate.deliveries import OccurrenceHead
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.leadership import PartitionLeadership
 from bide.gate.link import GateLink
@@ -70,8 +71,8 @@ _Patches = list[tuple[Any, str, Any]]
 def _no_read_back() -> _Patches:
     original = PartitionIndex._claim
 
-    def claim(self: PartitionIndex, now: int) -> bytes | None:
-        body = original(self, now)
+    def claim(self: PartitionIndex, now: int, without: Collection[str]) -> bytes | None:
+        body = original(self, now, without)
         if body is not None:
             record = decode(body)
             assert isinstance(record, Claim)
@@ -86,9 +87,9 @@ def _looking_at_under_way() -> _Patches:
     """After each batch, deliver everything that is under way by the index."""
     original = PartitionIndex._apply
 
-    def apply(self: PartitionIndex, records: Sequence[Any], is_answering: bool) -> AppliedRecords:
-        applied = original(self, records, is_answering)
-        applied.claimed = list(self._index.state.under_way_ids())
+    def apply(self: PartitionIndex, records: Sequence[Any], is_leading: bool) -> AppliedRecords:
+        applied = original(self, records, is_leading)
+        applied.claimed = self._index.state.under_way_heads()
         return applied
 
     return [(PartitionIndex, "_apply", apply)]
@@ -97,14 +98,14 @@ def _looking_at_under_way() -> _Patches:
 def _own_claims_only(*, at_takeover: bool) -> _Patches:
     original = PartitionIndex._apply
 
-    def apply(self: PartitionIndex, records: Sequence[Any], is_answering: bool) -> AppliedRecords:
-        applied = original(self, records, is_answering)
+    def apply(self: PartitionIndex, records: Sequence[Any], is_leading: bool) -> AppliedRecords:
+        applied = original(self, records, is_leading)
         own = b'"gate":"%s"' % self._gate.encode()
         if not any(own in one.body and b'"kind":"claim"' in one.body for one in records):
             applied.claimed = []
         return applied
 
-    async def nothing(self: PartitionIndex) -> list[str]:
+    async def nothing(self: PartitionIndex) -> list[OccurrenceHead]:
         return []
 
     found: _Patches = [(PartitionIndex, "_apply", apply)]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
-from bide.errors import BideError, PublishRefusedError
-from bide.gate.deliveries import IN_FLIGHT, REPORT_AFTER, REPORT_ITEMS, Deliveries
+from bide.gate.deliveries import (
+    CROWDED,
+    IN_FLIGHT,
+    IN_FLIGHT_BYTES,
+    REPORT_AFTER,
+    REPORT_ITEMS,
+    Deliveries,
+    OccurrenceHead,
+)
 from bide.gate.delivery import DeliveryRules
 from bide.gate.room import LogRoom
-from bide.gate.target_windows import SILENT_AFTER, WINDOW, TargetWindows
+from bide.gate.target_windows import WINDOW, TargetWindows
 from bide.schedules.entries import UnderWay
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import ROOM_TICKETS, ScheduleNames
@@ -21,8 +29,13 @@ from bide.schedules.state import LogPosition
 NAMES = ScheduleNames()
 
 
-def ids(count: int) -> list[str]:
-    return [f"a-{number}" for number in range(count)]
+def to(occurrences: Iterable[str], target: str = "q:mails", size: int = 10) -> list[OccurrenceHead]:
+    return [OccurrenceHead(one, target, size) for one in occurrences]
+
+
+def one_each(count: int, size: int = 10) -> list[OccurrenceHead]:
+    """Occurrences for different targets."""
+    return [OccurrenceHead(f"a-{number}", f"q:{number}", size) for number in range(count)]
 
 
 # -- which occurrences
@@ -30,13 +43,13 @@ def ids(count: int) -> list[str]:
 
 def test_an_occurrence_is_sent_once_until_its_end_was_read() -> None:
     deliveries = Deliveries()
-    deliveries.add(["a", "b"])
+    deliveries.add(to(["a", "b"]))
     assert deliveries.take(0.0, 10) == ["a", "b"]
-    deliveries.add(["a", "b"])
+    deliveries.add(to(["a", "b"]))
     assert deliveries.take(0.0, 10) == []
     deliveries.ended("a", "delivered", 0.0)
     deliveries.gone("b")
-    deliveries.add(["a"])
+    deliveries.add(to(["a"]))
     assert deliveries.take(0.0, 10) == []
     assert [one.occurrence for one in deliveries.report(0.0)] == ["a"]
     assert not deliveries.is_settled
@@ -46,11 +59,11 @@ def test_an_occurrence_is_sent_once_until_its_end_was_read() -> None:
 
 def test_a_refused_occurrence_waits_longer_each_time_and_beside_the_others() -> None:
     deliveries, now, pauses = Deliveries(), 0.0, list[float]()
-    deliveries.add(["a"])
+    deliveries.add(to(["a"]))
     for _ in range(9):
         assert deliveries.take(now, 10) == ["a"]
         deliveries.refused("a", now)
-        deliveries.add([f"other at {now}"])
+        deliveries.add(to([f"other at {now}"]))
         assert deliveries.take(now, 10) == [f"other at {now}"]
         deliveries.ended(f"other at {now}", "delivered", now)
         begun = now
@@ -66,7 +79,7 @@ def test_a_refused_occurrence_waits_longer_each_time_and_beside_the_others() -> 
 
 def test_a_few_hundred_are_in_flight() -> None:
     deliveries = Deliveries()
-    deliveries.add(ids(2 * IN_FLIGHT))
+    deliveries.add(one_each(2 * IN_FLIGHT))
     assert len(deliveries.take(0.0, 10_000)) == IN_FLIGHT
     assert deliveries.take(0.0, 10_000) == []
     assert deliveries.backlog == IN_FLIGHT
@@ -74,17 +87,72 @@ def test_a_few_hundred_are_in_flight() -> None:
     assert deliveries.take(0.0, 10_000) == [f"a-{IN_FLIGHT}"]
 
 
+def test_a_target_with_thousands_takes_no_places_of_others() -> None:
+    deliveries = Deliveries()
+    deliveries.add(to((f"slow {number}" for number in range(10_000)), "q:slow"))
+    deliveries.add(to(["quick"], "q:quick"))
+    taken = deliveries.take(0.0, 10_000)
+    assert taken[1] == "quick"
+    assert len(taken) == WINDOW + 1
+    assert deliveries.backlog == 0
+    assert deliveries.crowded == {"q:slow"}
+
+
+def test_a_place_that_is_free_again_goes_to_the_next_message_of_any_partition() -> None:
+    woken, windows = list[str](), TargetWindows()
+    first, second = Deliveries(lambda: woken.append("first")), Deliveries(lambda: woken.append("second"))
+    for one in (first, second):
+        one.on_connection_lost(windows)
+        one.add(to((f"a-{number}" for number in range(WINDOW + 1)), "q:slow"))
+    assert len(first.take(0.0, 100)) == WINDOW
+    assert (first.take(0.0, 100), second.take(0.0, 100), woken) == ([], [], [])
+    windows.leave("q:slow")
+    assert woken == ["first", "second"]
+    assert (second.take(0.0, 100), first.take(0.0, 100)) == (["a-0"], [])
+    windows.leave("q:slow")
+    assert woken[2:] == ["second", "first"]
+    assert first.take(0.0, 100) == [f"a-{WINDOW}"]
+
+
+def test_messages_in_flight_have_a_limit_in_bytes() -> None:
+    deliveries = Deliveries()
+    deliveries.add(one_each(10, size=IN_FLIGHT_BYTES // 3))
+    assert len(deliveries.take(0.0, 100)) == 4
+    deliveries.ended("a-0", "delivered", 0.0)
+    assert deliveries.take(0.0, 100) == ["a-4"]
+    deliveries.release()
+    deliveries.add(to(["large"], size=10 * IN_FLIGHT_BYTES))
+    for one in range(1, 5):
+        deliveries.ended(f"a-{one}", "delivered", 0.0)
+    assert deliveries.take(0.0, 100) == ["large"]
+
+
+def test_a_target_is_crowded_until_few_wait_for_it() -> None:
+    deliveries = Deliveries()
+    deliveries.add(to((f"a-{number}" for number in range(CROWDED)), "q:full"))
+    assert deliveries.crowded == {"q:full"}
+    taken = deliveries.take(0.0, 100)
+    assert not deliveries.crowded
+    # Refused ones wait, too.
+    for one in taken:
+        deliveries.refused(one, 0.0)
+    assert deliveries.crowded == {"q:full"}
+    deliveries.release()
+    assert (deliveries.crowded, deliveries.pending) == (set(), 0)
+
+
 def test_many_ends_are_reported_together_and_single_ones_at_once() -> None:
     deliveries = Deliveries()
-    deliveries.add(ids(2 * REPORT_ITEMS + 1))
+    deliveries.add(to(f"a-{number}" for number in range(2 * REPORT_ITEMS + 1)))
     sent = 0
     while taken := deliveries.take(0.0, 100):
         sent += len(taken)
+        deliveries.not_sent(taken)
         for one in taken:
             deliveries.ended(one, "delivered", 0.0)
     assert sent == 2 * REPORT_ITEMS + 1
     assert [len(deliveries.report(0.0)) for _ in range(4)] == [REPORT_ITEMS, REPORT_ITEMS, 1, 0]
-    deliveries.add(["slow", "quick"])
+    deliveries.add(to(["slow", "quick"]))
     deliveries.take(1.0, 2)
     deliveries.ended("quick", "delivered", 1.0)
     assert deliveries.report(1.0) == ()
@@ -93,15 +161,15 @@ def test_many_ends_are_reported_together_and_single_ones_at_once() -> None:
 
 def test_after_a_lost_connection_what_was_confirmed_is_reported_again_and_not_sent_again() -> None:
     deliveries = Deliveries()
-    deliveries.add(["reported", "ended", "in flight", "refused"])
+    deliveries.add(to(["reported", "ended", "in flight", "refused"]))
     deliveries.take(0.0, 4)
     deliveries.ended("reported", "delivered", 0.0)
     assert deliveries.report(REPORT_AFTER)
     deliveries.ended("ended", "undeliverable", 0.0)
     deliveries.refused("refused", 0.0)
-    deliveries.on_connection_lost()
+    deliveries.on_connection_lost(TargetWindows())
     assert [one.occurrence for one in deliveries.report(0.0)] == ["reported", "ended"]
-    deliveries.add(["reported", "ended", "in flight", "refused"])
+    deliveries.add(to(["reported", "ended", "in flight", "refused"]))
     assert deliveries.take(0.0, 4) == ["in flight", "refused"]
 
 
@@ -184,46 +252,3 @@ def test_a_large_state_is_not_carried_without_end() -> None:
     room.last_cycle = 3_500
     assert not room.needs_snapshot(LogPosition(size=4_000))
     assert room.needs_snapshot(LogPosition(size=4_001))
-
-
-# -- targets
-
-
-class Target:
-    """Windows whose messages are sent to lists."""
-
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        self.results: list[tuple[str, BideError | None]] = []
-        self.windows = TargetWindows[str](
-            send=self.sent.append, on_result=lambda message, error: self.results.append((message, error))
-        )
-
-
-def test_a_silent_target_holds_up_no_other() -> None:
-    target = Target()
-    for number in range(WINDOW + 2):
-        target.windows.put("q:silent", f"silent {number}", 0.0)
-    target.windows.put("q:other", "other", 0.0)
-    assert [*target.sent[:WINDOW], "other"] == target.sent
-    target.windows.refuse_silent(SILENT_AFTER - 0.1)
-    assert target.results == []
-    target.windows.refuse_silent(SILENT_AFTER)
-    refused = [f"silent {WINDOW}", f"silent {WINDOW + 1}"]
-    assert [message for message, error in target.results if isinstance(error, PublishRefusedError)] == refused
-    # What comes later is refused at once, until the target answers.
-    target.windows.put("q:silent", "later", SILENT_AFTER)
-    assert target.results[-1][0] == "later"
-    target.windows.settled("q:silent", "silent 0", None, 9.0)
-    assert target.results[-1] == ("silent 0", None)
-    target.windows.put("q:silent", "at last", 9.0)
-    assert target.sent[-1] == "at last"
-
-
-def test_the_next_message_is_sent_when_one_is_settled() -> None:
-    target = Target()
-    for number in range(2 * WINDOW):
-        target.windows.put("q:a", f"{number}", 0.0)
-    for number in range(2 * WINDOW):
-        target.windows.settled("q:a", f"{number}", None, 0.0)
-    assert target.sent == [f"{number}" for number in range(2 * WINDOW)]

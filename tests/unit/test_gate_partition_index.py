@@ -23,6 +23,6 @@ async def test_an_end_that_another_gate_had_reported_is_reported_again(tmp_path:
     await index.open()
     items = (EndedOccurrence(occurrence="5f2c8a-17", outcome="delivered"),)
     records = [stored(0, Done(gate="other", items=items)), stored(1, Done(gate="mine", items=items))]
-    applied = await index.apply(records, is_answering=False)
+    applied = await index.apply(records, is_leading=False)
     await index.close()
     assert applied.ended == ["5f2c8a-17", "5f2c8a-17"]

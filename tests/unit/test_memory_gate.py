@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,11 @@ import pytest
 import bide
 import bide.testing
 from bide import ScheduleOutcome
-from bide.errors import InvalidInputError
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.errors import BideError, InvalidInputError
+from bide.gate.deliveries import CROWDED
+from bide.schedules.names import ROOM_TICKETS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
 from tests.timeouts import TIMEOUT
 
@@ -112,3 +117,60 @@ def test_clients_that_block_have_schedules_too(b: MemoryBroker) -> None:
         b.clock.advance("3d")
         with client.consume("mails", timeout=timedelta(seconds=TIMEOUT)) as messages:
             assert next(messages).body == b"x"
+
+
+async def test_room_is_freed_when_a_large_state_has_shrunk(b: MemoryBroker) -> None:
+    """A state of more than an eighth of the retention cannot free it."""
+    names, partition = ScheduleNames(), partition_of("k")
+
+    async def tickets(channel: Channel) -> int:
+        await b.run("15s")
+        return (await channel.declare_queue(bide.Queue(names.room(partition)), passive=True)).message_count or 0
+
+    async with b.gate(retention=1_000_000), b.connect() as client:
+        await client.declare(MAILS)
+        await client.schedule(b"x" * 200_000, key="k", to="mails", delay="3d")
+        connection = await Connection.open(b.url)
+        async with await connection.channel(confirms=True) as channel:
+            for _ in range(ROOM_TICKETS // 2 + 1):
+                await channel.publish(exchange=names.operations, routing_key=f"room.{partition}", values={}, body=b"")
+            assert await tickets(channel) > ROOM_TICKETS // 2
+            await client.cancel("k")
+            assert await tickets(channel) == 0
+        await connection.close()
+
+
+async def test_the_error_of_a_filter_that_ended_in_some_partitions_only_says_what_was_done(b: MemoryBroker) -> None:
+    names, key = ScheduleNames(), "paid"
+    others = [one for one in (f"k{number}" for number in range(9)) if partition_of(one) != partition_of(key)]
+    async with b.gate(), b.connect(declare=False) as client:
+        for one in (key, *others):
+            await client.schedule("x", key=one, to="mails", delay="3d")
+        connection = await Connection.open(b.url)
+        async with await connection.channel() as channel:
+            number = partition_of(key)
+            await channel.unbind(bide.Binding(names.operations, names.log(number), str(number)))
+        await connection.close()
+        with pytest.raises(BideError) as caught:
+            await client.cancel_scheduled(prefix="")
+    assert f"7 of 8 partitions answered: cancelled {len(others)} (" in str(caught.value)
+    assert all(repr(one) in str(caught.value) for one in others)
+
+
+async def test_a_target_that_refuses_is_not_claimed_for_without_end_and_holds_up_no_other(b: MemoryBroker) -> None:
+    full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    numbers = (f"k{number}" for number in itertools.count())
+    keys = list(itertools.islice((one for one in numbers if partition_of(one) == partition_of("other")), 3 * CROWDED))
+    async with b.gate(), b.connect() as client:
+        await client.declare(MAILS | bide.Topology(queues=[full]))
+        for first in range(0, len(keys), 500):
+            await asyncio.gather(
+                *(client.schedule("x", key=key, to="full", delay="10s") for key in keys[first : first + 500])
+            )
+        await client.schedule("other", key="other", to="mails", delay="15s")
+        await b.run("16s")
+        assert await bodies(client, 1) == [b"other"]
+        # A claim has a thousand, and nothing is claimed while a thousand wait.
+        waiting = await client.count_scheduled(to="full")
+        assert waiting >= len(keys) - 2 * CROWDED
+        assert (await client.cancel_scheduled(to="full")).count == waiting

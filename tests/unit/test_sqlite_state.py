@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tracemalloc
 from typing import Any
 
 from hypothesis import given, settings
@@ -132,10 +133,10 @@ def test_filters_pages_and_due_times_agree(
         for offset, record in enumerate(adds):
             fold.apply(offset, record, by_gate=False)
     expected = memory.select(wanted)
-    assert stored.select(wanted) == expected
+    assert list(stored.select(wanted)) == expected
     assert stored.number(wanted) == len(expected)
     pages, last = list[Any](), None
-    while page := stored.page(wanted, after=last, limit=size):
+    while page := list(stored.page(wanted, after=last, limit=size)):
         pages += page
         last = page[-1].key
     assert pages == expected
@@ -160,7 +161,32 @@ def test_a_filter_is_answered_from_the_index_by_key() -> None:
     connection.executescript(SCHEMA)
     seen = list[str]()
     connection.set_trace_callback(seen.append)
-    SqliteState(connection).page(ScheduleFilter(prefix="a", target="q:x", due_before=5), limit=100)
+    list(SqliteState(connection).page(ScheduleFilter(prefix="a", target="q:x", due_before=5), limit=100))
     connection.set_trace_callback(None)
     plan = " ".join(row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + seen[-1]))
     assert plan == "SEARCH waiting USING INDEX waiting_by_key (key>? AND key<?)"
+
+
+def test_messages_are_not_read_for_claims_and_lists_without_bodies_and_in_parts_for_filters() -> None:
+    """A gate may hold more than fits into memory."""
+    stored, count, size = database(), 40, 1_000_000
+    fold = ScheduleFold(stored, PARTITION)
+    keys = [key for key in (f"k{number:04}" for number in range(1000)) if partition_of(key) == PARTITION][:count]
+    for number, key in enumerate(keys):
+        message = ScheduledMessage(b"\0\0", bytes(size))
+        request = RequestId("s", number + 1)
+        add = AddSchedule(request=request, key=key, target="q:x", nominal=5, due=5, message=message)
+        fold.apply(number, add, by_gate=False)
+    tracemalloc.start()
+    try:
+        assert len(stored.due(9, limit=1000)) == count
+        assert len(list(stored.page(ScheduleFilter(), limit=1000, with_messages=False))) == count
+        move = ChangeSchedule(request=RequestId("s", 1000), action="move", filter=ScheduleFilter(), due=7)
+        answer = fold.apply(count, move, by_gate=False).answer
+        assert tracemalloc.get_traced_memory()[1] < count * size // 4
+    finally:
+        tracemalloc.stop()
+    assert answer is not None
+    assert (answer.count, list(answer.keys)) == (count, keys)
+    moved = list(stored.select(ScheduleFilter()))
+    assert {(one.due, len(one.message.body)) for one in moved} == {(7, size)}

@@ -24,8 +24,7 @@ async def ensure_schedule_log(connection: Connection, names: ScheduleNames, *, d
         DeclarationMismatchError: an exchange or queue exists with other properties.
         BrokerError: the broker refuses, or the connection was lost.
     """
-    # Declared last, so it shows that everything else was declared.
-    mark = Topology(queues=[Queue(names.undeliverable, arguments={"x-queue-type": "quorum"})])
+    mark = schedule_log_mark(names)
     try:
         if await exists(connection, Topology([Exchange(names.operations, "direct")], mark.queues)):
             return
@@ -47,14 +46,18 @@ async def declare_schedule_log(connection: Connection, names: ScheduleNames) -> 
         DeclarationMismatchError: an exchange or queue exists with other properties.
         BrokerError: the broker refuses, or the connection was lost.
     """
-    mark = Topology(queues=[one for one in names.topology().queues if one.name == names.undeliverable])
     try:
         await check_streams(connection, prefix=names.operations)
-        applied = await apply(connection, names.topology(), last=mark, can_move=False)
+        applied = await apply(connection, names.topology(), last=schedule_log_mark(names), can_move=False)
         await settle(connection, prefix=names.operations, can_move=False)
     except AccessRefusedError as error:
         raise _not_applied(connection, names, f" and this user may not declare it ({error})") from error
     log.info("declared the schedule log %s: %s", names.operations, applied)
+
+
+def schedule_log_mark(names: ScheduleNames) -> Topology:
+    """The queue that is declared last: it shows that everything else was declared."""
+    return Topology(queues=[Queue(names.undeliverable, arguments={"x-queue-type": "quorum"})])
 
 
 def _not_applied(connection: Connection, names: ScheduleNames, reason: str = "") -> NotAppliedError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +14,12 @@ import click
 from bide.cli.output import echo, print_json
 from bide.cli.running import stop_by_signals
 from bide.cli.settings import Settings, allow_option, broker_options, json_option, pass_settings
+from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.gate import Gate, Gated
+    from bide.observability.metrics import Metrics
 
 
 @click.command()
@@ -40,6 +43,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Declare the schedule log if it is missing.",
 )
+@click.option(
+    "--metrics",
+    "metrics_port",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Loopback port for Prometheus metrics; 0 chooses one.",
+)
 @allow_option
 @json_option("the counts at the end")
 @broker_options
@@ -52,6 +62,7 @@ def gate(
     retention: int | None,
     allow: tuple[str, ...],
     declare: bool,
+    metrics_port: int | None,
     as_json: bool,
 ) -> None:
     """Deliver scheduled messages until Ctrl-C or SIGTERM.
@@ -68,6 +79,7 @@ def gate(
     from bide.gate import Gate
     from bide.schedules.names import LOG_BYTES
 
+    metrics = None if metrics_port is None else _metrics()
     worker = Gate(
         settings.broker_url(),
         allow=allow,
@@ -75,6 +87,7 @@ def gate(
         prefix=prefix,
         retention=LOG_BYTES if retention is None else retention,
         declare=declare,
+        observers=[] if metrics is None else [metrics],
     )
 
     def started(connection: Connection) -> None:
@@ -84,7 +97,12 @@ def gate(
             err=True,
         )
 
-    done = asyncio.run(_run_until_signal(worker, started))
+    with ExitStack() as stack:
+        if metrics is not None and metrics_port is not None:
+            metrics.watch_gate(worker)
+            page = stack.enter_context(metrics.serve(metrics_port))
+            echo(f"metrics on {page.url}", err=True)
+        done = asyncio.run(_run_until_signal(worker, started))
     if as_json:
         print_json(asdict(done))
         return
@@ -92,6 +110,14 @@ def gate(
         f"{done.delivered} delivered, {done.refused} times refused by targets, {done.undeliverable} undeliverable, "
         f"{done.answered} answers"
     )
+
+
+def _metrics() -> Metrics:
+    try:
+        from bide.observability.metrics import Metrics
+    except ImportError as error:
+        raise InvalidInputError(f"--metrics: {error}") from error
+    return Metrics()
 
 
 async def _run_until_signal(worker: Gate, started: Callable[[Connection], None]) -> Gated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -12,7 +12,7 @@ from bide.client.publisher import Publisher
 from bide.client.schedule_requests import ScheduleRequests
 from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
 from bide.durations import DelayLike, DueTimeLike, from_milliseconds, to_milliseconds
-from bide.errors import NoGateAnswerError
+from bide.errors import BideError, NoGateAnswerError
 from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
 from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition_of
 from bide.schedules.prepared import PreparedSchedule, check_due, check_version
@@ -21,6 +21,9 @@ from bide.schedules.records import Action, ChangeSchedule, ScheduleFilter
 
 FIRST_PAGE: Final = 100
 """Schedules that are asked for first in each partition. Later pages are larger."""
+
+_SHOWN_KEYS: Final = 20
+"""Keys that the error of a change names that did not end in all partitions."""
 
 _NOUNS: Final[dict[Action, str]] = {
     "cancel": "cancelling",
@@ -112,15 +115,13 @@ class Schedules:
         results = await asyncio.gather(*map(change, range(PARTITIONS)), return_exceptions=True)
         answers = {number: one for number, one in enumerate(results) if not isinstance(one, BaseException)}
         errors = [one for one in results if isinstance(one, BaseException)]
-        for error in errors:
-            if isinstance(error, NoGateAnswerError) and answers:
-                changed = sum(one.count for one in answers.values())
-                raise NoGateAnswerError(
-                    f"{error}; {len(answers)} of {PARTITIONS} partitions answered, and {changed} schedules of them "
-                    "were changed"
-                ) from error
-            raise error
-        return FilterResult.of(answers)
+        if not errors:
+            return FilterResult.of(answers)
+        # An error other than a missing answer names a cause.
+        error = next((one for one in errors if not isinstance(one, NoGateAnswerError)), errors[0])
+        if answers and isinstance(error, BideError):
+            error.args = (f"{error}; {_partly_done(answers)}", *error.args[1:])
+        raise error
 
     async def move_all(
         self, chosen: ScheduleFilter, *, delay: DelayLike | None, deliver_at: DueTimeLike | None
@@ -155,6 +156,17 @@ class Schedules:
             for number in range(PARTITIONS)
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
+
+
+def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:
+    """What a change did that did not end in all partitions."""
+    done = FilterResult.of(answers)
+    counts = ", ".join(f"{count} in partition {number}" for number, count in done.partitions.items())
+    keys = ", ".join(map(repr, done.keys[:_SHOWN_KEYS])) + (", ..." if done.count > _SHOWN_KEYS else "")
+    return (
+        f"{len(answers)} of {PARTITIONS} partitions answered: {done.outcome.value} {done.count} ({counts})"
+        f"{': ' if keys else ''}{keys}"
+    )
 
 
 class _Pages:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Final, TypeVar, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
@@ -16,6 +17,7 @@ from bide.client.message import Message
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.handlers import Handlers
+from bide.endpoint.hosted_gate import HostedGate
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
 from bide.endpoint.settings import EndpointSettings
@@ -25,6 +27,9 @@ from bide.errors import ClosedError, InvalidInputError
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
+
+if TYPE_CHECKING:
+    from bide.gate.worker import Gate
 
 log = logger(__name__)
 
@@ -78,6 +83,12 @@ class Endpoint:
             warning says that the limit was not checked.
         drain: how long handlers may take to finish when the endpoint stops. Then they are cancelled, and their
             messages are requeued.
+        gate: host a gate of the schedule log in this process, as :class:`bide.Gate`. It starts and stops with the
+            endpoint, and its errors end the endpoint.
+        gate_allow: patterns of the targets that the gate delivers to, for all schedules on the broker: it may lead any
+            partition, and messages for other targets go to the undeliverable queue. Required with ``gate=True``.
+        gate_state: the folder for the gate's index, one for each process; None uses a temporary folder, so that each
+            start reads the log.
 
     Raises:
         InvalidInputError: an argument is invalid.
@@ -99,6 +110,9 @@ class Endpoint:
         observers: Sequence[Observer] = (),
         management_url: str | None = None,
         drain: DelayLike = timedelta(seconds=30),
+        gate: bool = False,
+        gate_allow: Iterable[str] = (),
+        gate_state: Path | str | None = None,
     ) -> None:
         check_name("queue", queue)
         check_name("queue", error_queue)
@@ -126,6 +140,9 @@ class Endpoint:
         self._observers = _checked_observers(observers)
         self._management_url = management_url
         self._drain = parse_delay(drain).total_seconds()
+        if not gate and (gate_allow or gate_state is not None):
+            raise InvalidInputError("gate_allow and gate_state need gate=True")
+        self._hosted = HostedGate(gate_allow, gate_state) if gate else None
         self._handlers = Handlers(self._concurrency)
         self._stopping: asyncio.Event | None = None
         self._limiter: Limiter | None = None
@@ -164,6 +181,11 @@ class Endpoint:
         """Whether it handles one message at a time because of consecutive failures."""
         return self._limiter is not None and self._limiter.slow
 
+    @property
+    def gate(self) -> Gate | None:
+        """The gate that this endpoint hosts, while it runs."""
+        return None if self._hosted is None else self._hosted.gate
+
     def stop(self) -> None:
         """Stop consuming; :meth:`run` returns when the messages that are being handled are settled."""
         if self._stopping is not None:
@@ -183,6 +205,7 @@ class Endpoint:
             InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
             ConsumerCancelledError: the queue was deleted.
             ClosedError: the client was closed.
+            BideError: the gate cannot work; see :meth:`bide.Gate.run`.
             BrokerError: the broker refuses, or cannot be reached at the start.
         """
         if not len(self._handlers):
@@ -202,7 +225,11 @@ class Endpoint:
             )
             for observer in self._observers:
                 await observer.started(client)
-            await self._work(client)
+            if self._hosted is None:
+                await self._work(client, None)
+                return
+            async with self._hosted.running(client, declare=self._declare, observers=self._observers) as gate:
+                await self._work(client, gate)
         finally:
             self._stopping = None
             self._handlers.close()
@@ -251,7 +278,7 @@ class Endpoint:
             if received:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    async def _work(self, client: Client) -> None:
+    async def _work(self, client: Client, gate: asyncio.Task[object] | None) -> None:
         limiter = self._limiter = Limiter(
             self.name, self._concurrency, slow_down_after=self._slow_down_after, pause=_PAUSE_WHEN_SLOW
         )
@@ -280,11 +307,17 @@ class Endpoint:
         assert self._stopping is not None
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Task[Any]] = {receiving, stopping} if gate is None else {receiving, stopping, gate}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
                 await receiving
+            if gate is not None and gate.done():
+                await gate
         finally:
             self._stopping.set()
+            if self.gate is not None:
+                # It lets its partitions go while handlers finish.
+                self.gate.stop()
             stopping.cancel()
             receiving.cancel()
             await _wait_for(receiving)

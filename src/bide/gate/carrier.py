@@ -60,6 +60,7 @@ class Carrier:
             if not self._room.needs_snapshot(self._index.position):
                 return
             self._cycle, self._is_cut, self._unread = f"{self._gate}.{secrets.token_hex(4)}", False, 0
+            self._room.state_size = await self._index.size()
             self._begun_at = await self._index.begin_snapshot(self._cycle)
             log.info("carrying the state as of offset %d forward", self._begun_at.offset)
         while not self._is_cut and self._unread < _UNREAD_CHUNKS:
@@ -70,8 +71,12 @@ class Carrier:
                 self._unread += 1
                 self._append(chunk)
 
-    async def read(self, chunks: Iterable[str], completed: Iterable[str]) -> None:
-        """Take note of chunks that were read back, and free the room when this gate's cycle is complete."""
+    async def read(self, chunks: Iterable[str], completed: Iterable[str], *, is_leading: Callable[[], bool]) -> None:
+        """Take note of chunks that were read back, and free the room when this gate's cycle is complete.
+
+        Args:
+            is_leading: whether this gate still leads. One that was frozen does not know what was appended meanwhile.
+        """
         self._unread -= sum(one == self._cycle for one in chunks)
         if self._cycle is None or self._cycle not in completed:
             return
@@ -83,6 +88,8 @@ class Carrier:
             return
         channel = await self._connection.channel()
         async with channel:
+            if not is_leading():
+                return
             await channel.purge_queue(self._queue)
         self._room.tickets = 0
 
@@ -100,3 +107,5 @@ class Carrier:
         async with await self._connection.channel() as channel:
             reply = await channel.declare_queue(Queue(self._queue), passive=True)
         self._room.tickets = reply.message_count
+        if self._room.is_too_large_to_free:
+            self._room.state_shrank(await self._index.size())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from bide.amqp.connection import Connection
 from bide.delay.allowed_targets import AllowedTargets
@@ -18,9 +18,6 @@ from bide.runtime.logs import logger
 from bide.schedules.names import ScheduleNames
 
 log = logger(__name__)
-
-_LOOK_AT_TARGETS_EVERY: Final = 0.5
-"""Seconds between two looks for targets that confirm nothing."""
 
 
 class GateConnectionLoop:
@@ -56,7 +53,6 @@ class GateConnectionLoop:
         """
         stop = asyncio.create_task(stopping.wait())
         tasks = [asyncio.create_task(self._follow(one)) for one in self._partitions]
-        watching = asyncio.create_task(self._watch_targets())
         try:
             if on_start is not None:
                 on_start(self._connection)
@@ -65,9 +61,9 @@ class GateConnectionLoop:
             if stopping.is_set():
                 await self._finish(tasks)
         finally:
-            for task in (stop, watching, *tasks):
+            for task in (stop, *tasks):
                 task.cancel()
-            await asyncio.gather(stop, watching, *tasks, return_exceptions=True)
+            await asyncio.gather(stop, *tasks, return_exceptions=True)
             self._link.close()
 
     async def _wait_for(self, tasks: set[asyncio.Task[Any]]) -> None:
@@ -102,19 +98,20 @@ class GateConnectionLoop:
         else:
             finishing.result()
 
-    async def _watch_targets(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_AT_TARGETS_EVERY)
-            self._link.refuse_silent()
-
     async def _follow(self, partition: PartitionGate) -> None:
         """Work in one partition. Errors that concern it alone do not end the work in the others."""
         while not partition.was_let_go:
             try:
                 await PartitionSession(partition, self._link, self._spread, self._rules).run()
             except ScheduleIndexError as error:
-                log.warning("the index is built anew: %s", error)
+                pause = partition.rebuild_pause(self._connection.monotonic())
+                log.warning(
+                    "the index of %s is built anew%s: %s. If this repeats, compare --retention (%d bytes) with "
+                    "'max-length-bytes' of the policies for the stream",
+                    *(partition.log, f" in {pause:g} s" if pause else "", error, partition.room.retention),
+                )
                 await partition.index.recreate()
+                await asyncio.sleep(pause)
             except BrokerError as error:
                 if not self._connection.is_open:
                     raise

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Final, NamedTuple
 
 from bide.delay.forwarding import LONGEST_PAUSE
+from bide.gate.target_windows import TargetWindows
 from bide.schedules.entries import Outcome
 from bide.schedules.records import EndedOccurrence
 
 IN_FLIGHT: Final = 500
 """Messages of a partition that are sent and not confirmed."""
+
+IN_FLIGHT_BYTES: Final = 8_000_000
+"""Bytes of these messages, but for a last one that may be larger."""
+
+CROWDED: Final = 1000
+"""Occurrences that wait for one target, from which on no more are claimed for it."""
 
 REPORT_ITEMS: Final = 1000
 """Occurrences in one report."""
@@ -21,20 +28,48 @@ REPORT_AFTER: Final = 0.1
 """Seconds for which a report waits for more occurrences while others are in flight."""
 
 
+class OccurrenceHead(NamedTuple):
+    """A claimed occurrence without its message.
+
+    Attributes:
+        target: of the message.
+        size: bytes of the message.
+    """
+
+    occurrence: str
+    target: str
+    size: int
+
+
 class Deliveries:
     """Which occurrences to deliver, deliver again, and report. All times are seconds by a monotonic clock.
 
+    Targets take turns, and each has its own limit of messages in flight. So a target with many messages, or a slow one,
+    takes no places of others.
+
+    Args:
+        on_place: called when there may be something to send again.
+
     Attributes:
         in_flight: the number of occurrences that were sent and are not confirmed.
+        crowded: targets for which nothing more should be claimed for now, because too many occurrences wait for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_place: Callable[[], None] = lambda: None) -> None:
         self.in_flight = 0
-        self._queued = deque[str]()
-        self._known = set[str]()
+        self.crowded = set[str]()
+        self._on_place = on_place
+        self._windows = TargetWindows()
+        self._bytes_in_flight = 0
+        self._known: dict[str, OccurrenceHead] = {}
         """Occurrences that are queued, in flight, refused, or ended and not reported yet."""
+        self._queued: dict[str, deque[OccurrenceHead]] = {}
+        self._turns: dict[str, None] = {}
+        """Targets with queued occurrences and perhaps a place, in the order of their turns."""
+        self._waiting = Counter[str]()
+        """Occurrences that are queued or refused, by target."""
         self._refusals: dict[str, int] = {}
-        self._retries: list[tuple[float, str]] = []
+        self._retries: list[tuple[float, OccurrenceHead]] = []
         self._unreported = deque[EndedOccurrence]()
         self._reported: dict[str, EndedOccurrence] = {}
         self._unreported_since = 0.0
@@ -46,51 +81,76 @@ class Deliveries:
 
     @property
     def backlog(self) -> int:
-        """How many wait to be sent for the first time."""
-        return len(self._queued)
+        """How many wait to be sent, without those for targets that have no place."""
+        return sum(len(self._queued[one]) for one in self._turns)
 
-    def add(self, occurrences: Iterable[str]) -> None:
+    @property
+    def pending(self) -> int:
+        """How many were claimed and did not end."""
+        return self.in_flight + self._waiting.total()
+
+    def add(self, occurrences: Iterable[OccurrenceHead]) -> None:
         """Take occurrences that are under way. Those that are known already are ignored."""
         for one in occurrences:
-            if one not in self._known:
-                self._known.add(one)
-                self._queued.append(one)
+            if one.occurrence not in self._known:
+                self._known[one.occurrence] = one
+                self._wait_for_turn(one)
 
     def take(self, now: float, most: int) -> list[str]:
-        """Occurrences to send now: refused ones whose pause is over, and new ones."""
-        most = min(most, IN_FLIGHT - self.in_flight)
+        """Occurrences to send now: new ones, and refused ones whose pause is over."""
+        while self._retries and self._retries[0][0] <= now:
+            one = heapq.heappop(self._retries)[1]
+            self._waits_no_more(one.target)
+            self._wait_for_turn(one)
         taken = list[str]()
-        while self._retries and self._retries[0][0] <= now and len(taken) < most // 2:
-            taken.append(heapq.heappop(self._retries)[1])
-        while self._queued and len(taken) < most:
-            taken.append(self._queued.popleft())
-        self.in_flight += len(taken)
+        while self._turns and len(taken) < most and self._has_room:
+            target = next(iter(self._turns))
+            del self._turns[target]
+            if not self._windows.enter(target, self._take_turn):
+                continue
+            queued = self._queued[target]
+            one = queued.popleft()
+            if queued:
+                self._turns[target] = None
+            else:
+                del self._queued[target]
+            self._waits_no_more(target)
+            self.in_flight += 1
+            self._bytes_in_flight += one.size
+            taken.append(one.occurrence)
         return taken
+
+    def not_sent(self, occurrences: Collection[str]) -> None:
+        """Give back the places of occurrences that were taken and will not be sent."""
+        for one in occurrences:
+            self._windows.leave(self._known[one].target)
 
     def gone(self, occurrence: str) -> None:
         """Forget an occurrence that was taken and is no longer under way."""
-        self.in_flight -= 1
+        self.not_sent([occurrence])
+        self._no_longer_in_flight(occurrence)
         self._forget(occurrence)
 
     def ended(self, occurrence: str, outcome: Outcome, now: float) -> None:
         """Remember to report an occurrence that was taken."""
-        self.in_flight -= 1
+        self._no_longer_in_flight(occurrence)
         if not self._unreported:
             self._unreported_since = now
         self._unreported.append(EndedOccurrence(occurrence=occurrence, outcome=outcome))
 
     def refused(self, occurrence: str, now: float) -> None:
         """Let an occurrence that its target refused wait: 1 s, 2 s, 4 s ... 64 s."""
-        self.in_flight -= 1
+        one = self._no_longer_in_flight(occurrence)
         refusals = self._refusals.get(occurrence, 0)
         self._refusals[occurrence] = min(refusals + 1, 63)
         pause = min(1 << refusals, LONGEST_PAUSE.total_seconds())
-        heapq.heappush(self._retries, (now + pause, occurrence))
+        heapq.heappush(self._retries, (now + pause, one))
+        self._waits(one.target)
 
     def report(self, now: float) -> tuple[EndedOccurrence, ...]:
         """What to report now. Single ones are reported at once; many are reported together."""
         if not self._unreported or (
-            (self.in_flight or self._queued)
+            (self.in_flight or self._turns)
             and len(self._unreported) < REPORT_ITEMS
             and now - self._unreported_since < REPORT_AFTER
         ):
@@ -111,20 +171,67 @@ class Deliveries:
 
     def release(self) -> None:
         """Leave what was not sent yet to another gate."""
-        self._known.difference_update(self._queued)
-        self._known.difference_update(one for _, one in self._retries)
+        for queued in self._queued.values():
+            for one in queued:
+                del self._known[one.occurrence]
+        for _, one in self._retries:
+            del self._known[one.occurrence]
         self._queued.clear()
+        self._turns.clear()
         self._retries.clear()
+        self._waiting.clear()
         self._refusals.clear()
+        self.crowded.clear()
 
-    def on_connection_lost(self) -> None:
-        """Forget what is in flight, and report again what was not read back: it may never be in the log."""
+    def on_connection_lost(self, windows: TargetWindows) -> None:
+        """Forget what is in flight, and report again what was not read back: it may never be in the log.
+
+        Args:
+            windows: the places of the new connection.
+        """
         self.release()
-        self.in_flight = 0
+        self._windows = windows
+        self.in_flight = self._bytes_in_flight = 0
         self._unreported.extendleft(self._reported.values())
         self._reported.clear()
-        self._known = {one.occurrence for one in self._unreported}
+        self._known = {one.occurrence: self._known[one.occurrence] for one in self._unreported}
+
+    @property
+    def _has_room(self) -> bool:
+        return self.in_flight < IN_FLIGHT and self._bytes_in_flight < IN_FLIGHT_BYTES
+
+    def _wait_for_turn(self, one: OccurrenceHead) -> None:
+        queued = self._queued.get(one.target)
+        if queued is None:
+            queued = self._queued[one.target] = deque()
+            self._turns[one.target] = None
+        queued.append(one)
+        self._waits(one.target)
+
+    def _take_turn(self, target: str) -> None:
+        """There may be a place for a target again."""
+        if target in self._queued:
+            self._turns[target] = None
+            self._on_place()
+
+    def _waits(self, target: str) -> None:
+        self._waiting[target] += 1
+        if self._waiting[target] >= CROWDED:
+            self.crowded.add(target)
+
+    def _waits_no_more(self, target: str) -> None:
+        self._waiting[target] -= 1
+        if self._waiting[target] < CROWDED:
+            self.crowded.discard(target)
+        if not self._waiting[target]:
+            del self._waiting[target]
+
+    def _no_longer_in_flight(self, occurrence: str) -> OccurrenceHead:
+        one = self._known[occurrence]
+        self.in_flight -= 1
+        self._bytes_in_flight -= one.size
+        return one
 
     def _forget(self, occurrence: str) -> None:
-        self._known.discard(occurrence)
+        self._known.pop(occurrence, None)
         self._refusals.pop(occurrence, None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +17,7 @@ from bide.errors import BideError
 from bide.gate.delivery import ScheduledDelivery
 from bide.gate.target_windows import TargetWindows
 from bide.patterns.rpc import DIRECT_REPLY_TO
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.schedules.names import ScheduleNames
 
@@ -23,8 +26,8 @@ log = logger(__name__)
 _PERSISTENT: Final = 2
 
 _TARGET_CHANNELS: Final = 64
-"""Channels among which the targets are divided. A channel stands still at its first message for a quorum queue that
-does not answer, and with it all others on that channel (measured with 3.10.8)."""
+"""Channels for targets. A channel stands still at its first message for a quorum queue that does not answer (measured
+with 3.10.8). So a target with messages in flight has a channel to itself, unless there are more such targets."""
 
 
 class _GateRecord(PipelinedMessage):
@@ -57,10 +60,14 @@ class GateLink:
 
     Args:
         failed: called when no channel can be opened.
+
+    Attributes:
+        windows: places for messages in flight. A message for a target needs one.
     """
 
     def __init__(self, connection: Connection, names: ScheduleNames, failed: Callable[[BideError], None]) -> None:
         self.connection = connection
+        self.windows = TargetWindows()
         self._names = names
         # All beats are sent on one channel, in order.
         self._to_log = ConfirmedSender[_GateRecord](
@@ -70,11 +77,15 @@ class GateLink:
             connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
         )
         self._failed = failed
-        self._to_targets: dict[int, TargetSender[DeliveryInFlight]] = {}
-        self._windows = TargetWindows[DeliveryInFlight](
-            send=self._send_to_target, on_result=lambda message, error: message.on_result(message.delivery, error)
-        )
+        self._senders: list[TargetSender[DeliveryInFlight]] = []
+        self._in_flight_to = Counter[str]()
+        self._sender_of: dict[str, int] = {}
+        """The senders of targets with messages in flight."""
+        self._targets_of = Counter[int]()
+        self._last_sender_of = BoundedCache[str, int]()
+        """A sender that has checked an exchange need not check it again."""
         self._answering: Channel | None = None
+        self._opening = asyncio.Lock()
 
     def append(self, partition: int, body: bytes, on_result: Callable[[BideError | None], None]) -> None:
         """Append a record to the log of a partition."""
@@ -83,27 +94,40 @@ class GateLink:
     def deliver(
         self, delivery: ScheduledDelivery, on_result: Callable[[ScheduledDelivery, BideError | None], None]
     ) -> None:
-        """Send a message to its target, or to the undeliverable queue."""
+        """Send a message to its target, for which it has a place, or to the undeliverable queue."""
         message = DeliveryInFlight(delivery, on_result)
         if delivery.reason:
             self._to_undeliverable.put(message)
-        else:
-            self._windows.put(delivery.entry.target, message, self.connection.loop.time())
+            return
+        target = delivery.entry.target
+        number = self._sender_of.get(target)
+        if number is None:
+            number = self._sender_of[target] = self._choose_sender(target)
+            self._targets_of[number] += 1
+        self._in_flight_to[target] += 1
+        self._senders[number].put(message)
 
-    def refuse_silent(self) -> None:
-        """Refuse messages that wait for targets that confirm nothing. Call this once in a while."""
-        self._windows.refuse_silent(self.connection.loop.time())
-
-    def _send_to_target(self, message: DeliveryInFlight) -> None:
-        bucket = zlib.crc32(message.delivery.entry.target.encode()) % _TARGET_CHANNELS
-        sender = self._to_targets.get(bucket)
-        if sender is None:
-            sender = TargetSender(self.connection, on_result=self._on_settled, failed=self._failed)
-            self._to_targets[bucket] = sender
-        sender.put(message)
+    def _choose_sender(self, target: str) -> int:
+        last = self._last_sender_of.get(target)
+        if last is not None and not self._targets_of[last]:
+            return last
+        for number in range(len(self._senders)):
+            if not self._targets_of[number]:
+                return number
+        if len(self._senders) < _TARGET_CHANNELS:
+            self._senders.append(TargetSender(self.connection, on_result=self._on_settled, failed=self._failed))
+            return len(self._senders) - 1
+        return zlib.crc32(target.encode()) % _TARGET_CHANNELS
 
     def _on_settled(self, message: DeliveryInFlight, error: BideError | None) -> None:
-        self._windows.settled(message.delivery.entry.target, message, error, self.connection.loop.time())
+        target = message.delivery.entry.target
+        self._in_flight_to[target] -= 1
+        if not self._in_flight_to[target]:
+            del self._in_flight_to[target]
+            number = self._last_sender_of[target] = self._sender_of.pop(target)
+            self._targets_of[number] -= 1
+        self.windows.leave(target)
+        message.on_result(message.delivery, error)
 
     async def answer(self, reply_to: str, correlation_id: str | None, body: bytes) -> None:
         """Send an answer, unconfirmed: a client that does not get it asks again.
@@ -114,8 +138,9 @@ class GateLink:
         if not reply_to.startswith(DIRECT_REPLY_TO):
             log.debug("no answer to %r: it is not direct reply-to", reply_to)
             return
-        if self._answering is None or not self._answering.is_open:
-            self._answering = await self.connection.channel()
+        async with self._opening:
+            if self._answering is None or not self._answering.is_open:
+                self._answering = await self.connection.channel()
         frames = codec.publish(
             self._answering.number,
             exchange="",
@@ -131,7 +156,7 @@ class GateLink:
         """Send no more, and report no more results."""
         self._to_log.close()
         self._to_undeliverable.close()
-        for sender in self._to_targets.values():
+        for sender in self._senders:
             sender.close()
         if self._answering is not None:
             self._answering.abandon()

@@ -88,11 +88,14 @@ class LogOpener:
         await self._index.begin()
         position = self._index.position
         reader = await LogReader.open(self._connection, self._log, position.offset)
-        # There is a record: at least the beat that was appended to find the end.
-        records = await reader.batch()
-        if records[0].offset != max(position.offset, 0):
+        try:
+            # There is a record: at least the beat that was appended to find the end.
+            records = await reader.batch()
+            if records[0].offset != max(position.offset, 0):
+                raise ScheduleIndexError(f"retention removed the beginning of {self._log} while it was read")
+        except BaseException:
             reader.close()
-            raise ScheduleIndexError(f"retention removed the beginning of {self._log} while it was read")
+            raise
         return reader, records if position.offset < 0 else records[1:]
 
     @property
@@ -107,6 +110,9 @@ class LogOpener:
         except TimeoutError:
             reader.close()
             return None
+        except BaseException:
+            reader.close()
+            raise
         if records[0].offset != position.offset or zlib.crc32(records[0].body) != position.checksum:
             reader.close()
             return None
@@ -131,12 +137,15 @@ class LogOpener:
         reader = await LogReader.open(self._connection, self._log, "last")
         # It counts for nothing: its gate has read nothing.
         fence = encode(Beat(gate=self._gate, clock=to_milliseconds(self._connection.now()), after=-1, count=0))
-        async with await self._connection.channel(confirms=True) as channel:
-            await channel.publish(
-                exchange=self._names.gates, routing_key=str(self._partition), values={"delivery_mode": 2}, body=fence
-            )
         hint = None
         try:
+            async with await self._connection.channel(confirms=True) as channel:
+                await channel.publish(
+                    exchange=self._names.gates,
+                    routing_key=str(self._partition),
+                    values={"delivery_mode": 2},
+                    body=fence,
+                )
             while True:
                 for one in await reader.batch():
                     if one.exchange != self._names.gates:

@@ -19,6 +19,7 @@ from bide.errors import (
 )
 from bide.gate.deliveries import Deliveries
 from bide.gate.leadership import PartitionLeadership
+from bide.gate.observer import GateObservers, PartitionStatus
 from bide.gate.partition_index import PartitionIndex
 from bide.gate.room import LogRoom
 from bide.gate.spread import GateTime
@@ -30,6 +31,10 @@ log = logger(__name__)
 RETRY_PAUSE: Final = 1.0
 """Seconds until a partition whose log failed is tried again."""
 
+_LONGEST_REBUILD_PAUSE: Final = 64.0
+_REBUILDS_FORGOTTEN_AFTER: Final = 600.0
+"""Seconds without building the index anew, after which the next time is as the first one."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Gated:
@@ -40,18 +45,27 @@ class Gated:
         refused: refusals of targets; a refused message is sent again.
         undeliverable: messages sent to the undeliverable queue.
         answered: answers to operations and questions.
+        claimed: occurrences that were to be delivered from then on.
+        cancelled: schedules that were cancelled.
+        superseded: schedules that were replaced.
+        skipped: runs that were skipped, because they were missed or paused.
     """
 
     delivered: int = 0
     refused: int = 0
     undeliverable: int = 0
     answered: int = 0
+    claimed: int = 0
+    cancelled: int = 0
+    superseded: int = 0
+    skipped: int = 0
 
 
 class PartitionGate:
     """The state of a gate for one partition, which outlives a connection.
 
     Attributes:
+        waiting: the number of schedules that wait.
         wake: set when there may be something to do.
         is_stopping: whether to finish what is in flight, and let the partition go.
         was_let_go: whether the partition was let go.
@@ -63,6 +77,7 @@ class PartitionGate:
         retention: the retention of the log, in bytes.
         time: the clock of this gate.
         counts: the counts of this gate.
+        observers: of this gate.
         now: seconds by the monotonic clock.
         executor: runs the calls of the index; a thread if None.
     """
@@ -77,6 +92,7 @@ class PartitionGate:
         retention: int,
         time: GateTime,
         counts: Gated,
+        observers: GateObservers,
         now: float,
         executor: Executor | None,
     ) -> None:
@@ -85,19 +101,52 @@ class PartitionGate:
         self.names = names
         self.time = time
         self.counts = counts
+        self.observers = observers
+        self.waiting = 0
         self.index = PartitionIndex(folder / f"schedule.{number}.db", number, names, gate, executor=executor)
         self.leadership = PartitionLeadership(gate, now)
         self.room = LogRoom(retention)
-        self.deliveries = Deliveries()
-        self.ticked_at = now
         self.wake = asyncio.Event()
+        self.deliveries = Deliveries(self.wake.set)
+        self.ticked_at = now
         self.is_stopping = False
         self.was_let_go = False
+        self._rebuilds = 0
+        self._rebuilt_at = now
 
     @property
     def log(self) -> str:
         """The name of the stream."""
         return self.names.log(self.number)
+
+    def status(self, now: float) -> PartitionStatus:
+        """What is known of the partition.
+
+        Args:
+            now: seconds by the monotonic clock.
+        """
+        proven_at = self.leadership.proven_at
+        return PartitionStatus(
+            partition=self.number,
+            is_leading=self.leadership.leads(now),
+            waiting=self.waiting,
+            under_way=self.deliveries.pending,
+            lag=None if proven_at is None else now - proven_at,
+        )
+
+    def rebuild_pause(self, now: float) -> float:
+        """Seconds to wait before the index is built anew: 0 s, 1 s, 2 s ... 64 s.
+
+        Where the retention is shorter than the gate expects, this repeats, and reads the whole log each time.
+
+        Args:
+            now: seconds by the monotonic clock.
+        """
+        if now - self._rebuilt_at > _REBUILDS_FORGOTTEN_AFTER:
+            self._rebuilds = 0
+        self._rebuilt_at = now
+        self._rebuilds += 1
+        return 0.0 if self._rebuilds == 1 else min(float(1 << min(self._rebuilds - 2, 9)), _LONGEST_REBUILD_PAUSE)
 
     def check_temporary(self, error: BrokerError) -> None:
         """Raise an error that is permanent and did not end the connection.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from bide.errors import InvalidInputError, ScheduleIndexError
 from bide.gate.claims import CLAIM_ITEMS, ClaimPlanner
+from bide.gate.deliveries import OccurrenceHead
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.index import ScheduleIndex
 from bide.gate.log_follower import LogFollower, ReadRecord
@@ -21,7 +22,7 @@ from bide.gate.log_reader import LogRecord
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode
-from bide.schedules.fold import ScheduleFold
+from bide.schedules.fold import Ending, OccurrenceEnd, ScheduleFold
 from bide.schedules.names import ScheduleNames
 from bide.schedules.questions import (
     CountQuestion,
@@ -39,6 +40,9 @@ from bide.schedules.state import LogPosition
 _BATCH_SECONDS: Final = 0.05
 """Seconds after which a batch ends, so that other work of the partition gets its turn."""
 
+DROPPED: Final[tuple[Ending, ...]] = ("cancelled", "superseded", "skipped")
+"""How occurrences end without a delivery."""
+
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
@@ -50,8 +54,10 @@ class AppliedRecords:
     Attributes:
         count: how many of the records were applied.
         beats: beats of all gates, with their offsets.
-        claimed: occurrences to be delivered.
+        claimed: occurrences to be delivered, if the gate leads.
         ended: occurrences that a gate reported as ended, also if another one had reported them before.
+        dropped: occurrences that ended without a delivery, if the gate leads.
+        waiting: the number of schedules that wait.
         answers: where to send an answer, the id of the request, and the answer.
         chunks: the cycles of chunks of snapshots, one for each.
         completed: snapshots that are complete.
@@ -65,8 +71,10 @@ class AppliedRecords:
     position: LogPosition
     count: int = 0
     beats: list[tuple[int, Beat]] = field(default_factory=list)
-    claimed: list[str] = field(default_factory=list)
+    claimed: list[OccurrenceHead] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
+    dropped: list[OccurrenceEnd] = field(default_factory=list)
+    waiting: int = 0
     answers: list[tuple[str, str, bytes]] = field(default_factory=list)
     chunks: list[str] = field(default_factory=list)
     completed: list[str] = field(default_factory=list)
@@ -162,40 +170,43 @@ class PartitionIndex:
         self._end_snapshot()
         self._begin()
 
-    async def apply(self, records: Sequence[LogRecord], *, is_answering: bool) -> AppliedRecords:
+    async def apply(self, records: Sequence[LogRecord], *, is_leading: bool) -> AppliedRecords:
         """Apply records, as many as 50 ms suffice for, in one transaction.
 
         Args:
-            is_answering: whether to make answers to operations.
+            is_leading: whether to make answers to operations, and to list what is claimed.
 
         Raises:
             NewerRecordError: a later release of bide wrote one of them.
         """
-        applied = await self._run(self._apply, records, is_answering)
+        applied = await self._run(self._apply, records, is_leading)
         self.position = applied.position
         return applied
 
-    def _apply(self, records: Sequence[LogRecord], is_answering: bool) -> AppliedRecords:
+    def _apply(self, records: Sequence[LogRecord], is_leading: bool) -> AppliedRecords:
         until = time.monotonic() + _BATCH_SECONDS
         with self._index.batch() as state:
             applied = AppliedRecords(state.position)
             for one in records:
                 found = self._follower.read(one.offset, one.exchange, one.body)
-                self._note(applied, one, found, is_answering)
+                self._note(applied, one, found, is_leading)
+                if is_leading:
+                    applied.claimed += state.heads(found.result.claimed)
+                    applied.dropped += (one for one in found.result.ended if one.how in DROPPED)
                 applied.count += 1
                 if self._follower.has_missed or time.monotonic() > until:
                     break
         applied.has_missed = self._follower.has_missed
         applied.position = replace(state.position)
         applied.next_due = state.next_due()
+        applied.waiting = state.waiting_count
         return applied
 
-    def _note(self, applied: AppliedRecords, one: LogRecord, found: ReadRecord, is_answering: bool) -> None:
+    def _note(self, applied: AppliedRecords, one: LogRecord, found: ReadRecord, is_leading: bool) -> None:
         result = found.result
-        applied.claimed += result.claimed
         match found.record:
             case AddSchedule() | ChangeSchedule() as operation:
-                if is_answering and one.reply_to is not None and result.answer is not None:
+                if is_leading and one.reply_to is not None and result.answer is not None:
                     applied.answers.append((one.reply_to, str(operation.request), encode_answer(result.answer)))
             case _ if one.exchange != self._names.gates:
                 return
@@ -244,18 +255,26 @@ class PartitionIndex:
 
     # -- what is due and under way
 
-    async def claim(self, now: int) -> bytes | None:
-        """The record of a claim of what is due; None if there is nothing to claim."""
-        return await self._run(self._claim, now)
+    async def claim(self, now: int, *, without: Collection[str] = ()) -> bytes | None:
+        """The record of a claim of what is due; None if there is nothing to claim.
 
-    def _claim(self, now: int) -> bytes | None:
-        due = self._index.state.due(now, limit=CLAIM_ITEMS + self._planner.passed_over)
+        Args:
+            without: targets for which nothing is claimed.
+        """
+        return await self._run(self._claim, now, without)
+
+    def _claim(self, now: int, without: Collection[str]) -> bytes | None:
+        due = self._index.state.due(now, without=without, limit=CLAIM_ITEMS + self._planner.passed_over)
         claim = self._planner.claim(due, now)
         return None if claim is None else encode(claim)
 
-    async def under_way(self) -> list[str]:
-        """The ids of all occurrences under way."""
-        return await self._run(lambda: self._index.state.under_way_ids())
+    async def next_due(self, *, without: Collection[str]) -> int | None:
+        """When something else is due than what waits for these targets, in milliseconds since the Unix epoch."""
+        return await self._run(lambda: self._index.state.next_due(without=without))
+
+    async def under_way(self) -> list[OccurrenceHead]:
+        """All occurrences under way, the earliest due first."""
+        return await self._run(lambda: self._index.state.under_way_heads())
 
     async def deliveries(self, occurrences: Sequence[str], rules: DeliveryRules) -> list[ScheduledDelivery]:
         """The messages of those occurrences that are still under way."""
@@ -276,7 +295,12 @@ class PartitionIndex:
             case KeyQuestion():
                 return answer_for_key(state.waiting(question.key), state.under_way_of(question.key))
             case PageQuestion():
-                found = state.page(question.filter, after=question.after, limit=question.limit + 1)
+                found = state.page(
+                    question.filter,
+                    after=question.after,
+                    limit=question.limit + 1,
+                    with_messages=question.with_messages,
+                )
                 return answer_for_page(question, found)
             case CountQuestion():
                 return QuestionAnswer(count=state.number(question.filter))
@@ -302,6 +326,10 @@ class PartitionIndex:
             return encode(chunk)
         self._end_snapshot()
         return None
+
+    async def size(self) -> int:
+        """The size of the state, to compare with other states."""
+        return await self._run(lambda: self._index.state.size())
 
     async def end_snapshot(self) -> None:
         """Give up the snapshot that was begun."""

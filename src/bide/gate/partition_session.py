@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from typing import Final
 
 from bide.errors import (
-    AccessRefusedError,
     BideError,
-    PublishRefusedError,
     ScheduleIndexError,
     ScheduleLogError,
-    UnroutableError,
 )
 from bide.gate.carrier import Carrier
-from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.deliverer import Deliverer
+from bide.gate.delivery import DeliveryRules
 from bide.gate.link import GateLink
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.gate.log_rebuild import LogOpener
+from bide.gate.observer import GateEvent
 from bide.gate.partition import PartitionGate
 from bide.gate.partition_index import AppliedRecords
 from bide.gate.question_desk import QuestionDesk
 from bide.gate.spread import LeadershipSpread
-from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.schedules.encoding import encode
 from bide.schedules.records import Beat, Done, ScheduleRecord, Tick
-from bide.topology import DEFAULT_EXCHANGE
 
 log = logger(__name__)
 
@@ -39,16 +38,17 @@ _LOOK_AT_GATES_EVERY: Final = 0.05
 _CLAIM_AGAIN_AFTER: Final = 0.05
 """Seconds after which a gate looks for something to claim again if what is due cannot be claimed."""
 
+_CLAIM_PAUSE: Final = 4
+"""Times that a claim took, after which the next one is made while there are crowded targets."""
+
 _FULL_AGAIN_AFTER: Final = 5.0
 """Seconds between two looks at whether a full log has more records to read."""
 
 _TICK_EVERY: Final = 3600.0
 
-_FETCHED: Final = 200
-"""Messages that are read from the index at once."""
-
 _CLAIMED_AHEAD: Final = 2000
-"""Occurrences that wait to be sent, above which no more are claimed. What is not claimed can still be cancelled."""
+"""Occurrences that could be sent at once, above which no more are claimed. What is not claimed can still be cancelled.
+"""
 
 
 class PartitionSession:
@@ -58,7 +58,7 @@ class PartitionSession:
         self._gate = gate
         self._link = link
         self._spread = spread
-        self._rules = rules
+        self._deliverer = Deliverer(gate, link, rules, self._fail)
         self._connection = link.connection
         self._index = gate.index
         self._leadership = gate.leadership
@@ -80,16 +80,15 @@ class PartitionSession:
         )
         self._wake = gate.wake
         self._failed: asyncio.Future[BideError] = link.connection.loop.create_future()
-        self._is_over = False
         self._is_leading = False
         self._is_letting_go = False
         self._unconfirmed = 0
         self._next_due: int | None = None
         self._has_unread_claim = False
         self._claim_at = 0.0
+        self._without = frozenset[str]()
         self._look_at_gates_at = 0.0
         self._look_at_full_log_at = 0.0
-        self._warnings = BoundedCache[str, int]()
 
     async def run(self) -> None:
         """Work until the partition was let go, or until an error.
@@ -99,7 +98,7 @@ class PartitionSession:
             BideError: the connection was lost, or a channel failed, or the log cannot be used.
         """
         self._leadership.on_connection_lost()
-        self._deliveries.on_connection_lost()
+        self._deliveries.on_connection_lost(self._link.windows)
         opener = LogOpener(self._connection, self._gate.number, self._gate.names, self._index, self._gate.gate)
         reader, records = await opener.open()
         reading = asyncio.create_task(self._read(reader, records))
@@ -115,7 +114,7 @@ class PartitionSession:
                 if failure.done():
                     raise failure.result()
         finally:
-            self._is_over = True
+            self._deliverer.close()
             for task in (reading, acting):
                 task.cancel()
             await asyncio.gather(reading, acting, return_exceptions=True)
@@ -134,7 +133,7 @@ class PartitionSession:
     async def _read(self, reader: LogReader, records: list[LogRecord]) -> None:
         while True:
             while records:
-                applied = await self._index.apply(records, is_answering=self._is_leading)
+                applied = await self._index.apply(records, is_leading=self._is_leading)
                 records = records[applied.count :]
                 await self._note(applied)
             records = await reader.batch()
@@ -152,16 +151,40 @@ class PartitionSession:
             self._gate.ticked_at = now
         if applied.own_claim:
             self._has_unread_claim = False
-        self._next_due = applied.next_due
+        self._next_due, self._without = applied.next_due, frozenset()
+        self._gate.waiting = applied.waiting
         self._deliveries.read(applied.ended)
         if self._is_leading:
             self._deliveries.add(applied.claimed)
+            self._note_changes(applied)
         self._wake.set()
         if self._leadership.leads(now):
             for reply_to, request, body in applied.answers:
                 await self._link.answer(reply_to, request, body)
             self._gate.counts.answered += len(applied.answers)
-        await self._carrier.read(applied.chunks, applied.completed)
+        await self._carrier.read(
+            applied.chunks, applied.completed, is_leading=lambda: self._leadership.leads(self._now())
+        )
+
+    def _note_changes(self, applied: AppliedRecords) -> None:
+        """Count, and pass on, what does not lead to a delivery."""
+        counts = self._gate.counts
+        counts.claimed += len(applied.claimed)
+        kinds = Counter(one.how for one in applied.dropped)
+        counts.cancelled += kinds["cancelled"]
+        counts.superseded += kinds["superseded"]
+        counts.skipped += kinds["skipped"]
+        if self._gate.observers:
+            for one in applied.dropped:
+                self._gate.observers.notify(
+                    GateEvent(
+                        kind=one.how,
+                        gate=self._gate.gate,
+                        partition=self._gate.number,
+                        key=one.key,
+                        occurrence=one.occurrence,
+                    )
+                )
 
     def _append(self, record: ScheduleRecord) -> None:
         self._append_body(encode(record))
@@ -199,7 +222,7 @@ class PartitionSession:
         if level == "free" and self._leadership.is_current(now):
             if is_leading and not self._gate.is_stopping:
                 await self._claim(now, clock)
-                await self._deliver(now)
+                await self._deliverer.deliver(now)
                 self._tick(now)
             self._report(now)
         if is_leading:
@@ -304,66 +327,28 @@ class PartitionSession:
         )
 
     async def _claim(self, now: float, clock: int) -> None:
-        if not self._may_claim or self._next_due is None or self._next_due > clock or now < self._claim_at:
+        if not self._may_claim:
             return
-        self._claim_at = now + _CLAIM_AGAIN_AFTER
+        crowded = frozenset(self._deliveries.crowded)
+        if self._without - crowded:
+            # What is due for other targets was looked for before; the earliest of all is due already.
+            self._next_due, self._without = clock, crowded
+        if self._next_due is None or self._next_due > clock or now < self._claim_at:
+            return
         self._has_unread_claim = True
-        body = await self._index.claim(clock)
+        begun = time.monotonic()
+        body = await self._index.claim(clock, without=crowded)
+        # To pass over what waits for crowded targets may take long, and the index has other work.
+        pause = _CLAIM_PAUSE * (time.monotonic() - begun) if crowded else 0.0
         if body is None:
             self._has_unread_claim = False
+            self._claim_at = now + max(_CLAIM_AGAIN_AFTER, pause)
+            if crowded:
+                self._next_due, self._without = await self._index.next_due(without=crowded), crowded
         else:
-            self._claim_at = now
+            self._claim_at = now + pause
             self._append_body(body)
-
-    async def _deliver(self, now: float) -> None:
-        while taken := self._deliveries.take(now, _FETCHED):
-            found = await self._index.deliveries(taken, self._rules)
-            for one in set(taken).difference(one.entry.occurrence for one in found):
-                self._deliveries.gone(one)
-            for delivery in found:
-                self._link.deliver(delivery, self._on_delivered)
-
-    def _on_delivered(self, delivery: ScheduledDelivery, error: BideError | None) -> None:
-        if self._is_over:
-            # It counts as in flight no longer, and the next session delivers it again.
-            return
-        occurrence, now, counts = delivery.entry.occurrence, self._now(), self._gate.counts
-        match error:
-            case None if delivery.reason:
-                counts.undeliverable += 1
-                self._deliveries.ended(occurrence, "undeliverable", now)
-            case None:
-                counts.delivered += 1
-                self._deliveries.ended(occurrence, "delivered", now)
-            case PublishRefusedError():
-                counts.refused += 1
-                self._refused(delivery, now, "refuses messages: they are sent again")
-            case AccessRefusedError() if delivery.exchange == DEFAULT_EXCHANGE:
-                # The permission for the default exchange affects all targets.
-                self._fail(error)
-            case _ if delivery.reason:
-                self._refused(delivery, now, f"takes no messages, which are sent again: {error}")
-            case UnroutableError():
-                key = f" with the routing key {delivery.routing_key!r}" if delivery.exchange else ""
-                self._set_aside(delivery, f"no queue takes messages for {delivery.entry.target}{key}")
-            case _:
-                self._set_aside(delivery, str(error))
-        self._wake.set()
-
-    def _refused(self, delivery: ScheduledDelivery, now: float, what: str) -> None:
-        self._deliveries.refused(delivery.entry.occurrence, now)
-        self._warn(f"{delivery.exchange or delivery.routing_key} {what}")
-
-    def _set_aside(self, delivery: ScheduledDelivery, reason: str) -> None:
-        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
-        self._link.deliver(self._rules.undeliverable(delivery.entry, reason), self._on_delivered)
 
     def _report(self, now: float) -> None:
         if items := self._deliveries.report(now):
             self._append(Done(gate=self._gate.gate, items=items))
-
-    def _warn(self, what: str) -> None:
-        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
-        count = self._warnings[what] = self._warnings.get(what, 0) + 1
-        if str(count).strip("0") == "1":
-            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

@@ -22,12 +22,14 @@ class LogRoom:
     Attributes:
         retention: the retention of the log, in bytes.
         tickets: tickets of applications in the room queue, when it was last counted.
-        last_cycle: bytes from the position of this gate's last snapshot to its last chunk.
+        last_cycle: bytes from the position of this gate's last snapshot to its last chunk; less if the state shrank.
+        state_size: of the state in that snapshot.
     """
 
     retention: int
     tickets: int = 0
     last_cycle: int = 0
+    state_size: int = 0
 
     def level(self, position: LogPosition) -> RoomLevel:
         """What a gate may write."""
@@ -36,9 +38,28 @@ class LogRoom:
             return "full"
         return "reserved" if uncarried * 2 > self.retention else "free"
 
+    @property
+    def is_too_large_to_free(self) -> bool:
+        """Whether the room should be freed, and the last snapshot was too large for that."""
+        return self._is_half_full and not self.may_purge(self.last_cycle)
+
+    @property
+    def _is_half_full(self) -> bool:
+        return self.tickets * 2 > ROOM_TICKETS
+
+    def state_shrank(self, size: int) -> None:
+        """Expect a smaller snapshot than the last one, if the state is smaller.
+
+        Args:
+            size: of the state now.
+        """
+        if size < self.state_size:
+            self.last_cycle = self.last_cycle * size // self.state_size
+            self.state_size = size
+
     def needs_snapshot(self, position: LogPosition) -> bool:
         """Whether it is time to carry the state forward."""
-        if self.tickets * 2 > ROOM_TICKETS and self.may_purge(self.last_cycle):
+        if self._is_half_full and self.may_purge(self.last_cycle):
             return True
         uncarried = position.size - position.carried_size
         # A large state is not carried again at once because its own snapshot takes a quarter. But over half, a gate

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
+from bide.gate.deliveries import OccurrenceHead
 from bide.schedules.entries import (
     FinishedKey,
     RememberedAnswer,
@@ -20,7 +21,7 @@ from bide.schedules.message import ScheduledMessage
 from bide.schedules.records import ScheduleFilter
 from bide.schedules.state import LogPosition
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 SCHEMA: Final = """
 CREATE TABLE waiting (
@@ -29,7 +30,7 @@ CREATE TABLE waiting (
     properties BLOB NOT NULL, body BLOB NOT NULL
 );
 CREATE INDEX waiting_by_key ON waiting (key, target, due);
-CREATE INDEX waiting_by_due ON waiting (due) WHERE NOT is_paused;
+CREATE INDEX waiting_by_due ON waiting (due, target) WHERE NOT is_paused;
 CREATE TABLE under_way (
     occurrence TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
     nominal INTEGER NOT NULL, due INTEGER NOT NULL, is_recurring INTEGER NOT NULL,
@@ -54,9 +55,18 @@ _WAITING: Final = (
     "SELECT key, id, version, target, routing_key, nominal, due, recurrence, is_paused, resumed_at, properties, body "
     "FROM waiting "
 )
+_WAITING_WITHOUT_MESSAGE: Final = _WAITING.replace("properties, body", "x'0000', x''")
+_HEADS: Final = "SELECT occurrence, target, length(properties) + length(body) FROM under_way "
 _UNDER_WAY: Final = (
     "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, properties, body FROM under_way "
 )
+_ENTRY_BYTES: Final = 200
+"""Of an entry in a snapshot beside its key and message, about."""
+
+_SELECTED: Final = 500
+_SELECTED_BYTES: Final = 4_000_000
+"""What is read at once of all that a filter matches."""
+
 _LAST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -76,12 +86,14 @@ class SqliteState:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._sql = connection
+        self._waiting_count: int | None = None
         self._changed_sessions: dict[str, ScheduleSession] = {}
         self.reload()
 
     def reload(self) -> None:
         """Read the position, and forget sessions that were not written: after a rollback."""
         self._changed_sessions.clear()
+        self._waiting_count = None
         row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()  # noqa: S608
         self.position = LogPosition(**dict(zip(_POSITION_FIELDS, row, strict=True)))
 
@@ -102,6 +114,7 @@ class SqliteState:
         for table in _TABLES:
             self._sql.execute(f"DELETE FROM {table}")  # noqa: S608 (names of our own)
         self._changed_sessions.clear()
+        self._waiting_count = None
         self.position = LogPosition()
 
     # -- one entry
@@ -116,9 +129,9 @@ class SqliteState:
         row = self._sql.execute(_UNDER_WAY + "WHERE occurrence = ?", (occurrence,)).fetchone()
         return None if row is None else _under_way(row)
 
-    def under_way_of(self, key: str) -> list[UnderWay]:
-        """The claimed occurrences of a key."""
-        return [_under_way(row) for row in self._sql.execute(_UNDER_WAY + "WHERE key = ?", (key,))]
+    def under_way_of(self, key: str) -> Iterator[UnderWay]:
+        """The claimed occurrences of a key, one by one."""
+        return (_under_way(row) for row in self._sql.execute(_UNDER_WAY + "WHERE key = ?", (key,)))
 
     def finished(self, key: str) -> FinishedKey | None:
         """The last end of an occurrence of a key."""
@@ -141,7 +154,9 @@ class SqliteState:
         """Add or replace an entry."""
         match entry:
             case WaitingSchedule():
-                self._sql.execute("DELETE FROM waiting WHERE key = ?", (entry.key,))
+                self._remove_waiting(entry.key)
+                if self._waiting_count is not None:
+                    self._waiting_count += 1
                 row = (
                     *(entry.key, entry.id, entry.version, entry.target, entry.routing_key, entry.nominal, entry.due),
                     None if entry.recurrence is None else json.dumps(dict(entry.recurrence), ensure_ascii=False),
@@ -166,7 +181,7 @@ class SqliteState:
         """Remove an entry that is there."""
         match entry:
             case WaitingSchedule():
-                self._sql.execute("DELETE FROM waiting WHERE key = ?", (entry.key,))
+                self._remove_waiting(entry.key)
             case UnderWay():
                 self._sql.execute("DELETE FROM under_way WHERE occurrence = ?", (entry.occurrence,))
             case FinishedKey():
@@ -176,6 +191,11 @@ class SqliteState:
                 self._sql.execute("DELETE FROM sessions WHERE session = ?", (entry.session,))
             case RememberedAnswer():
                 self._sql.execute("DELETE FROM answers WHERE request = ?", (entry.request,))
+
+    def _remove_waiting(self, key: str) -> None:
+        removed = self._sql.execute("DELETE FROM waiting WHERE key = ?", (key,)).rowcount
+        if self._waiting_count is not None:
+            self._waiting_count -= removed
 
     def forget(self, *, sessions: int, others: int) -> None:
         """Forget sessions up to the one tick, and answers and finished keys up to the other."""
@@ -188,45 +208,87 @@ class SqliteState:
 
     # -- several entries
 
-    def select(self, wanted: ScheduleFilter) -> list[WaitingSchedule]:
-        """The waiting schedules that a filter matches, by key."""
-        return self.page(wanted, limit=-1)
+    def select(self, wanted: ScheduleFilter) -> Iterator[WaitingSchedule]:
+        """The waiting schedules that a filter matches, by key. The state may be changed meanwhile, up to the last one.
 
-    def page(self, wanted: ScheduleFilter, *, after: str | None = None, limit: int) -> list[WaitingSchedule]:
-        """The first waiting schedules that a filter matches, by key.
+        They are read in parts, because all their messages may not fit into memory.
+        """
+        after = None
+        while True:
+            part, size = list[WaitingSchedule](), 0
+            for one in self.page(wanted, after=after, limit=_SELECTED):
+                part.append(one)
+                size += len(one.message.body)
+                if size > _SELECTED_BYTES:
+                    break
+            if not part:
+                return
+            yield from part
+            after = part[-1].key
+
+    def page(
+        self, wanted: ScheduleFilter, *, after: str | None = None, limit: int, with_messages: bool = True
+    ) -> Iterator[WaitingSchedule]:
+        """The first waiting schedules that a filter matches, by key, one by one.
 
         Args:
             after: the last key of the page before.
-            limit: the number of schedules; negative for all.
         """
         where, values = _where(wanted, after)
+        columns = _WAITING if with_messages else _WAITING_WITHOUT_MESSAGE
         # Without the hint, SQLite may walk through the whole index by due time and sort.
-        query = _WAITING.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
-        return [_waiting(row) for row in self._sql.execute(query, (*values, limit))]
+        query = columns.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
+        return (_waiting(row) for row in self._sql.execute(query, (*values, limit)))
 
-    def due(self, now: int, *, limit: int) -> list[WaitingSchedule]:
-        """Schedules that are due and not paused, by due time.
+    def due(self, now: int, *, without: Collection[str] = (), limit: int) -> list[WaitingSchedule]:
+        """Schedules that are due and not paused, by due time, without their messages.
 
         Args:
             now: in milliseconds since the Unix epoch.
+            without: targets to leave out.
         """
-        query = _WAITING + "WHERE NOT is_paused AND due <= ? ORDER BY due LIMIT ?"
-        return [_waiting(row) for row in self._sql.execute(query, (now, limit))]
+        query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {_others(without)}ORDER BY due LIMIT ?"
+        return [_waiting(row) for row in self._sql.execute(query, (now, *without, limit))]
 
-    def next_due(self) -> int | None:
-        """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch."""
-        found: int | None = self._sql.execute("SELECT min(due) FROM waiting WHERE NOT is_paused").fetchone()[0]
-        return found
+    def next_due(self, *, without: Collection[str] = ()) -> int | None:
+        """The earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch.
 
-    def under_way_ids(self) -> list[str]:
-        """The ids of all claimed occurrences, the earliest due first."""
-        return [row[0] for row in self._sql.execute("SELECT occurrence FROM under_way ORDER BY due")]
+        Args:
+            without: targets to leave out.
+        """
+        query = f"SELECT due FROM waiting WHERE NOT is_paused {_others(without)}ORDER BY due LIMIT 1"  # noqa: S608
+        row = self._sql.execute(query, tuple(without)).fetchone()
+        return None if row is None else int(row[0])
+
+    def under_way_heads(self) -> list[OccurrenceHead]:
+        """All claimed occurrences, the earliest due first."""
+        return [OccurrenceHead(*row) for row in self._sql.execute(_HEADS + "ORDER BY due")]
+
+    def heads(self, occurrences: Iterable[str]) -> list[OccurrenceHead]:
+        """Those of the occurrences that are under way."""
+        rows = (self._sql.execute(_HEADS + "WHERE occurrence = ?", (one,)).fetchone() for one in occurrences)
+        return [OccurrenceHead(*row) for row in rows if row is not None]
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of schedules that wait. They are counted once, and then each change is counted."""
+        if self._waiting_count is None:
+            self._waiting_count = self.number(ScheduleFilter())
+        return self._waiting_count
 
     def number(self, wanted: ScheduleFilter) -> int:
         """The number of waiting schedules that a filter matches."""
         where, values = _where(wanted)
         found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]  # noqa: S608
         return found
+
+    def size(self) -> int:
+        """The bytes of what waits and is under way, about. Large messages are not read."""
+        queries = (
+            f"SELECT total(length(key) + length(properties) + length(body) + {_ENTRY_BYTES}) FROM {table}"  # noqa: S608
+            for table in ("waiting", "under_way")
+        )
+        return sum(int(self._sql.execute(one).fetchone()[0]) for one in queries)
 
     def all_under_way(self) -> Iterator[UnderWay]:
         """All claimed occurrences, by id."""
@@ -243,6 +305,11 @@ class SqliteState:
         yield from self.all_under_way()
         for row in self._sql.execute(_WAITING + "ORDER BY key"):
             yield _waiting(row)
+
+
+def _others(without: Collection[str]) -> str:
+    """A condition in SQL that leaves out targets."""
+    return f"AND target NOT IN ({', '.join('?' * len(without))}) " if without else ""
 
 
 def _where(wanted: ScheduleFilter, after: str | None = None) -> tuple[str, tuple[str | int, ...]]:

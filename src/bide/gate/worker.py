@@ -8,13 +8,14 @@ was cancelled before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from bide.admin.apply import apply, check_release, check_streams, exists
+from bide.admin.schedule_log import schedule_log_mark
 from bide.admin.settling import settle
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
@@ -23,6 +24,7 @@ from bide.delay.allowed_targets import AllowedTargets
 from bide.durations import DelayLike, parse_delay
 from bide.errors import AccessRefusedError, BrokerError, InvalidInputError, NotAppliedError
 from bide.gate.connection_loop import GateConnectionLoop
+from bide.gate.observer import GateObserver, GateObservers, PartitionStatus
 from bide.gate.partition import Gated, PartitionGate
 from bide.gate.spread import GateTime, LeadershipSpread, new_gate_name
 from bide.runtime.arguments import whole_number
@@ -53,6 +55,8 @@ class Gate:
         prefix: starts the names of the schedule log.
         retention: the bytes that each stream of the log keeps. Give it if a policy overrides the default.
         declare: declare the schedule log if it is missing.
+        observers: receive the events of the gate; see :mod:`bide.observability.metrics` and
+            :mod:`bide.observability.tracing`.
         grace: how long to wait for confirms after :meth:`stop`. Another gate delivers unconfirmed messages again.
 
     Attributes:
@@ -72,6 +76,7 @@ class Gate:
         prefix: str = "bide",
         retention: int = LOG_BYTES,
         declare: bool = True,
+        observers: Sequence[GateObserver] = (),
         grace: DelayLike = GRACE,
     ) -> None:
         self.name = new_gate_name()
@@ -82,6 +87,7 @@ class Gate:
         self._retention = whole_number("retention", retention, _LEAST_RETENTION, _MOST_RETENTION)
         self._declare = declare
         self._stop_timeout = parse_delay(grace).total_seconds()
+        self._observers = GateObservers(_checked_observers(observers))
         self._time = GateTime(self.name)
         self._partitions: list[PartitionGate] = []
         self._spread: LeadershipSpread | None = None
@@ -94,6 +100,11 @@ class Gate:
     def leads(self) -> list[int]:
         """The partitions that this gate leads at the moment."""
         return [] if self._spread is None else self._spread.led()
+
+    @property
+    def status(self) -> list[PartitionStatus]:
+        """What this gate knows of each partition; empty while it does not run."""
+        return [] if self._spread is None else [one.status(self._monotonic()) for one in self._partitions]
 
     def stop(self) -> None:
         """Claim nothing more. End when the messages in flight are finished and other gates may take the partitions."""
@@ -144,7 +155,7 @@ class Gate:
             return
         try:
             await check_streams(connection, prefix=self._names.operations)
-            await apply(connection, topology)
+            await apply(connection, topology, last=schedule_log_mark(self._names))
             await settle(connection, prefix=self._names.operations)
         except AccessRefusedError as error:
             if not await exists(connection, topology):
@@ -167,13 +178,15 @@ class Gate:
                 retention=self._retention,
                 time=self._time,
                 counts=self.done,
+                observers=self._observers,
                 now=connection.monotonic(),
                 executor=self._make_executor(),
             )
             self._partitions.append(partition)
             await partition.index.open()
         leaderships = [one.leadership for one in self._partitions]
-        self._spread = LeadershipSpread(self.name, leaderships, connection.url.transport.monotonic)
+        self._monotonic = connection.url.transport.monotonic
+        self._spread = LeadershipSpread(self.name, leaderships, self._monotonic)
 
     def _make_executor(self) -> Executor | None:
         """What runs the index of one partition; a thread of its own if None."""
@@ -189,3 +202,13 @@ class Gate:
         """Errors of the log that are not permanent are handled in their partition."""
         for one in self._partitions[:1]:
             one.check_temporary(error)
+
+
+def _checked_observers(observers: object) -> tuple[GateObserver, ...]:
+    given = tuple(observers) if isinstance(observers, Sequence) else (observers,)
+    if not isinstance(observers, Sequence) or not all(isinstance(one, GateObserver) for one in given):
+        raise InvalidInputError(
+            f"observers={observers!r}: give a list of bide.gate.GateObserver, such as "
+            "[bide.observability.metrics.Metrics()]"
+        )
+    return given

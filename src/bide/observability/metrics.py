@@ -1,8 +1,8 @@
-"""Metrics of endpoints for Prometheus; the extra ``bide[metrics]``."""
+"""Metrics of endpoints and gates for Prometheus; the extra ``bide[metrics]``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final, Self
 from bide.client.failover import moves
 from bide.endpoint.observer import Observer
 from bide.errors import InvalidInputError
+from bide.gate.observer import GateEvent, GateObserver, PartitionStatus
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
-    from prometheus_client.core import CounterMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
     raise ImportError("bide.observability.metrics needs prometheus-client: install the extra, bide[metrics]") from error
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from bide.client.message import Message
     from bide.endpoint.endpoint import Endpoint
     from bide.endpoint.event import Event
+    from bide.gate.worker import Gate
 
 LATENESS_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 HANDLING_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -38,10 +40,10 @@ _MESSAGE: Final = ("endpoint", "type")
 _FAILURE: Final = (*_MESSAGE, "exception")
 
 
-class Metrics(Observer):
-    """Prometheus metrics of all endpoints of a process.
+class Metrics(Observer, GateObserver):
+    """Prometheus metrics of all endpoints and gates of a process.
 
-    Use one instance for all endpoints; the label ``endpoint`` distinguishes them. The label ``type`` is the message
+    Use one instance for all of them; the label ``endpoint`` distinguishes endpoints. The label ``type`` is the message
     type, empty if a message has none. Senders choose message types, and exception classes can be created at run time.
     To limit memory, only the first 100 values of each of these labels are kept, and later ones are counted as
     ``(other)``.
@@ -67,6 +69,7 @@ class Metrics(Observer):
     ) -> None:
         self._registry = registry = REGISTRY if registry is None else registry
         self._types = _Values()
+        self._targets = _Values()
         self._exceptions = _Values()
         try:
             self._processed = Counter(
@@ -118,6 +121,21 @@ class Metrics(Observer):
                 multiprocess_mode="livesum",
             )
             registry.register(_Moves())
+            self._gates = _Gates()
+            registry.register(self._gates)
+            self._scheduled = Counter(
+                "bide_gate_messages",
+                "Results of deliveries of scheduled messages: delivered, refused or undeliverable.",
+                ("target", "result"),
+                registry=registry,
+            )
+            self._gate_lateness = Histogram(
+                "bide_gate_lateness_seconds",
+                "From the due time of a scheduled message until the gate sent it.",
+                ("target",),
+                registry=registry,
+                buckets=lateness_buckets,
+            )
             self._slow = Gauge(
                 "bide_endpoint_slow",
                 "1 while consecutive failures limit the endpoint to one message at a time.",
@@ -131,11 +149,20 @@ class Metrics(Observer):
             ) from error
 
     def watch(self, endpoint: Endpoint) -> None:
-        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down.
+        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down. A gate that the endpoint
+        hosts is exported too, as by :meth:`watch_gate`.
 
-        The value is read at each scrape. It is missing in the multiprocess mode of prometheus-client.
+        The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
         """
+        self._gates.watched.append(lambda: endpoint.gate)
         self._slow.labels(endpoint.name).set_function(lambda: float(endpoint.slow))
+
+    def watch_gate(self, gate: Gate) -> None:
+        """Export the state and the counts of a gate: ``bide_gate_partition_leading`` and the like.
+
+        The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
+        """
+        self._gates.watched.append(lambda: gate)
 
     def serve(self, port: int, *, host: str = "127.0.0.1") -> MetricsPage:
         """Serve the registry over HTTP, in a thread, until :meth:`MetricsPage.close`.
@@ -154,6 +181,15 @@ class Metrics(Observer):
         """Count a message as in flight."""
         with self._in_flight.labels(endpoint).track_inprogress():
             yield
+
+    def at_gate(self, event: GateEvent) -> None:
+        """Count and measure the result of a delivery. Other ends are counted by the gate; see :meth:`watch_gate`."""
+        if event.target is None:
+            return
+        target = self._targets.of(event.target)
+        self._scheduled.labels(target, event.kind).inc()
+        if event.kind == "delivered" and event.lateness is not None:
+            self._gate_lateness.labels(target).observe(_seconds(event.lateness))
 
     async def happened(self, event: Event) -> None:
         """Count and measure an event."""
@@ -228,6 +264,48 @@ class _Moves(Collector):
         yield family
 
     describe = collect
+
+
+class _Gates(Collector):
+    """Exports the state of gates. It is missing in the multiprocess mode of prometheus-client."""
+
+    def __init__(self) -> None:
+        self.watched: list[Callable[[], Gate | None]] = []
+
+    def collect(self) -> Iterable[Metric]:
+        occurrences = CounterMetricFamily(
+            "bide_gate_occurrences",
+            "Occurrences of schedules that were claimed, cancelled, superseded or skipped.",
+            labels=["gate", "what"],
+        )
+        answers = CounterMetricFamily("bide_gate_answers", "Answers to operations and questions.", labels=["gate"])
+        gauges = [
+            (GaugeMetricFamily(f"bide_gate_partition_{name}", text, labels=["gate", "partition"]), value)
+            for name, text, value in _GATE_GAUGES
+        ]
+        for gate in filter(None, (one() for one in self.watched)):
+            for what in _GATE_COUNTS:
+                occurrences.add_metric([gate.name, what], getattr(gate.done, what))
+            answers.add_metric([gate.name], gate.done.answered)
+            for status in gate.status:
+                for family, value in gauges:
+                    if (number := value(status)) is not None:
+                        family.add_metric([gate.name, str(status.partition)], number)
+        yield occurrences
+        yield answers
+        yield from (family for family, _ in gauges)
+
+    describe = collect
+
+
+_GATE_COUNTS: Final = ("claimed", "cancelled", "superseded", "skipped")
+
+_GATE_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionStatus], float | None]], ...]] = (
+    ("leading", "1 if this gate leads the partition.", lambda one: float(one.is_leading)),
+    ("waiting", "Schedules that wait.", lambda one: one.waiting),
+    ("under_way", "Occurrences that this gate delivers, or will send again.", lambda one: one.under_way),
+    ("lag_seconds", "Age of the latest beat of this gate that it has read back from the log.", lambda one: one.lag),
+)
 
 
 class _Values:

@@ -19,10 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.protocol import ExchangeTarget, Target
+from bide.durations import EPOCH
 from bide.endpoint.observer import Observer
+from bide.gate.observer import GateEvent, GateObserver
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import HEADER_RETRIED_BY
 from bide.version import VERSION
@@ -47,8 +50,8 @@ NEW_TRACE: Final = "NServiceBus.OpenTelemetry.StartNewTrace"
 """Header with which a sender requests a new trace for the handler."""
 
 
-class Tracing(Observer):
-    """Creates spans, for an endpoint as one of its ``observers``, and for a client with its :meth:`stamp`.
+class Tracing(Observer, GateObserver):
+    """Creates spans, for an endpoint or a gate as one of its ``observers``, and for a client with its :meth:`stamp`.
 
     Args:
         tracer_provider: the tracer provider; None uses the global one, even if that is set later.
@@ -125,6 +128,40 @@ class Tracing(Observer):
         finally:
             contexts.detach(token)
 
+    def at_gate(self, event: GateEvent) -> None:
+        """Create a producer span for a delivery by a gate. It starts a new trace, and links to the sender's span."""
+        if event.target is None or event.sent_at is None or event.ended_at is None:
+            return
+        kind, _, name = event.target.partition(":")
+        exchange, routing_key = (name, event.routing_key or "") if kind == "x" else ("", name)
+        attributes = _attributes(
+            {
+                "messaging.operation.name": "deliver",
+                "messaging.operation.type": "send",
+                "messaging.destination.name": _destination(exchange, routing_key),
+                "messaging.rabbitmq.destination.routing_key": routing_key,
+                "messaging.message.id": event.message_id,
+                "bide.schedule.key": event.key,
+                "bide.schedule.occurrence": event.occurrence,
+                "bide.schedule.partition": event.partition,
+                "bide.schedule.result": event.kind,
+                "bide.gate": event.gate,
+                "bide.due": None if event.due_at is None else event.due_at.isoformat(),
+                "bide.lateness": None if event.lateness is None else event.lateness.total_seconds(),
+            }
+        )
+        span = self._tracer.start_span(
+            f"deliver {name}",
+            context=contexts.Context(),
+            kind=trace.SpanKind.PRODUCER,
+            attributes=attributes,
+            links=_links(_sender(propagate.extract(event.headers, contexts.Context(), getter=_HEADERS))),
+            start_time=_nanoseconds(event.sent_at),
+        )
+        if event.kind != "delivered":
+            span.set_status(trace.StatusCode.ERROR, event.text or event.kind)
+        span.end(_nanoseconds(event.ended_at))
+
 
 def trace_headers() -> dict[str, str]:
     """The headers with the current context, for messages that are published without :meth:`Tracing.stamp`.
@@ -177,6 +214,10 @@ def _ending(span: trace.Span) -> Iterator[None]:
         raise
     finally:
         span.end()
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return (moment - EPOCH) // timedelta(microseconds=1) * 1_000
 
 
 def _sender(context: contexts.Context) -> trace.SpanContext:

@@ -177,11 +177,13 @@ class ScheduleFold:
 
     def _change_all(self, record: ChangeSchedule) -> FoldResult:
         assert record.filter is not None
-        found = self.state.select(record.filter)
-        parts = [self._change_one(one, record) for one in found]
-        keys = tuple(one.key for one in found[:MAX_ANSWER_KEYS])
+        parts, keys = list[FoldResult](), list[str]()
+        for one in self.state.select(record.filter):
+            parts.append(self._change_one(one, record))
+            if len(keys) < MAX_ANSWER_KEYS:
+                keys.append(one.key)
         return FoldResult(
-            answer=ScheduleAnswer(outcome=_DONE[record.action], count=len(found), keys=keys),
+            answer=ScheduleAnswer(outcome=_DONE[record.action], count=len(parts), keys=tuple(keys)),
             ended=tuple(end for one in parts for end in one.ended),
             claimed=tuple(claimed for one in parts for claimed in one.claimed),
         )

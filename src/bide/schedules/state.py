@@ -55,7 +55,7 @@ class ScheduleState(Protocol):
     def under_way(self, occurrence: str) -> UnderWay | None:
         """A claimed occurrence."""
 
-    def under_way_of(self, key: str) -> list[UnderWay]:
+    def under_way_of(self, key: str) -> Iterable[UnderWay]:
         """The claimed occurrences of a key."""
 
     def finished(self, key: str) -> FinishedKey | None:
@@ -73,8 +73,8 @@ class ScheduleState(Protocol):
     def remove(self, entry: StateEntry) -> None:
         """Remove an entry that is there."""
 
-    def select(self, wanted: ScheduleFilter) -> list[WaitingSchedule]:
-        """The waiting schedules that a filter matches, by key."""
+    def select(self, wanted: ScheduleFilter) -> Iterable[WaitingSchedule]:
+        """The waiting schedules that a filter matches, by key. Each may be changed before the next one is taken."""
 
     def forget(self, *, sessions: int, others: int) -> None:
         """Forget sessions up to the one tick, and answers and finished keys up to the other."""

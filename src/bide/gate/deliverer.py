@@ -1,0 +1,128 @@
+"""Delivery of the occurrences of one partition, and the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from bide.durations import from_milliseconds
+from bide.errors import AccessRefusedError, BideError, PublishRefusedError, UnroutableError
+from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.link import GateLink
+from bide.gate.observer import GateEvent, GateEventKind
+from bide.gate.partition import PartitionGate
+from bide.runtime.bounded_cache import BoundedCache
+from bide.runtime.logs import logger
+from bide.topology import DEFAULT_EXCHANGE
+
+log = logger(__name__)
+
+FETCHED: Final = 200
+"""Messages that are read from the index at once."""
+
+
+class Deliverer:
+    """Sends what a leader has to deliver, and notes the results.
+
+    Args:
+        failed: called when nothing can be delivered on this connection.
+    """
+
+    def __init__(
+        self, gate: PartitionGate, link: GateLink, rules: DeliveryRules, failed: Callable[[BideError], None]
+    ) -> None:
+        self._gate = gate
+        self._link = link
+        self._rules = rules
+        self._fail = failed
+        self._connection = link.connection
+        self._is_over = False
+        self._warnings = BoundedCache[str, int]()
+
+    def close(self) -> None:
+        """Note no more results: the next session delivers again what is in flight."""
+        self._is_over = True
+
+    async def deliver(self, now: float) -> None:
+        """Send what can be sent now."""
+        while taken := self._gate.deliveries.take(now, FETCHED):
+            try:
+                found = await self._gate.index.deliveries(taken, self._rules)
+            except BaseException:
+                self._gate.deliveries.not_sent(taken)
+                raise
+            for one in set(taken).difference(one.entry.occurrence for one in found):
+                self._gate.deliveries.gone(one)
+            for delivery in found:
+                if delivery.reason:
+                    self._link.windows.leave(delivery.entry.target)
+                self._link.deliver(delivery, partial(self._on_delivered, self._connection.now()))
+
+    def _on_delivered(self, sent_at: datetime, delivery: ScheduledDelivery, error: BideError | None) -> None:
+        if self._is_over:
+            # It counts as in flight no longer, and the next session delivers it again.
+            return
+        occurrence, now, counts = delivery.entry.occurrence, self._connection.monotonic(), self._gate.counts
+        match error:
+            case None if delivery.reason:
+                counts.undeliverable += 1
+                self._notify("undeliverable", sent_at, delivery, delivery.reason)
+                self._gate.deliveries.ended(occurrence, "undeliverable", now)
+            case None:
+                counts.delivered += 1
+                self._notify("delivered", sent_at, delivery)
+                self._gate.deliveries.ended(occurrence, "delivered", now)
+            case PublishRefusedError():
+                counts.refused += 1
+                self._notify("refused", sent_at, delivery, str(error))
+                self._refused(delivery, now, "refuses messages: they are sent again")
+            case AccessRefusedError() if delivery.exchange == DEFAULT_EXCHANGE:
+                # The permission for the default exchange affects all targets.
+                self._fail(error)
+            case _ if delivery.reason:
+                self._refused(delivery, now, f"takes no messages, which are sent again: {error}")
+            case UnroutableError():
+                key = f" with the routing key {delivery.routing_key!r}" if delivery.exchange else ""
+                self._set_aside(sent_at, delivery, f"no queue takes messages for {delivery.entry.target}{key}")
+            case _:
+                self._set_aside(sent_at, delivery, str(error))
+        self._gate.wake.set()
+
+    def _refused(self, delivery: ScheduledDelivery, now: float, what: str) -> None:
+        self._gate.deliveries.refused(delivery.entry.occurrence, now)
+        self._warn(f"{delivery.exchange or delivery.routing_key} {what}")
+
+    def _set_aside(self, sent_at: datetime, delivery: ScheduledDelivery, reason: str) -> None:
+        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
+        undeliverable = self._rules.undeliverable(delivery.entry, reason)
+        self._link.deliver(undeliverable, partial(self._on_delivered, sent_at))
+
+    def _notify(self, kind: GateEventKind, sent_at: datetime, delivery: ScheduledDelivery, text: str = "") -> None:
+        if self._gate.observers:
+            entry = delivery.entry
+            self._gate.observers.notify(
+                GateEvent(
+                    kind=kind,
+                    gate=self._gate.gate,
+                    partition=self._gate.number,
+                    key=entry.key,
+                    occurrence=entry.occurrence,
+                    schedule_id=entry.id,
+                    target=entry.target,
+                    routing_key=entry.routing_key or None,
+                    message_id=delivery.values.get("message_id"),
+                    headers=delivery.values.get("headers") or {},
+                    due_at=from_milliseconds(entry.due),
+                    sent_at=sent_at,
+                    ended_at=self._connection.now(),
+                    text=text or None,
+                )
+            )
+
+    def _warn(self, what: str) -> None:
+        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
+        count = self._warnings[what] = self._warnings.get(what, 0) + 1
+        if str(count).strip("0") == "1":
+            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")
