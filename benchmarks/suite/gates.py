@@ -62,7 +62,7 @@ class GateProcess:
         return found
 
     async def wait_until_leading(self, partitions: int = PARTITIONS) -> Self:
-        """Wait until it leads so many partitions.
+        """Wait until it leads this number of partitions.
 
         Raises:
             BenchmarkError: it has ended.
@@ -95,7 +95,7 @@ async def one_gate(url: str) -> AsyncIterator[GateProcess]:
 
 
 async def wait_for_schedules(client: Client, number: int, *, look_every: float = 0.1) -> None:
-    """Wait until the gates have read so many schedules that wait."""
+    """Wait until the gates have read this number of schedules that wait."""
     while True:
         if await client.count_scheduled() == number:
             return

@@ -49,8 +49,8 @@ KEYED_LATENESS: Final = Measurement(
     about=(
         f"As [lateness at a steady rate](#lateness-at-a-steady-rate): 200 bytes, published evenly for {_SECONDS:g} s, "
         f"with delays of 1 to {LONGEST} whole seconds at random, to a quorum queue that is consumed meanwhile. "
-        "Messages with a key are scheduled, each under a key of its own, and delivered by one gate; messages without one "
-        "pass the queues of `Clock`. *Gate CPU* is the processor time of the gate."
+        "Messages with a key are scheduled, each under a key of its own, and delivered by one gate; messages without "
+        "one pass the queues of `Clock`. *Gate CPU* is the processor time of the gate."
     ),
     cases=_cases,
     broker="fresh",

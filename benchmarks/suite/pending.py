@@ -55,10 +55,10 @@ PENDINGS: Final = Measurement(
         f"{_SCHEDULES:,} schedules of {_BODY} bytes with keys of their own, due in 10 to 20 hours, sent by "
         "`publish_many` to a broker and one gate of their own. *Messages/s* counts until the gate has read all of "
         "them. *Gate* is its resident memory then, and *broker growth* that of the node since before. A page is the "
-        f"first {_PAGE} schedules of a prefix, {_PAGES} times at random, from the question to the last view. *Rebuild* is "
-        "the time from the start of a gate whose index was deleted until it has answered how many wait: it reads the "
-        f"records themselves, because no snapshot is needed yet. *Cancel a tenth* cancels {_SCHEDULES // _GROUPS:,} of "
-        "them by the prefix of their keys, from the call to the result with all keys."
+        f"first {_PAGE} schedules of a prefix, {_PAGES} times at random, from the question to the last view. *Rebuild* "
+        "is the time from the start of a gate whose index was deleted until it has answered how many wait: it reads "
+        f"the records themselves, because no snapshot is needed yet. *Cancel a tenth* cancels {_SCHEDULES // _GROUPS:,} "
+        "of them by the prefix of their keys, from the call to the result with all keys."
     ),
     cases=_cases,
     most_rounds=1,

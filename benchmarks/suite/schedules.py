@@ -48,9 +48,9 @@ SCHEDULES: Final = Measurement(
     about=(
         f"Messages of {_BODY} bytes, delayed by 10 to 59 whole minutes at random, on one connection for {_SECONDS:g} "
         f"s: by `publish_many`, or by {IN_FLIGHT:,} tasks, each of which schedules a message and waits for its "
-        "confirm. Messages with a key are appended to the schedule log, and each key is new; messages without one go into the "
-        "queues of `Clock`. One gate reads the log meanwhile. *Gate behind* is the time from the last confirm until it "
-        "has read everything, and *gate CPU* all that it used until then."
+        "confirm. Messages with a key are appended to the schedule log, and each key is new; messages without one go "
+        "into the queues of `Clock`. One gate reads the log meanwhile. *Gate behind* is the time from the last confirm "
+        "until it has read everything, and *gate CPU* all that it used until then."
     ),
     cases=_cases,
     broker="fresh",
