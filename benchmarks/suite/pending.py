@@ -57,8 +57,8 @@ PENDINGS: Final = Measurement(
         "them. *Gate* is its resident memory then, and *broker growth* that of the node since before. A page is the "
         f"first {_PAGE} schedules of a prefix, {_PAGES} times at random, from the question to the last view. *Rebuild* "
         "is the time from the start of a gate whose index was deleted until it has answered how many wait: it reads "
-        f"the records themselves, because no snapshot is needed yet. *Cancel a tenth* cancels {_SCHEDULES // _GROUPS:,} "
-        "of them by the prefix of their keys, from the call to the result with all keys."
+        f"the records themselves, because no snapshot is needed yet. *Cancel a tenth* cancels "
+        f"{_SCHEDULES // _GROUPS:,} of them by the prefix of their keys, from the call to the result with all keys."
     ),
     cases=_cases,
     most_rounds=1,
