@@ -1,4 +1,4 @@
-"""Schedules that are cancelled when they are due, while brokers are killed and leaders change."""
+"""Schedules that are cancelled when due, while brokers are killed and leaders change."""
 
 from __future__ import annotations
 
