@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import Any, Final
 
 from benchmarks.suite.errors import BenchmarkError
-from benchmarks.suite.gates import one_gate, wait_for_schedules
+from benchmarks.suite.gates import GateProcess, one_gate, wait_for_schedules
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.pace import paced_async
 from benchmarks.suite.percentiles import percentile
+from benchmarks.suite.processor import processor_seconds
 from benchmarks.suite.setup import TARGET, WINDOW
 from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
@@ -53,7 +54,7 @@ CANCELS: Final = Measurement(
         "confirm: on one connection, in the same process, with one gate. Alone, one call follows the other, and the "
         f"two kinds take turns. At {STEADY}, calls start at an even rate, and the kinds take turns every {_TURN:g} s. "
         "A cancel is an append to the schedule log, which the gate reads, applies to its index, and answers. The "
-        f"messages have {_BODY} bytes, and the queue keeps the last 1,000."
+        f"messages have {_BODY} bytes, and the queue keeps the last 1,000. CPU is that of the cancels."
     ),
     cases=_cases,
     broker="fresh",
@@ -110,7 +111,7 @@ async def alone(job: Job) -> Answer:
     """One call after the other."""
     calls: int = job.options["calls"]
 
-    async def run(timed: _Calls) -> Answer:
+    async def run(timed: _Calls, _: GateProcess) -> Answer:
         await timed.schedule(calls)
         for _ in range(calls):
             await timed.publish()
@@ -125,13 +126,21 @@ async def steady(job: Job) -> Answer:
     rate, turn = job.options["rate"], job.options["turn"]
     turns = max(round(job.options["seconds"] / turn / 2), 1)
 
-    async def run(timed: _Calls) -> Answer:
+    async def run(timed: _Calls, gate: GateProcess) -> Answer:
         await timed.schedule(round(rate * turn) * turns)
-        seconds = 0.0
+        seconds = used_by_gate = used_by_broker = 0.0
         for _ in range(turns):
             await _paced(timed.publish, rate, turn)
+            before, broker_before = gate.processor_seconds, processor_seconds(job.pid)
             seconds += await _paced(timed.cancel, rate, turn)
-        return timed.answer(sent=len(timed.cancels) / seconds)
+            used_by_gate += gate.processor_seconds - before
+            used_by_broker += processor_seconds(job.pid) - broker_before
+        cancels = len(timed.cancels)
+        return timed.answer(
+            sent=cancels / seconds,
+            broker_cpu=used_by_broker / cancels * 1e6,
+            gate_cpu=used_by_gate / cancels * 1e6,
+        )
 
     return await _with_gate(job, run)
 
@@ -145,8 +154,8 @@ async def _paced(call: Callable[[], Coroutine[Any, Any, None]], rate: float, sec
     return time.perf_counter() - start
 
 
-async def _with_gate(job: Job, run: Callable[[_Calls], Awaitable[Answer]]) -> Answer:
-    async with connect(job.url) as client, one_gate(job.url):
+async def _with_gate(job: Job, run: Callable[[_Calls, GateProcess], Awaitable[Answer]]) -> Answer:
+    async with connect(job.url) as client, one_gate(job.url) as gate:
         await client.declare(Topology(queues=[Queue.quorum(TARGET, {"x-max-length": 1_000})]))
         await client.publish(bytes(_BODY), to=TARGET)
-        return await run(_Calls(client))
+        return await run(_Calls(client), gate)
