@@ -111,7 +111,7 @@ async def alone(job: Job) -> Answer:
     """One call after the other."""
     calls: int = job.options["calls"]
 
-    async def run(timed: _Calls, _: GateProcess) -> Answer:
+    async def run(timed: _Calls, _gate: GateProcess) -> Answer:
         await timed.schedule(calls)
         for _ in range(calls):
             await timed.publish()
