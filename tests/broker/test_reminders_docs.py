@@ -88,7 +88,7 @@ async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Pa
         bide.connect(vhost.url) as client,
         program(vhost, "-m", "uvicorn", "shop:app", "--port", str(port)) as shop,
     ):
-        await line_of(shop, "Application startup complete")
+        await line_of(shop, "Uvicorn running")
         async with (
             gating(vhost.url, tmp_path / "gate", allow=["reminders"]),
             program(vhost, "mailer.py") as mailer,
@@ -116,7 +116,7 @@ async def test_a_payment_while_its_order_is_scheduled_leaves_no_reminder(vhost: 
         program(vhost, "-m", "uvicorn", "shop:app", "--port", str(port)) as shop,
         httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}/orders") as browser,
     ):
-        await line_of(shop, "Application startup complete")
+        await line_of(shop, "Uvicorn running")
         number = 0
         async with asyncio.timeout(TIMEOUT):
             while conflicts < 3:
