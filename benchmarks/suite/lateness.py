@@ -8,7 +8,7 @@ import random
 import statistics
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from datetime import timedelta
 from typing import Any, Final
@@ -175,16 +175,25 @@ class Receiver:
 
 
 async def publish_steadily(client: Client, job: Job) -> float:
-    """Publish at the rate of the job, delays at random; return the messages per second that were confirmed."""
+    """Publish at the rate of the job, delays at random; return the messages per second that were confirmed.
+
+    With ``is_keyed`` they are scheduled, each under a key of its own.
+    """
     chance = random.Random(1)
     step = timedelta(milliseconds=job.options["step"])
     most = timedelta(seconds=job.options["longest"]) // step if step else 0
     least = timedelta(seconds=1) // step if step else 0
     sending, sent = set[asyncio.Task[Any]](), 0
     start = time.perf_counter()
-    async for _ in paced_async(job.options["rate"], job.options["seconds"]):
-        body = _CALLED_AT.pack(time.time()).ljust(_BODY, b"\0")
-        task = asyncio.create_task(client.publish(body, to=TARGET, delay=chance.randint(least, most) * step))
+    is_keyed = job.options.get("is_keyed", False)
+    async for number in paced_async(job.options["rate"], job.options["seconds"]):
+        body, delay = _CALLED_AT.pack(time.time()).ljust(_BODY, b"\0"), chance.randint(least, most) * step
+        sent_now: Coroutine[Any, Any, object]
+        if is_keyed:
+            sent_now = client.schedule(body, key=f"key:{number}", to=TARGET, delay=delay)
+        else:
+            sent_now = client.publish(body, to=TARGET, delay=delay)
+        task = asyncio.create_task(sent_now)
         sending.add(task)
         task.add_done_callback(sending.discard)
         sent += 1

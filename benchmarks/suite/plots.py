@@ -31,6 +31,10 @@ def plots(results: Results, measurement: str) -> Iterator[tuple[str, Chart]]:
             yield from _plain("sustained", "Delayed messages that go through, messages/s", rows, ["rate"])
         case "burst":
             yield from _by_setting("burst", "A burst: seconds until the last is delivered", rows, "seconds")
+        case "schedules":
+            yield from _by_setting("schedules", "Messages with a key and without, messages/s", rows, "rate")
+        case "keyed":
+            yield from _by_setting("keyed", "Late with a key and without: p99, in ms", rows, "p99")
         case _:
             return
 

@@ -30,6 +30,13 @@ def resident_bytes(pid: int | None = None) -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def largest_bytes(pid: int) -> int:
+    """The largest memory of a process so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (found,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(found) * 1024
+
+
 class Meter:
     """Time, and processor time of this process and of the broker, since it was made.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.suite import burst, lateness, memory, publish, store, sustained
+from benchmarks.suite import burst, cancel, keyed, lateness, memory, publish, schedules, store, sustained, takeover
 from benchmarks.suite.results import Results
 from bide.local_broker.installation import numbers
 
@@ -167,6 +167,34 @@ def bars(release: str) -> Iterator[Bar]:
         of=Place(memory.MEMORY.name, memory.BULK, "", "growth"),
         to=None,
         limit=_FLAT_MB,
+        at_least=False,
+    )
+    yield from _schedules()
+
+
+def _schedules() -> Iterator[Bar]:
+    for setting in (cancel.ALONE, cancel.STEADY):
+        yield Bar(
+            title=f"cancel {setting}, p99: a cancel / a confirmed publish",
+            of=Place(cancel.CANCELS.name, cancel.CANCEL, setting, "times_p99"),
+            to=None,
+            limit=5,
+            at_least=False,
+        )
+    for setting in keyed.SETTINGS:
+        for quantity, what in (("p50", "p50"), ("p99", "p99"), ("broker_cpu", "broker CPU")):
+            yield Bar(
+                title=f"lateness at {setting}, {what}: {schedules.KEYED} / {schedules.UNKEYED}",
+                of=Place(keyed.KEYED_LATENESS.name, schedules.KEYED, setting, quantity),
+                to=Place(keyed.KEYED_LATENESS.name, schedules.UNKEYED, setting, quantity),
+                limit=1,
+                at_least=False,
+            )
+    yield Bar(
+        title="take-over from a killed gate: the longest, in s",
+        of=Place(takeover.TAKEOVERS.name, takeover.TAKEOVER, "", "takeover_max"),
+        to=None,
+        limit=5,
         at_least=False,
     )
 

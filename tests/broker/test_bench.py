@@ -122,6 +122,40 @@ def test_an_existing_clock_can_be_applied_again(clock_vhost: Vhost) -> None:
     assert run(case, clock_vhost)["seconds"] > 0
 
 
+@pytest.mark.parametrize("case", cases("schedules"), ids=name)
+def test_schedules_are_made_with_and_without_a_gate(vhost: Vhost, case: Case) -> None:
+    values = run(case, vhost)
+    assert values["rate"] > 0
+    assert ("gate_cpu" in values) == case.options["is_keyed"]
+
+
+@pytest.mark.parametrize("case", chosen(["cancel"])[0].cases(PLAN), ids=lambda case: case.setting)
+def test_cancels_are_compared_with_publishes(vhost: Vhost, case: Case) -> None:
+    values = run(case, vhost)
+    assert 0 < values["cancel_p50"] <= values["cancel_p99"]
+    assert values["times_p50"] == pytest.approx(values["cancel_p50"] / values["publish_p50"])
+
+
+@pytest.mark.parametrize("case", [case for case in cases("keyed") if case.options["is_keyed"]], ids=name)
+def test_every_message_with_a_key_arrives_and_none_early(clock_vhost: Vhost, case: Case) -> None:
+    values = run(case, clock_vhost)
+    assert values["lost"] == values["early"] == 0
+    assert values["gate_cpu"] > 0
+
+
+@pytest.mark.long
+def test_a_killed_gate_is_replaced(vhost: Vhost) -> None:
+    (case,) = cases("takeover")
+    values = run(case, vhost)
+    assert 0 < values["takeover_p50"] <= values["takeover_max"]
+
+
+def test_schedules_that_wait_are_listed_rebuilt_and_cancelled(vhost: Vhost) -> None:
+    (case,) = cases("pending")
+    values = run(case, vhost)
+    assert min(values[name] for name in ("gate_memory", "gate_index", "page_p50", "rebuild", "tenth")) > 0
+
+
 @pytest.mark.long
 def test_waiting_messages_survive_a_restart(rabbitmq: Rabbitmq) -> None:
     """In the cascade, which is declared sooner; most of it is due while the broker starts again."""

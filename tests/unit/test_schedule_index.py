@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
@@ -172,3 +173,18 @@ if __name__ == "__main__":
     while True:
         follow(index, index.state.position.offset + 1 + int(sys.argv[2]), int(sys.argv[2]))
         print(flush=True)  # noqa: T201 (a program)
+
+
+def test_what_small_batches_have_written_is_moved_into_the_file_in_the_background(tmp_path: Path) -> None:
+    """Otherwise a batch waits for the disk once in a while."""
+    path = tmp_path / "index.db"
+    index = ScheduleIndex(path)
+    before, end, until = path.stat().st_size, 0, time.monotonic() + TIMEOUT
+    while path.stat().st_size == before and time.monotonic() < until:
+        time.sleep(0.1)
+        end += 1
+        follow(index, end, 1)
+    # SQLite itself would do that after some hundred batches.
+    assert path.stat().st_size > before
+    assert end < 50
+    index.close()

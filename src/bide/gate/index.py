@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +20,12 @@ log = logger(__name__)
 
 _CACHE_KIB: Final = 32_768
 _SUFFIXES: Final = ("", "-wal", "-shm")
+
+_CHECKPOINT_EVERY: Final = 1.0
+"""Seconds between two checkpoints in the background."""
+
+_CHECKPOINT_PAGES: Final = 8000
+"""Pages of the write-ahead log at which a batch does a checkpoint itself, if the background does not keep up."""
 
 
 class ScheduleIndex:
@@ -50,6 +58,7 @@ class ScheduleIndex:
                 raise _unusable(path, error) from error
             raise
         self.state = SqliteState(self._sql)
+        self._checkpoints = _Checkpoints(path)
 
     @contextmanager
     def batch(self) -> Iterator[SqliteState]:
@@ -59,6 +68,7 @@ class ScheduleIndex:
             yield self.state
             self.state.flush()
             self._sql.execute("COMMIT")
+            self._checkpoints.step()
         except BaseException:
             if self._sql.in_transaction:
                 self._sql.execute("ROLLBACK")
@@ -75,6 +85,7 @@ class ScheduleIndex:
 
     def recreate(self) -> None:
         """Replace the file by an empty one."""
+        self._checkpoints.wait()
         self._sql.close()
         _remove(self._path)
         self._sql = _prepared(self._path)
@@ -82,8 +93,43 @@ class ScheduleIndex:
 
     def close(self) -> None:
         """Close the file."""
+        self._checkpoints.wait()
         self._sql.close()
         os.close(self._lock)
+
+
+class _Checkpoints:
+    """Moves pages of the write-ahead log into the file, in a thread of its own.
+
+    A checkpoint waits for the disk. With SQLite's default, 1 of 70 small batches waited for it, for 5 to 50 ms.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = time.monotonic() + _CHECKPOINT_EVERY
+        self._thread: threading.Thread | None = None
+
+    def step(self) -> None:
+        """Begin a checkpoint if it is time."""
+        now = time.monotonic()
+        if now < self._at or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._at = now + _CHECKPOINT_EVERY
+        self._thread = threading.Thread(target=self._run, name="bide-gate-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that was begun."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with closing(_connect(self._path)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:
+            # Batches do not depend on it. They raise the same error if the disk is full.
+            log.debug("no checkpoint of %s: %s", self._path, error)
 
 
 def _lock(path: Path) -> int:
@@ -140,4 +186,5 @@ def _connect(path: Path) -> sqlite3.Connection:
     # A commit may be lost with the machine, and is then read from the log again. It is not lost with the process.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     return connection
