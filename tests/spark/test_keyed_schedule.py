@@ -59,16 +59,16 @@ def test_a_part_that_is_sent_again_brings_back_nothing_that_was_cancelled(
     ledger = Ledger(str(tmp_path / "ledger"))
     rows = reminders(spark, 4_000)
     assert run_pipeline(rows, plan, ledger) == 4_000
-    assert with_gate(vhost, tmp_path / "gate", cancel_all) == 4_000
+    assert with_gate(vhost.url, tmp_path / "gate", cancel_all) == 4_000
     # As if the run had been killed before it recorded these parts.
     lost = [one for one in ledger.parts() if one.part % 2]
     for one in lost:
         (tmp_path / "ledger" / f"part-{one.part:05}.json").unlink()
     # Another number of files and tasks reads the rows in another order.
     assert run_pipeline(rows.repartition(7), plan, ledger) == sum(one.sent for one in lost) > 0
-    assert with_gate(vhost, tmp_path / "gate", versions) == {}
+    assert with_gate(vhost.url, tmp_path / "gate", versions) == {}
     assert run_pipeline(rows, plan, Ledger(str(tmp_path / "another"))) == 4_000
-    assert with_gate(vhost, tmp_path / "gate", cancel_all) == 4_000, "another ledger begins a new run"
+    assert with_gate(vhost.url, tmp_path / "gate", cancel_all) == 4_000, "another ledger begins a new run"
 
 
 def test_the_command_schedules_by_key(
@@ -84,7 +84,7 @@ def test_the_command_schedules_by_key(
     async def look(client: bide.Client) -> Any:
         return await client.scheduled("c-7"), await client.count_scheduled()
 
-    one, count = with_gate(vhost, tmp_path / "gate", look)
+    one, count = with_gate(vhost.url, tmp_path / "gate", look)
     assert count == 20
     assert (one.due_time, one.to, json.loads(one.body)) == (DUE, queue, {"customer": "c-7"})
 

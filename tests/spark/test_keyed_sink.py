@@ -1,4 +1,4 @@
-"""Tables and streaming queries with keys: schedules, each applied once however often its task is repeated."""
+"""Rows with keys: schedules that are applied once, however often their task is repeated."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ SOME_RECORDS = 300
 """Records in one partition of the log, long before the last of 2,000."""
 
 
-def with_gate(vhost: Vhost, state: Path, use: Callable[[bide.Client], Awaitable[_Result]]) -> _Result:
+def with_gate(url: str, state: Path, use: Callable[[bide.Client], Awaitable[_Result]]) -> _Result:
     """What a client does while a gate is running."""
 
     async def run() -> _Result:
-        async with gating(vhost.url, state), bide.connect(vhost.url) as client:
+        async with gating(url, state), bide.connect(url) as client:
             return await use(client)
 
     return asyncio.run(run())
@@ -110,9 +110,9 @@ def test_a_repeated_write_after_a_kill_brings_back_nothing_that_was_cancelled_or
             write()
         assert killing.result()
     recorded.close()
-    cancelled, replaced = with_gate(vhost, tmp_path / "gate", meddle)
+    cancelled, replaced = with_gate(vhost.url, tmp_path / "gate", meddle)
     write()
-    waiting = with_gate(vhost, tmp_path / "gate", versions)
+    waiting = with_gate(vhost.url, tmp_path / "gate", versions)
     assert_nothing_came_back(waiting, ALL_KEYS, cancelled, replaced)
 
 
@@ -137,9 +137,9 @@ def test_a_restarted_query_brings_back_nothing_that_was_cancelled_or_replaced(
     wait_until(lambda: not (query.isActive and kill_python_workers(spark) >= 0), "the query has ended")
     assert query.exception() is not None
     recorded.close()
-    cancelled, replaced = with_gate(vhost, tmp_path / "gate", meddle)
+    cancelled, replaced = with_gate(vhost.url, tmp_path / "gate", meddle)
     start().awaitTermination()
-    waiting = with_gate(vhost, tmp_path / "gate", versions)
+    waiting = with_gate(vhost.url, tmp_path / "gate", versions)
     assert_nothing_came_back(waiting, ALL_KEYS, cancelled, replaced)
 
 
@@ -157,7 +157,7 @@ def test_keyed_rows_are_delivered_with_their_key_and_properties(
     async def receive(client: bide.Client) -> list[Any]:
         return await asyncio.to_thread(drain, vhost.url, queue, 2)
 
-    found = {one.body: one for one in with_gate(vhost, tmp_path / "gate", receive)}
+    found = {one.body: one for one in with_gate(vhost.url, tmp_path / "gate", receive)}
     assert {body: one.key for body, one in found.items()} == {b"soon": "a", b"last": "b"}, (
         "the last row of a key decides"
     )
@@ -189,11 +189,11 @@ def test_rows_that_are_left_out_the_second_time_change_no_id(vhost: Vhost, tmp_p
         await client.cancel_scheduled(prefix="k")
         return await client.count_scheduled()
 
-    assert with_gate(vhost, tmp_path / "gate", cancel) == 0
+    assert with_gate(vhost.url, tmp_path / "gate", cancel) == 0
     again = attempt(DUE - timedelta(minutes=1_000))
     assert 0 < again.dropped < 2_000
     assert again.confirmed == 2_000 - again.dropped
-    assert with_gate(vhost, tmp_path / "gate", versions) == {}
+    assert with_gate(vhost.url, tmp_path / "gate", versions) == {}
 
 
 def test_other_rows_of_a_repeated_task_are_scheduled(vhost: Vhost, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_other_rows_of_a_repeated_task_are_scheduled(vhost: Vhost, tmp_path: Pat
     rows = Rows(("value", "key"), constants, settings.infrastructure)
     for keys in (("a", "b", "c"), ("d", "b", "c")):
         send(iter([rows_of(*keys)]), rows, settings, SinkPlace(run="w", partition=0), file="x", begun=datetime.now(UTC))
-    assert with_gate(vhost, tmp_path / "gate", versions).keys() == {*"abcd"}
+    assert with_gate(vhost.url, tmp_path / "gate", versions).keys() == {*"abcd"}
 
 
 def test_rows_without_a_valid_key_or_a_time_fail_the_task_or_are_rejected(
@@ -222,7 +222,7 @@ def test_rows_without_a_valid_key_or_a_time_fail_the_task_or_are_rejected(
     rejected = spark.read.parquet(str(tmp_path / "rejects"))
     assert {(one["value"], one["reject_status"]) for one in rejected.collect()} == {(x, "invalid") for x in "bcde"}
     assert "request" not in rejected.columns
-    assert with_gate(vhost, tmp_path / "gate", versions).keys() == {"good"}
+    assert with_gate(vhost.url, tmp_path / "gate", versions).keys() == {"good"}
 
 
 def test_a_write_that_cannot_schedule_is_refused_before_any_task(spark: SparkSession, vhost: Vhost) -> None:
