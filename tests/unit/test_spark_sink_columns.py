@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bide.errors import InvalidColumnError
+from bide.errors import InvalidColumnError, InvalidOptionError
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS, columns_to_send
 from bide.spark.sink_settings import KNOWN, TARGETS, SinkSettings
@@ -93,3 +93,14 @@ def test_a_column_of_the_wrong_type_is_refused_with_the_right_type(name: str) ->
 def test_columns_that_differ_only_in_case_are_refused() -> None:
     with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' have the same name: drop one"):
         sent(schema_of("value", "queue", "Queue"), {})
+
+
+def test_keys_need_a_due_time() -> None:
+    with pytest.raises(InvalidColumnError, match="the messages have a key and no due time: give a column or an option"):
+        sent(schema_of("value", "key"), {"queue": "orders"})
+    assert sent(schema_of("value", "key"), {"queue": "orders", "delay": "1h"}) == ("value", "key")
+
+
+def test_keys_and_isolation_are_refused_together() -> None:
+    with pytest.raises(InvalidOptionError, match="the option isolated is for messages without keys"):
+        sent(schema_of("value", "key"), {"queue": "orders", "delay": "1h", "isolated": "true"})
