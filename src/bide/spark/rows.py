@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
-from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay, from_microseconds, parse_delay, to_microseconds
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.messages.checker import MessageChecker
@@ -25,6 +25,7 @@ from bide.runtime.bounded_cache import BoundedCache
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
+from bide.spark.column_checks import are_keys, fits, has_no_empty_text, is_between, is_text
 from bide.spark.request_ids import request_ids
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -201,12 +202,12 @@ class Rows:
         """Whether a check of whole columns proves all rows valid. If not, some rows may be invalid."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
-            all(_is_text(column) for name, column in columns.items() if name != "value")
+            all(is_text(column) for name, column in columns.items() if name != "value")
             and all(columns[name].null_count == 0 for name in self.required)
             and self._has_valid_times(columns, now)
-            and all(_fits(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns)
-            and all(_has_no_empty_text(columns[name]) for name in ("message_id", "key") if name in columns)
-            and ("key" not in columns or _are_keys(columns["key"]))
+            and all(fits(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns)
+            and all(has_no_empty_text(columns[name]) for name in ("message_id", "key") if name in columns)
+            and ("key" not in columns or are_keys(columns["key"]))
             and self._has_valid_headers(columns.get("headers"))
             and self._has_valid_combinations(columns, now)
         )
@@ -228,10 +229,10 @@ class Rows:
                     return False
             else:
                 scale = 1 if pa.types.is_duration(delay.type) else 1_000
-                if not _is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
+                if not is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
                     return False
         latest = min(_LATEST, to_microseconds(now) + longest)
-        return due is None or _is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
+        return due is None or is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
 
     def _has_valid_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
@@ -246,7 +247,7 @@ class Rows:
                 return False
         # A timestamp column can hold times before 1970, which AMQP has no value for, and times after the year 9999 in
         # their zone, which Python has no value for.
-        if pa.types.is_timestamp(values.type) and not _is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
+        if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
             return False
         return all(_is_header(name) for name in pc.unique(keys).to_pylist())
 
@@ -358,36 +359,6 @@ def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
         repeated = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
         return InvalidRowError(f"the header {repeated!r} is there more than once: give it one value")
     return found
-
-
-def _is_text(column: pa.Array) -> bool:
-    """Whether all text in a column is UTF-8. Spark passes on text from files without a check."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _fits(texts: pa.Array) -> bool:
-    """Whether all texts are short enough for a short string of AMQP."""
-    longest = pc.max(pc.binary_length(texts)).as_py()
-    return longest is None or longest <= MAX_NAME_BYTES
-
-
-def _has_no_empty_text(texts: pa.Array) -> bool:
-    shortest = pc.min(pc.binary_length(texts)).as_py()
-    return shortest is None or shortest > 0
-
-
-def _are_keys(texts: pa.Array) -> bool:
-    """Whether texts that are neither empty nor too long are keys."""
-    return not pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f]")).as_py()
-
-
-def _is_between(numbers: pa.Array, lowest: int, highest: int) -> bool:
-    found = pc.min_max(numbers).as_py()
-    return found["min"] is None or (lowest <= found["min"] and found["max"] <= highest)
 
 
 @lru_cache(maxsize=4096)
