@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS
 from bide.spark.sink_settings import KNOWN, SinkSettings
 from tests.spark.receiving import drain, rest
+from tests.spark.test_keyed_sink import with_gate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,9 +63,13 @@ def test_the_documented_defaults_are_used() -> None:
     assert (default["idPrefix"], default["rejects"], found.id_prefix, found.rejects) == ("", "", None, None)
 
 
+async def all_scheduled(client: bide.Client) -> list[Any]:
+    return [one async for one in client.list_scheduled()]
+
+
 def test_the_examples_send_their_rows(spark: SparkSession, vhost_url: str, tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 4
+    assert len(examples) == 5
 
     def run(number: int, **known: Any) -> dict[str, Any]:
         here = (
@@ -107,10 +112,15 @@ def test_the_examples_send_their_rows(spark: SparkSession, vhost_url: str, tmp_p
     (message,) = drain(vhost_url, "orders", 1)
     assert (message.body, message.due is None) == (b'{"order_id":7}', False)
 
+    spark.sql("select 7 as id, timestamp'2040-01-02' as due").write.parquet(f"{tmp_path}/invoices")
+    run(3)
+    (one,) = with_gate(vhost_url, tmp_path / "gate", all_scheduled)
+    assert (one.key, one.to, one.due_time) == ("invoice:7", "reminders", datetime(2040, 1, 2, tzinfo=UTC))
+
     rows = spark.sql("select 'late' as value, 'later' as queue union all select null, 'orders'")
     rows.write.format("rabbitmq").mode("append").options(url=vhost_url, rejects=f"{tmp_path}/rejects").save()
     with bide.connect_sync(vhost_url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("later")]))
-    rejected = {row["value"]: row["message_id"] for row in run(3)["rejected"].collect()}
+    rejected = {row["value"]: row["message_id"] for row in run(4)["rejected"].collect()}
     assert [(one.body.decode(), one.message_id) for one in drain(vhost_url, "later", 1)] == list(rejected.items())
     assert rest(vhost_url, "orders") == []

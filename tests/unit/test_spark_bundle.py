@@ -18,7 +18,7 @@ from tests.timeouts import TIMEOUT
 LOOK = """
 import sys
 sys.path[:] = [sys.argv[1], *(one for one in sys.path if "site-packages" not in one)]
-import anyio._backends._asyncio, bide.client.bulk.sync, bide.streams.log, httpx2, pamqp
+import anyio._backends._asyncio, bide.client.bulk.schedules, bide.client.bulk.sync, bide.streams.log, httpx2, pamqp
 httpx2.AsyncClient()
 from importlib.metadata import version
 print(bide.__spec__.cached or bide.__file__, bide.client.bulk.sync.__file__, httpx2.__file__, version("bide"))

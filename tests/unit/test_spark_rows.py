@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +16,10 @@ from bide.delay.clock import Clock
 from bide.errors import InvalidInputError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
-from bide.spark.rows import Rows
+from bide.schedules.encoding import encode
+from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
+from bide.schedules.prepared import check_schedule
+from bide.spark.rows import REQUEST, Rows
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 CLOCK = Clock(max_delay=timedelta(days=99))
@@ -34,6 +38,7 @@ NAME = mostly("a", "x" * 255, bad=(None, "", "x" * 256, NO_TEXT))
 COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "value": (pa.string(), mostly("", "a", "é", bad=(None,))),
     "queue": (pa.string(), NAME),
+    "key": (pa.string(), mostly("a", "é" * 127, bad=(None, "", "x" * 256, "a\tb", NO_TEXT))),
     "exchange": (pa.string(), NAME),
     "routing_key": (pa.string(), mostly(None, "", bad=("order.created", "x" * 256))),
     "deliver_at": (
@@ -111,7 +116,7 @@ def test_rows_without_a_problem_are_accepted_by_the_publisher(batch: pa.RecordBa
     assert all(problems.values())
     good = batch.filter(pa.array([index not in problems for index in range(len(batch))], pa.bool_()))
     assert rows.problems(good, NOW) == {}
-    for message in rows.messages(good, list(range(len(good))), run="r"):
+    for message in messages_of(rows, good, run="r"):
         _encode(message)
     for place in problems:
         with pytest.raises((InvalidInputError, TypeError, ValueError, OverflowError)):
@@ -122,18 +127,30 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
     """Send a row whatever is wrong with it; a null, an empty id, or two due times, is wrong to the sink alone."""
     if batch.column("value")[0].as_py() is None:
         raise InvalidInputError("no value")
+    if rows.is_keyed and rows.with_requests(batch, run="r", first=0).column(REQUEST)[0].as_py() is None:
+        raise InvalidInputError("no key")
     if "message_id" in batch.schema.names and batch.column("message_id")[0].as_py() == "":
         raise InvalidInputError("an empty id")
-    for message in rows.messages(batch, [0], run="r"):
-        for name in type(message).__slots__:
+    for message in messages_of(rows, batch, run="r"):
+        for name in {*OutgoingMessage.__slots__} & {*dir(message)}:
             value = getattr(message, name)
             if isinstance(value, InvalidInputError):
                 raise value
         _encode(message)
 
 
-def _encode(outgoing_message: OutgoingMessage) -> None:
-    message = MessageChecker().check(outgoing_message).starting(NOW)
+def messages_of(rows: Rows, batch: pa.RecordBatch, *, run: str) -> Iterator[OutgoingMessage | OutgoingSchedule]:
+    if rows.is_keyed:
+        batch = rows.with_requests(batch, run=run, first=0)
+    return rows.messages(batch, list(range(len(batch))), run=run)
+
+
+def _encode(outgoing: OutgoingMessage | OutgoingSchedule) -> None:
+    if isinstance(outgoing, OutgoingSchedule):
+        assert isinstance(outgoing, NumberedSchedule)
+        encode(check_schedule(outgoing, NOW).record(outgoing.request, NOW))
+        return
+    message = MessageChecker().check(outgoing).starting(NOW)
     properties(message.wire_values(message.route(CLOCK, NOW), NOW))
 
 
@@ -246,3 +263,42 @@ def test_a_numeric_delay_is_milliseconds() -> None:
         batch_of(value=["a"], delay=[1500]), [0], run="r"
     )
     assert message.delay == timedelta(seconds=1.5)
+
+
+def keyed(**columns: Any) -> Rows:
+    return Rows(("value", "key", *columns), {"to": "q"}, CLOCK)
+
+
+def test_rows_with_keys_are_schedules_that_wait_as_long_as_they_like() -> None:
+    far = datetime(2100, 1, 1, tzinfo=UTC)
+    batch = batch_of(value=["a", "b"], key=["k1", "k2"], deliver_at=[far, far])
+    rows = keyed(deliver_at=None)
+    assert rows.is_valid(batch, NOW)
+    first, second = messages_of(rows, batch, run="r")
+    assert isinstance(first, NumberedSchedule)
+    assert isinstance(second, NumberedSchedule)
+    assert (first.key, first.deliver_at, first.to, first.body) == ("k1", far, "q", b"a")
+    assert first.message_id is not None
+    assert first.message_id.startswith("r-0-")
+    assert first.request != second.request
+
+
+@pytest.mark.parametrize(
+    ("key", "delay", "expected"),
+    [
+        (None, "1s", "the column key is null: give each row a key"),
+        ("", "1s", "the key name is empty: name the key"),
+        ("é" * 128, "1s", "takes 256 bytes, the limit is 255"),
+        ("a\nb", "1s", "holds control characters: remove them"),
+        ("k", None, "the row has neither a delay nor a due time: a row with a key needs one of them"),
+    ],
+)
+def test_a_key_that_cannot_be_one_and_a_missing_time_are_problems(
+    key: str | None, delay: str | None, expected: str
+) -> None:
+    batch = pa.record_batch(
+        [pa.array(["a", "b"]), pa.array(["good", key]), pa.array(["1s", delay])], ["value", "key", "delay"]
+    )
+    found = keyed(delay=None).problems(batch, NOW)
+    assert list(found) == [1]
+    assert expected in found[1]

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bide.errors import InvalidColumnError
+from bide.errors import InvalidColumnError, InvalidOptionError
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS, columns_to_send
 from bide.spark.sink_settings import KNOWN, TARGETS, SinkSettings
@@ -75,7 +75,7 @@ def test_an_option_replaces_only_the_column_of_its_name(name: str) -> None:
         # Rows that have an exchange take it; those that have a queue are refused one by one.
         ({"routing_key": "order.created"}, {"routing_key"}),
         ({"QUEUE": "orders", "Priority": "7", "type": "Remind"}, {*TARGETS, "priority", "type"}),
-        ({"isolated": "true", "idPrefix": "p", "window": "10", "timeout": "5s", "declare": "false"}, set()),
+        ({"idPrefix": "p", "window": "10", "timeout": "5s", "declare": "false"}, set()),
     ],
     ids=lambda one: str(one) if isinstance(one, dict) else str(sorted(one)),  # a set has another order each time
 )
@@ -93,3 +93,14 @@ def test_a_column_of_the_wrong_type_is_refused_with_the_right_type(name: str) ->
 def test_columns_that_differ_only_in_case_are_refused() -> None:
     with pytest.raises(InvalidColumnError, match="the columns 'queue' and 'Queue' have the same name: drop one"):
         sent(schema_of("value", "queue", "Queue"), {})
+
+
+def test_keys_need_a_due_time() -> None:
+    with pytest.raises(InvalidColumnError, match="the messages have a key and no due time: give a column or an option"):
+        sent(schema_of("value", "key"), {"queue": "orders"})
+    assert sent(schema_of("value", "key"), {"queue": "orders", "delay": "1h"}) == ("value", "key")
+
+
+def test_keys_and_isolation_are_refused_together() -> None:
+    with pytest.raises(InvalidOptionError, match="the option isolated is for messages without keys"):
+        sent(schema_of("value", "key"), {"queue": "orders", "delay": "1h", "isolated": "true"})

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from bide.durations import DelayLike, DueTimeLike
+from bide.schedules.requests import RequestId
 
 
 @dataclass(slots=True)
@@ -70,3 +71,15 @@ class OutgoingSchedule:
     persistent: bool = True
     priority: int | None = None
     expiration: DelayLike | None = None
+
+
+@dataclass(slots=True)
+class NumberedSchedule(OutgoingSchedule):
+    """A schedule whose request id the caller chose, so that it is applied once however often it is sent.
+
+    Args:
+        request: its id. A session may have at most 1,000 numbers, in the partition of the key.
+    """
+
+    _: KW_ONLY
+    request: RequestId

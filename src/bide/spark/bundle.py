@@ -24,7 +24,18 @@ from pathlib import Path
 from typing import Final
 from zipfile import ZIP_DEFLATED, ZipFile
 
-PACKAGES: Final = ("bide", "pyspark_bide", "pamqp", "httpx2", "httpcore2", "anyio", "h11", "idna", "truststore")
+PACKAGES: Final = (
+    "bide",
+    "pyspark_bide",
+    "cronsim",
+    "pamqp",
+    "httpx2",
+    "httpcore2",
+    "anyio",
+    "h11",
+    "idna",
+    "truststore",
+)
 MODULES: Final = ("typing_extensions",)
 """Contents of the bundle, by import name."""
 

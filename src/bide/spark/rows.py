@@ -1,4 +1,4 @@
-"""Rows of a table as messages: their checks and their conversion."""
+"""Rows of a table as messages and schedules: their checks and their conversion."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
-from bide.delay.protocol import MAX_NAME_BYTES, DelayInfrastructure
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay, from_microseconds, parse_delay, to_microseconds
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import checked_headers
 from bide.runtime.bounded_cache import BoundedCache
+from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
+from bide.schedules.prepared import check_schedule
+from bide.schedules.requests import RequestId
+from bide.spark.column_checks import are_keys, fits, has_no_empty_text, is_between, is_text
+from bide.spark.request_ids import request_ids
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY: Final = timedelta(days=1) // _MICROSECOND
-_PER_ROW: Final = frozenset({"value", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
+_PER_ROW: Final = frozenset({"value", "key", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
 """Columns whose values usually differ in each row. Of the other columns, each combination of values is checked once."""
 
 _FIELDS: Final = {"value": "body", "queue": "to"}
@@ -36,15 +41,21 @@ _FIELDS: Final = {"value": "body", "queue": "to"}
 _WAYS_OUT: Final = {
     "value": "give an empty text if the body should be empty",
     "deliver_at": "the due time is missing or cannot be parsed; give one",
+    "key": "give each row a key, or write the rows without keys separately",
 }
 
 _DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
 """Columns in which null stands for another value than None."""
 
+REQUEST: Final = "request"
+"""The column with the request id of a row with a key, in the buffer. A table cannot have a column of this name."""
+
+_SAMPLE: Final = RequestId("sample", 1)
+
 
 @dataclass(slots=True)
 class Rows:
-    """Converts the record batches of one write into messages.
+    """Converts the record batches of one write into messages, or into schedules if there is a column ``key``.
 
     Args:
         columns: the columns to read, by their names in :data:`bide.spark.sink_columns.COLUMNS`.
@@ -59,6 +70,15 @@ class Rows:
     required: tuple[str, ...] = ("value",)
     _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
     _valid_combinations: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
+
+    def __post_init__(self) -> None:
+        if self.is_keyed:
+            self.required = (*self.required, "key")
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether the rows are schedules."""
+        return "key" in self.columns
 
     def problems(self, batch: pa.RecordBatch, now: datetime) -> dict[int, str]:
         """Errors of invalid rows, by the index of the row in the batch.
@@ -76,10 +96,23 @@ class Rows:
                 found[index] = str(error)
         return found
 
-    def messages(self, batch: pa.RecordBatch, places: list[int], *, run: str) -> Iterator[OutgoingMessage]:
-        """Convert a batch of valid rows into messages.
+    def with_requests(self, batch: pa.RecordBatch, *, run: str, first: int) -> pa.RecordBatch:
+        """Add the column :data:`REQUEST` to a batch of rows with keys. No row may be left out before.
 
         Args:
+            run: as for :meth:`messages`.
+            first: the index of the first row in the partition.
+        """
+        requests = request_ids(self._lists(batch), run=run, first=first, seed=self._seed())
+        return batch.append_column(REQUEST, pa.array(requests, pa.string()))
+
+    def messages(
+        self, batch: pa.RecordBatch, places: list[int], *, run: str
+    ) -> Iterator[OutgoingMessage | OutgoingSchedule]:
+        """Convert a batch of valid rows into messages, or into schedules.
+
+        Args:
+            batch: with the column :data:`REQUEST` if the rows have keys.
             places: the index of each row in the partition.
             run: an id of the partition that is the same when it is sent again; the prefix of generated message ids.
         """
@@ -87,12 +120,20 @@ class Rows:
         ids = lists.pop("message_id", None) or repeat(None, batch.num_rows)
         names = [_FIELDS.get(name, name) for name in lists]
         constants = dict(self.constants)
-        seed = repr(sorted(constants.items(), key=lambda item: item[0])).encode()
+        seed = self._seed().encode()
         body_at = names.index("body")
+        make: Any = NumberedSchedule if self.is_keyed else OutgoingMessage
+        requests = map(RequestId.parse, batch.column(REQUEST).to_pylist()) if self.is_keyed else None
         for place, (given, *values) in zip(places, zip(ids, *lists.values(), strict=False), strict=True):
             if given is None:
                 given = f"{run}-{place}-{_digest(seed, values, body_at)}"
-            yield OutgoingMessage(message_id=given, **dict(zip(names, values, strict=True)), **constants)
+            if requests is not None:
+                constants["request"] = next(requests)
+            yield make(message_id=given, **dict(zip(names, values, strict=True)), **constants)
+
+    def _seed(self) -> str:
+        """The fields that all messages have in common, for digests."""
+        return repr(sorted(self.constants.items(), key=lambda item: item[0]))
 
     def _check(self, row: Mapping[str, Any], now: datetime) -> None:
         """Check one row as the publisher does.
@@ -112,21 +153,36 @@ class Rows:
         delay, due = row.get("delay"), row.get("deliver_at")
         if delay is not None and due is not None:
             raise InvalidRowError("the columns delay and deliver_at both have a value: leave one null")
+        if self.is_keyed and delay is None and due is None and not {"delay", "deliver_at"} & self.constants.keys():
+            raise InvalidRowError("the row has neither a delay nor a due time: a row with a key needs one of them")
         values = {_FIELDS.get(name, name): value for name, value in row.items()}
-        message = self._checker.check(OutgoingMessage(**values, **self.constants))
         try:
-            message.starting(now).route(self.infrastructure, now)
+            headers = self._check_fields({**values, **self.constants}, now)
         except InvalidDelayError as error:
             if due is None:
                 raise
             # The error mentions a delay, but the table has the column deliver_at.
             raise InvalidRowError(f"the column deliver_at: {error}") from error
-        for name, value in message.headers.items():
+        for name, value in headers.items():
             try:
                 # Otherwise the error would come when the message is encoded, after others have been sent.
                 field_value(value, name)
             except InvalidInputError as error:
                 raise InvalidRowError(f"the header {error}") from error
+
+    def _check_fields(self, fields: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
+        """Check the fields of a message or schedule, and return its headers.
+
+        Raises:
+            InvalidInputError: a field is invalid.
+        """
+        if self.is_keyed:
+            schedule = check_schedule(OutgoingSchedule(**fields), now)
+            schedule.record(_SAMPLE, now)
+            return schedule.message.headers
+        message = self._checker.check(OutgoingMessage(**fields))
+        message.starting(now).route(self.infrastructure, now)
+        return message.headers
 
     def _check_target(self, row: Mapping[str, Any]) -> None:
         if {"to", "exchange"} & self.constants.keys():
@@ -146,11 +202,12 @@ class Rows:
         """Whether a check of whole columns proves all rows valid. If not, some rows may be invalid."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
-            all(_is_text(column) for name, column in columns.items() if name != "value")
+            all(is_text(column) for name, column in columns.items() if name != "value")
             and all(columns[name].null_count == 0 for name in self.required)
             and self._has_valid_times(columns, now)
-            and all(_fits(columns[name]) for name in ("message_id", "correlation_id") if name in columns)
-            and ("message_id" not in columns or _has_no_empty_text(columns["message_id"]))
+            and all(fits(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns)
+            and all(has_no_empty_text(columns[name]) for name in ("message_id", "key") if name in columns)
+            and ("key" not in columns or are_keys(columns["key"]))
             and self._has_valid_headers(columns.get("headers"))
             and self._has_valid_combinations(columns, now)
         )
@@ -158,6 +215,12 @@ class Rows:
     def _has_valid_times(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
         delay, due = columns.get("delay"), columns.get("deliver_at")
         longest = self.infrastructure.max_delay // _MICROSECOND
+        if self.is_keyed:
+            # Schedules wait in the log, not in the infrastructure.
+            longest = _LATEST - to_microseconds(now)
+            times = [pc.is_valid(one) for one in (delay, due) if one is not None]
+            if times and not pc.all(times[0] if len(times) == 1 else pc.or_(*times)).as_py():
+                return False
         if delay is not None:
             if due is not None and pc.any(pc.and_(pc.is_valid(delay), pc.is_valid(due))).as_py():
                 return False
@@ -166,10 +229,10 @@ class Rows:
                     return False
             else:
                 scale = 1 if pa.types.is_duration(delay.type) else 1_000
-                if not _is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
+                if not is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
                     return False
         latest = min(_LATEST, to_microseconds(now) + longest)
-        return due is None or _is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
+        return due is None or is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
 
     def _has_valid_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
@@ -184,7 +247,7 @@ class Rows:
                 return False
         # A timestamp column can hold times before 1970, which AMQP has no value for, and times after the year 9999 in
         # their zone, which Python has no value for.
-        if pa.types.is_timestamp(values.type) and not _is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
+        if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
             return False
         return all(_is_header(name) for name in pc.unique(keys).to_pylist())
 
@@ -203,9 +266,10 @@ class Rows:
                 continue
             fields = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
             try:
-                delay = {"delay": self.infrastructure.resolution} if is_delayed else {}
-                message = self._checker.check(OutgoingMessage(b"", **{**delay, **fields, **self.constants}))
-                message.starting(now).route(self.infrastructure, now)
+                sample: dict[str, Any] = {"delay": self.infrastructure.resolution} if is_delayed else {}
+                if self.is_keyed:
+                    sample["key"] = "sample"
+                self._check_fields({"body": b"", **sample, **fields, **self.constants}, now)
             except (InvalidInputError, TypeError):
                 return False
             self._valid_combinations[key] = None
@@ -295,31 +359,6 @@ def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
         repeated = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
         return InvalidRowError(f"the header {repeated!r} is there more than once: give it one value")
     return found
-
-
-def _is_text(column: pa.Array) -> bool:
-    """Whether all text in a column is UTF-8. Spark passes on text from files without a check."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _fits(texts: pa.Array) -> bool:
-    """Whether all texts are short enough for a short string of AMQP."""
-    longest = pc.max(pc.binary_length(texts)).as_py()
-    return longest is None or longest <= MAX_NAME_BYTES
-
-
-def _has_no_empty_text(texts: pa.Array) -> bool:
-    shortest = pc.min(pc.binary_length(texts)).as_py()
-    return shortest is None or shortest > 0
-
-
-def _is_between(numbers: pa.Array, lowest: int, highest: int) -> bool:
-    found = pc.min_max(numbers).as_py()
-    return found["min"] is None or (lowest <= found["min"] and found["max"] <= highest)
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,7 @@ from bide.runtime.logs import logger
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, STATUS, Overdue, Past
 from bide.spark.rejects import Rejects
-from bide.spark.rows import Rows
+from bide.spark.rows import REQUEST, Rows
 from bide.spark.sink_columns import columns_to_send
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.spool import Spool
@@ -135,7 +135,7 @@ def send(
     overdue = Overdue(begun)
     held = nullcontext() if settings.rejects is None else Rejects(settings.rejects, file)
     with held as rejects, Spool() as spool:
-        _check_and_buffer(batches, rows, spool, rejects, overdue, settings.past)
+        _check_and_buffer(batches, rows, spool, rejects, overdue, settings.past, str(place))
         confirmed = _publish(spool.batches(), rows, settings, place, rejects)
     return Sent(
         confirmed=confirmed,
@@ -154,13 +154,16 @@ def _check_and_buffer(
     rejects: Rejects | None,
     overdue: Overdue,
     past: Past | None,
+    run: str,
 ) -> None:
-    """Check all rows, and buffer the valid ones with their index in the partition."""
+    """Check all rows, and buffer the valid ones with their index in the partition and their request id."""
     first = 0
     for given in batches:
         batch = given.rename_columns([name.lower() for name in given.schema.names])
         problems = rows.problems(batch, datetime.now(UTC))
         placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
+        if rows.is_keyed:
+            placed = rows.with_requests(placed, run=run, first=first)
         if problems and rejects is None:
             raise _invalid_rows(problems, first, first + len(batch) - 1)
         late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
@@ -230,7 +233,9 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
                 if first <= one.position < first + len(batch)
             }
             if found:
-                rejects.add(batch.drop_columns([PLACE]), found)
+                rejects.add(
+                    batch.drop_columns([name for name in (PLACE, REQUEST) if name in batch.schema.names]), found
+                )
         return report.confirmed
 
 
@@ -277,7 +282,8 @@ class Sink:
                 "published messages cannot be overwritten: write with mode('append'), or in the output mode append or "
                 "update"
             )
-        self._settings = SinkSettings.read(Options(options), environment)
+        is_keyed = any(name.lower() == "key" for name in schema.fieldNames())
+        self._settings = SinkSettings.read(Options(options), environment, is_keyed=is_keyed)
         self._columns = columns_to_send(schema, self._settings.constants)
         self._schema = schema
         # The same for all tasks and all their attempts.

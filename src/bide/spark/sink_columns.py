@@ -60,6 +60,7 @@ _DURATION: Final = (
 COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
     VALUE: (_any_of(StringType, BinaryType), "string or binary"),
     **dict.fromkeys(TARGETS, _TEXT),
+    "key": _TEXT,
     "delay": _DURATION,
     "deliver_at": (_any_of(TimestampType), "timestamp"),
     "message_id": _TEXT,
@@ -123,6 +124,16 @@ def _refuse_contradictions(found: Mapping[str, str], constants: Mapping[str, Any
             raise InvalidOptionError(
                 f"the option {option} and the column {found[column]!r} both set when messages are due: leave out the "
                 "option, or drop the column"
+            )
+    if "key" in found:
+        if not {"delay", "deliver_at"} & {*constants, *found}:
+            raise InvalidColumnError(
+                f"the messages have a key and no due time: give a column or an option delay or deliver_at, or drop the "
+                f"column {found['key']!r}"
+            )
+        if "isolated" in constants:
+            raise InvalidOptionError(
+                f"the option isolated is for messages without keys: leave it out, or drop the column {found['key']!r}"
             )
     if not {"to", "exchange"} & constants.keys() and not {"queue", "exchange"} & found.keys():
         raise InvalidColumnError(

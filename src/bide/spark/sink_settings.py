@@ -113,8 +113,11 @@ class SinkSettings:
         )
 
     @classmethod
-    def read(cls, options: Options, environment: Mapping[str, str]) -> SinkSettings:
+    def read(cls, options: Options, environment: Mapping[str, str], *, is_keyed: bool = False) -> SinkSettings:
         """Read the options of a write.
+
+        Args:
+            is_keyed: whether the table has keys, so that messages do not pass the infrastructure.
 
         Raises:
             InvalidOptionError: an option is unknown or invalid, or contradicts another one.
@@ -127,7 +130,7 @@ class SinkSettings:
         if timeout == timedelta(0):
             raise InvalidOptionError("the option timeout is zero: give 1s or more")
         infrastructure = _infrastructure(options)
-        constants = _constants(options, infrastructure)
+        constants = _constants(options, None if is_keyed else infrastructure)
         return cls(
             url=url,
             infrastructure=infrastructure,
@@ -171,8 +174,12 @@ def _infrastructure(options: Options) -> DelayInfrastructure:
         raise InvalidOptionError(f"the options of the layout are invalid: {error}") from error
 
 
-def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[str, Any]:
-    """The fields that all messages have in common, each checked in a sample message."""
+def _constants(options: Options, infrastructure: DelayInfrastructure | None) -> dict[str, Any]:
+    """The fields that all messages have in common, each checked in a sample message.
+
+    Args:
+        infrastructure: that the messages pass; None for schedules.
+    """
     for one, other in (("queue", "exchange"), ("queue", "routing_key"), ("delay", "deliver_at")):
         if one in options and other in options:
             raise InvalidOptionError(f"the options {one} and {other} were both given: give one of them")
@@ -203,7 +210,8 @@ def _constants(options: Options, infrastructure: DelayInfrastructure) -> dict[st
             target = {}
         try:
             message = MessageChecker().check(OutgoingMessage(b"", **{**target, name: value}))
-            message.starting(now).route(infrastructure, now)
+            if infrastructure is not None:
+                message.starting(now).route(infrastructure, now)
         except InvalidInputError as error:
             raise InvalidOptionError(f"the option {'queue' if name == 'to' else name}: {error}") from error
     return constants

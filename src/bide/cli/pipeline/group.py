@@ -105,6 +105,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--body-column", metavar="COLUMN", help="Column that is the body itself: text or binary.")
 @click.option("--header-columns", metavar="A,B,C", help="Columns to send as headers of the same names.")
 @click.option("--id-column", metavar="COLUMN", help="Column of message ids. [default: digest of the row]")
+@click.option("--key-column", metavar="COLUMN", help="Column of keys, for messages that can be cancelled.")
 @click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
 @click.option("--name", default="", metavar="TEXT", help="Name of the schedule; another name changes message ids.")
 @click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent.")
@@ -185,6 +186,7 @@ def _schedule_plan(
     body_column: str | None,
     header_columns: str | None,
     id_column: str | None,
+    key_column: str | None,
     kind: str | None,
     name: str,
     rejects: str | None,
@@ -216,6 +218,7 @@ def _schedule_plan(
         body_columns=_column_names("--body-columns", body_columns),
         body_column=body_column,
         id_column=id_column,
+        key_column=key_column,
         header_columns=_column_names("--header-columns", header_columns),
         name=name,
         settings=SinkSettings.make(

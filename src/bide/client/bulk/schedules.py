@@ -18,7 +18,7 @@ from bide.errors import BideError, InvalidInputError, TargetNotFoundError, Unrou
 from bide.messages.prepared import MessageTemplate, PreparedMessage
 from bide.schedules.encoding import encode, with_reserve
 from bide.schedules.names import PARTITIONS, partition_of
-from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
 
@@ -60,7 +60,7 @@ class BulkSchedules:
                 "client.schedule(), or leave out if_absent and if_version"
             )
         partition = partition_of(schedule.key)
-        number = self.requests.numbered(partition)
+        number = outgoing.request if isinstance(outgoing, NumberedSchedule) else self.requests.numbered(partition)
         try:
             record = schedule.record(number, now)
             body = with_reserve(encode(record))

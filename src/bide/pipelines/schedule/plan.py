@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from bide.admin.apply import exists
@@ -14,6 +14,8 @@ from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.ledger import digest_of
 from bide.pipelines.run_sync import wait_for
+from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.prepared import check_schedule
 from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 
@@ -34,6 +36,8 @@ class SchedulePlan:
             of due times or delays and without those of headers.
         body_column: the column that is the body itself, as text or binary; instead of *body_columns*.
         id_column: the column of message ids; if None, an id is derived from the contents of the row.
+        key_column: the column of keys, by which messages can be cancelled, moved and replaced while they wait; each key
+            once. None for messages without keys, which wait in the delay infrastructure.
         header_columns: the columns that become headers of the same names, as text; null leaves a header out.
         name: a name that distinguishes schedules of equal rows; messages of different names have different ids.
         settings: target and options of the messages.
@@ -44,6 +48,7 @@ class SchedulePlan:
     body_columns: tuple[str, ...] = ()
     body_column: str | None = None
     id_column: str | None = None
+    key_column: str | None = None
     header_columns: tuple[str, ...] = ()
     name: str = ""
     settings: SinkSettings = field(repr=False)
@@ -90,7 +95,10 @@ class SchedulePlan:
             InvalidInputError: the sample is invalid.
         """
         infrastructure, now = self.settings.infrastructure, datetime.now(UTC)
-        common = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
+        common: dict[str, Any] = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
+        if self.key_column is not None:
+            check_schedule(OutgoingSchedule(b"", key="sample", delay=timedelta(0), **common), now)
+            return
         sample = OutgoingMessage(b"", delay=infrastructure.resolution, **common)
         MessageChecker().check(sample).starting(now).route(infrastructure, now)
 

@@ -30,8 +30,8 @@ _SHOWN: Final = 40
 def messages(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     """Convert rows to messages, with the columns of the sink.
 
-    These are ``value``, ``deliver_at`` or ``delay``, ``message_id``, and ``headers``. Equal rows are numbered, so that
-    each has a message id of its own and all of them arrive.
+    These are ``value``, ``deliver_at`` or ``delay``, ``message_id``, ``key``, and ``headers``. Equal rows are numbered,
+    so that each has a message id of its own and all of them arrive.
 
     Raises:
         InvalidColumnError: a column is missing, or has the wrong type.
@@ -55,12 +55,16 @@ def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
         columns["headers"] = F.map_from_entries(F.filter(F.array(*entries), lambda one: one["value"].isNotNull()))
     if plan.id_column is not None:
         columns["message_id"] = rows[_quoted(plan.id_column)].cast("string")
+    if plan.key_column is not None:
+        columns["key"] = rows[_quoted(plan.key_column)].cast("string")
     due = F.unix_micros(time) if plan.at_column is not None else time
     parts: list[Any] = [F.lit(plan.digest()), due.cast("string")]
     if "headers" in columns:
         parts.append(F.to_json(columns["headers"]))
     if "message_id" in columns:
         parts.append(columns["message_id"])
+    if "key" in columns:
+        parts.append(columns["key"])
     # The length before each part keeps different rows from having the same concatenated text.
     prefixed = [
         F.concat(F.length(one).cast("string"), F.lit(":"), one) for one in (F.coalesce(p, F.lit("-")) for p in parts)
@@ -91,7 +95,8 @@ def _body(rows: DataFrame, plan: SchedulePlan) -> Column:
 def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
     if plan.body_column is not None and plan.body_columns:
         raise InvalidInputError("a column that is the body and columns of a JSON body were both given: give only one")
-    named = (plan.time_column, plan.body_column, plan.id_column, *plan.body_columns, *plan.header_columns)
+    texts = (plan.id_column, plan.key_column, *plan.header_columns)
+    named = (plan.time_column, plan.body_column, *plan.body_columns, *texts)
     for name in named:
         if name is not None and name not in rows.columns:
             raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(rows.columns)}")
@@ -113,7 +118,7 @@ def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
                 f"the column {plan.body_column!r} is {kind.simpleString()}, but a body is a string or binary: convert "
                 "it, or name it among the columns of a JSON body"
             )
-    for name in (plan.id_column, *plan.header_columns):
+    for name in texts:
         if name is not None and isinstance(rows.schema[name].dataType, BinaryType):
             raise InvalidColumnError(
                 f"the column {name!r} is binary, which is not text: convert it to text, for example with base64() or "
@@ -121,37 +126,51 @@ def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
             )
 
 
-def refuse_repeated_ids(digested: DataFrame, column: str) -> None:
-    """Check that message ids are valid and unique.
+def refuse_invalid_names(digested: DataFrame, plan: SchedulePlan) -> None:
+    """Check that message ids and keys are valid and unique.
 
     Raises:
-        InvalidRowError: some ids are repeated, null, empty, too long, or not UTF-8.
+        InvalidRowError: some are repeated, null, empty, too long, not UTF-8, or keys with control characters.
     """
-    ids = digested.groupBy("message_id").agg(
+    if plan.id_column is not None:
+        _refuse_invalid(digested, "message_id", plan.id_column, "message ids")
+    if plan.key_column is not None:
+        # Parts are sent at the same time, so it would be left to chance which row of a key stays.
+        _refuse_invalid(digested, "key", plan.key_column, "keys")
+
+
+def _refuse_invalid(digested: DataFrame, field: str, column: str, what: str) -> None:
+    names = digested.groupBy(field).agg(
         F.count(F.lit(1)).alias("count"),
-        F.octet_length("message_id").alias("size"),
-        F.is_valid_utf8("message_id").alias("is_text"),
-        F.left(F.make_valid_utf8("message_id"), F.lit(_SHOWN)).alias("shown"),
+        F.octet_length(field).alias("size"),
+        F.is_valid_utf8(field).alias("is_text"),
+        F.left(F.make_valid_utf8(field), F.lit(_SHOWN)).alias("shown"),
+        (F.lit(field == "key") & F.make_valid_utf8(field).rlike(r"[\x00-\x1f]")).alias("has_control"),
     )
-    invalid = ids.where(f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text")
+    invalid = names.where(
+        f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text or has_control"
+    )
     if found := invalid.limit(3).collect():
         shown = ", ".join(_describe(row) for row in found)
-        raise InvalidRowError(f"the column {column!r} has values that are not unique, valid message ids: {shown}")
+        raise InvalidRowError(f"the column {column!r} has values that are not unique, valid {what}: {shown}")
 
 
 def _describe(row: Row) -> str:
-    """An invalid message id, with the reason."""
+    """An invalid message id or key, with the reason."""
     if row["size"] and not row["is_text"]:
         return f"{row['shown']} (which is not UTF-8)"
     if row["size"] and row["size"] > MAX_NAME_BYTES:
         return f"{row['shown']}... ({row['size']:,} bytes, the limit is {MAX_NAME_BYTES})"
+    if row["has_control"]:
+        return f"{row['shown']!r} (which has control characters)"
     shown = row["shown"] or ("null" if row["size"] is None else "an empty text")
     return f"{shown} ({row['count']} times)"
 
 
 def columns_of(plan: SchedulePlan) -> tuple[str, ...]:
     """The columns of the messages. The first two must not be null."""
-    return ("value", _time_field(plan), "message_id", *(("headers",) if plan.header_columns else ()))
+    optional = (("key", plan.key_column), ("headers", plan.header_columns))
+    return ("value", _time_field(plan), "message_id", *(name for name, given in optional if given))
 
 
 def _time_field(plan: SchedulePlan) -> str:

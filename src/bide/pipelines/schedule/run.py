@@ -22,7 +22,7 @@ from bide.durations import from_microseconds
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
-from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, refuse_repeated_ids, with_ids
+from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, refuse_invalid_names, with_ids
 from bide.pipelines.schedule.times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.spark_task_writer import write
 from bide.spark.overdue import GRACE, Past, refusal
@@ -85,10 +85,12 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
 
     Raises:
         InvalidColumnError: see :func:`bide.pipelines.schedule.rows.messages`.
-        InvalidRowError: message ids in the id column are repeated or invalid.
+        InvalidRowError: message ids or keys are repeated or invalid.
     """
-    # Some infrastructures allow delays that end after the year 9999.
-    longest = min(plan.settings.infrastructure.max_delay, LATEST - now)
+    longest = LATEST - now
+    if plan.key_column is None:
+        # Some infrastructures allow delays that end after the year 9999.
+        longest = min(plan.settings.infrastructure.max_delay, longest)
     latest = literal(now + longest)
     digested = digested_rows(rows, plan)
     due = due_of(digested, now)
@@ -105,8 +107,7 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
         F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
         F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
     ).collect()[0]
-    if plan.id_column is not None:
-        refuse_repeated_ids(digested, plan.id_column)
+    refuse_invalid_names(digested, plan)
     counts = found.asDict()
     return Survey(first=_time_or_none(counts.pop("first")), last=_time_or_none(counts.pop("last")), **counts)
 
@@ -245,7 +246,7 @@ def _send_rest(
 ) -> None:
     # The choice of the first run.
     settings = replace(plan.settings, past=cast("Past", head.past))
-    if (queue := settings.constants.get("to")) is not None:
+    if plan.key_column is None and (queue := settings.constants.get("to")) is not None:
         # Once here, rather than in many tasks at the same time; and an error is reported before they start.
         with connect_sync(settings.url, infrastructure=settings.infrastructure, declare=settings.declare) as client:
             client.wait_for(client.client.bind(queue))
@@ -257,6 +258,9 @@ def _send_rest(
         remaining = remaining.where(~part.isin(sorted(done)))
     # repartition() puts a row into the partition of the same number, because Spark evaluates the same expression.
     placed = with_ids(remaining.repartition(head.parts, F.col(DIGEST)).withColumn(_PART, part), plan)
+    if plan.key_column is not None:
+        # A repeated part has to be the same chunk by chunk, but rows come from a shuffle in any order.
+        placed = placed.sortWithinPartitions("key")
     columns = columns_of(plan)
     checksum = head.checksum % (1 << 64)
     plan = replace(plan, settings=settings)
@@ -290,7 +294,8 @@ class _SchedulePartWriter(DataSourceArrowWriter):
             self._checked(first, rows, number),
             Rows(self.columns, settings.constants, settings.infrastructure, required=self.columns[:2]),
             settings,
-            SinkPlace(run=self.plan.digest(), partition=number),
+            # With another ledger, requests are new ones, and replace what waits.
+            SinkPlace(run=f"{self.plan.digest()}-{self.begun.isoformat()}", partition=number),
             file=f"part-{number:05}-{self.plan.ledger_digest()}-{self.checksum:016x}",
             begun=self.begun,
         )
