@@ -53,6 +53,8 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
+    ├── DatabaseError                  a database with timeouts refused an operation, or cannot be reached
+    ├── TimeoutRunError                another run of a migration of timeouts is in the way
     ├── FolderInUseError               another process works with this ledger, audit folder or index
     ├── ScheduleIndexError             the index of a gate is damaged, or lacks records; the gate builds it anew
     ├── CallError: a request got no successful reply
@@ -399,6 +401,14 @@ class PoisonMessageError(MessageError):
 
 class NotFoundError(MessageError):
     """No such message is in the queue."""
+
+
+class DatabaseError(BideError):
+    """The database with timeouts refused an operation, or cannot be reached."""
+
+
+class TimeoutRunError(BideError):
+    """Another run of a migration of timeouts is in the way."""
 
 
 class FolderInUseError(BideError):

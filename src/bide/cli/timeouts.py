@@ -1,0 +1,258 @@
+"""``bide timeouts``: move the stored timeouts of NServiceBus endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bide.cli import continuation
+from bide.cli.output import echo, print_json, progress_bar, working
+from bide.cli.running import confirm, run_async, stop_by_signals
+from bide.cli.settings import (
+    Settings,
+    broker_options,
+    json_option,
+    layout_options,
+    pass_settings,
+    verbose_option,
+)
+from bide.durations import format_delay, parse_due_time
+from bide.errors import BideError
+from bide.runtime.wording import quantity
+
+if TYPE_CHECKING:
+    from bide.delay.protocol import DelayInfrastructure
+    from bide.timeouts import EndpointPreview, RunStatus, TimeoutMigration
+    from bide.timeouts.migration import Past, TimeoutsMigrated
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_SHOWN_REASONS = 10
+
+
+@click.group()
+def timeouts() -> None:
+    """Move the timeouts that NServiceBus endpoints have stored in a database.
+
+    The tables are those of NServiceBus SQL persistence, in PostgreSQL, MariaDB or MySQL. An endpoint here is the one
+    that stored the timeouts, as its table names it: Sales_Orders has the table Sales_OrdersTimeoutData or
+    Sales_Orders_TimeoutData.
+    """
+
+
+def _database_option(command: _Decorated) -> _Decorated:
+    return click.option(
+        "--database",
+        required=True,
+        metavar="URL",
+        envvar="BIDE_DATABASE",
+        show_envvar=True,
+        help="postgresql:// or mysql://user:password@host/database.",
+    )(command)
+
+
+def _choosing(command: _Decorated) -> _Decorated:
+    for option in (
+        layout_options(which="to"),
+        click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
+        click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="An endpoint. Repeatable."),
+        _database_option,
+    ):
+        command = option(command)
+    return command
+
+
+@timeouts.command()
+@_choosing
+@json_option("the preview")
+@broker_options
+@pass_settings
+def preview(
+    settings: Settings,
+    *,
+    database: str,
+    endpoints: tuple[str, ...],
+    cutoff: str | None,
+    infrastructure: DelayInfrastructure,
+    as_json: bool,
+) -> int:
+    """Show what would move, and what would fail; exit with 1 if something would. Nothing is changed.
+
+    By default, all endpoints are shown.
+    """
+    from bide.timeouts import preview_timeouts
+
+    with working("reading"):
+        found = run_async(
+            preview_timeouts(
+                database, settings.broker_url(), infrastructure, endpoints=endpoints, cutoff=_cutoff(cutoff)
+            )
+        )
+    if as_json:
+        print_json([one.to_dict() for one in found])
+    else:
+        _print_preview(found)
+    return 1 if any(one.problems for one in found) else 0
+
+
+@timeouts.command()
+@_choosing
+@click.option("--all", "everything", is_flag=True, help="Move the timeouts of all endpoints.")
+@click.option(
+    "--past",
+    type=click.Choice(["leave", "send"]),
+    default="leave",
+    show_default=True,
+    help="Timeouts that are due already.",
+)
+@json_option("the counts")
+@broker_options
+@pass_settings
+def migrate(
+    settings: Settings,
+    *,
+    database: str,
+    endpoints: tuple[str, ...],
+    everything: bool,
+    cutoff: str | None,
+    past: Past,
+    infrastructure: DelayInfrastructure,
+    as_json: bool,
+) -> int:
+    """Move stored timeouts into a delay infrastructure.
+
+    Each timeout keeps its due time. Its endpoint can go on meanwhile: a timeout that is claimed is no longer in the
+    endpoint's table. Timeouts that cannot be sent stay there. With --past send, stop the endpoints first.
+
+    Run the command again, with the same options, after it was stopped or killed: it continues the run. After a kill, up
+    to 2000 timeouts can arrive twice, with the same message id; the output counts them. The exit code is 1 if the run
+    was stopped, and if timeouts are left.
+    """
+    from bide.timeouts import TimeoutMigration
+
+    if everything == bool(endpoints):
+        raise click.UsageError("give either --endpoint or --all")
+    with progress_bar("sent") as progress:
+        migration = TimeoutMigration(
+            database,
+            settings.broker_url(),
+            infrastructure,
+            endpoints=endpoints,
+            cutoff=_cutoff(cutoff),
+            past=past,
+            progress=progress,
+        )
+        try:
+            done = asyncio.run(_run_until_signal(migration))
+        except BideError:
+            if migration.done.run:
+                _print_continuation(settings, migration.done)
+            raise
+    if as_json:
+        print_json(done.to_dict())
+    else:
+        _print_migrated(done)
+    if not done.is_finished:
+        _print_continuation(settings, done)
+    return 0 if done.is_finished and not done.left and not done.past else 1
+
+
+@timeouts.command()
+@_database_option
+@json_option("the runs")
+@verbose_option
+def status(*, database: str, as_json: bool) -> int:
+    """Show the runs in a database; exit with 1 if one of them is unfinished."""
+    from bide.timeouts import list_runs
+
+    with working("reading"):
+        found = list_runs(database)
+    if as_json:
+        print_json([one.to_dict() for one in found])
+    else:
+        for one in found:
+            _print_run(one)
+        if not found:
+            echo("no run")
+    return 1 if any(one.ended_at is None for one in found) else 0
+
+
+@timeouts.command()
+@_database_option
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option("the run")
+@verbose_option
+def abort(*, database: str, yes: bool, as_json: bool) -> None:
+    """End the unfinished run. Timeouts that are claimed and not known to be sent go back to their endpoints' tables.
+
+    What was sent stays sent. Restored timeouts that were sent just before a kill arrive twice.
+    """
+    from bide.timeouts import abort_run
+
+    if not yes:
+        confirm("End the unfinished run, and restore the timeouts that it has not sent?")
+    with working("restoring"):
+        done = abort_run(database)
+    if as_json:
+        print_json(done.to_dict())
+    else:
+        _print_run(done)
+
+
+async def _run_until_signal(migration: TimeoutMigration) -> TimeoutsMigrated:
+    stop_by_signals(migration.stop)
+    return await migration.run()
+
+
+def _cutoff(text: str | None) -> datetime | None:
+    return None if text is None else parse_due_time(text)
+
+
+def _print_continuation(settings: Settings, done: TimeoutsMigrated) -> None:
+    echo(f"bide: stopped: {quantity(done.sent.total(), 'timeout')} sent, the run {done.run} is unfinished", err=True)
+    echo(f"bide: go on with: {continuation.command(settings.arguments)}", err=True)
+
+
+def _print_preview(found: list[EndpointPreview]) -> None:
+    now = datetime.now(UTC)
+    width = max(len("endpoint"), *(len(one.endpoint) for one in found))
+    echo(f"{'endpoint':<{width}}  {'timeouts':>9}  {'past due':>9}  {'shortest':>20}  {'longest':>20}")
+    for one in found:
+        ends = [
+            "-" if moment is None else format_delay(timedelta(seconds=round((moment - now).total_seconds())))
+            for moment in (one.shortest, one.longest)
+        ]
+        echo(f"{one.endpoint:<{width}}  {one.count:>9}  {one.past:>9}  {ends[0]:>20}  {ends[1]:>20}")
+        for destination, count in one.destinations.most_common():
+            echo(f"{'':<{width}}  {count:>9}  to {destination}")
+        for reason, count in one.problems.most_common(_SHOWN_REASONS):
+            echo(f"{'':<{width}}  {count:>9}  cannot move: {reason}", colour="red")
+    echo(f"{sum(one.count for one in found)} timeouts of {quantity(len(found), 'endpoint')}; nothing was changed")
+
+
+def _print_migrated(done: TimeoutsMigrated) -> None:
+    for endpoint, count in sorted(done.sent.items()):
+        echo(f"{count:>9}  of {endpoint} sent")
+    echo(f"{done.sent.total():>9}  sent")
+    if done.repeated:
+        echo(f"{done.repeated:>9}  perhaps sent before, possible duplicates")
+    for reason, count in done.left.most_common(_SHOWN_REASONS):
+        echo(f"{count:>9}  left: {reason}")
+    if done.past:
+        echo(f"{done.past:>9}  left: past due; the endpoint sends them, or --past send")
+
+
+def _print_run(run: RunStatus) -> None:
+    ended = "" if run.ended_at is None else f", ended {run.ended_at.isoformat(timespec='seconds')}"
+    status = "unfinished" if run.ended_at is None else run.status
+    echo(f"run {run.run}: {status}, started {run.started_at.isoformat(timespec='seconds')}{ended}")
+    for one in run.endpoints:
+        claimed = f", {one.claimed} claimed" if one.claimed else ""
+        repeated = f", {one.repeated} perhaps sent twice" if one.repeated else ""
+        echo(f"{one.sent:>9}  of {one.endpoint} sent{claimed}{repeated}")
+        for reason, count in one.left.items():
+            echo(f"{count:>9}  left: {reason}")

@@ -1,0 +1,122 @@
+"""The tables of stored timeouts, and their rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from bide.errors import InvalidInputError, NotFoundError
+
+if TYPE_CHECKING:
+    from bide.timeouts.database import Database
+
+_SUFFIX: Final = "TimeoutData"
+
+_OWN_PREFIX: Final = "bide_timeout"
+
+EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
+LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
+"""Bounds of the due times that Python can read. PostgreSQL also has ``infinity``, and years before 1."""
+
+
+class StoredTimeout(NamedTuple):
+    """One stored timeout.
+
+    Attributes:
+        id: its id, of the type that the driver reads.
+        headers: the headers as stored: JSON.
+        state: the body.
+        due: the due time.
+    """
+
+    id: Any
+    destination: Any
+    headers: Any
+    state: Any
+    due: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutTable:
+    """A table of stored timeouts.
+
+    Attributes:
+        name: its name.
+        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots.
+        id, destination, headers, state, time: the names of its columns.
+    """
+
+    name: str
+    endpoint: str
+    id: str = "Id"
+    destination: str = "Destination"
+    headers: str = "Headers"
+    state: str = "State"
+    time: str = "Time"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns in the order of :class:`StoredTimeout`."""
+        return (self.id, self.destination, self.headers, self.state, self.time)
+
+
+_COLUMNS: Final = frozenset(one.lower() for one in TimeoutTable(name="", endpoint="").columns)
+
+
+def find_tables(database: Database) -> list[TimeoutTable]:
+    """The tables of NServiceBus SQL persistence in the schema of the connection, by name."""
+    found = defaultdict[str, set[str]](set)
+    for table, column in database.query(
+        "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s", (database.schema,)
+    ):
+        # MySQL names these columns in capitals, and may store table names in lower case.
+        if table.lower().endswith(_SUFFIX.lower()) and not table.startswith(_OWN_PREFIX):
+            found[table].add(column.lower())
+    return [
+        TimeoutTable(name=name, endpoint=name[: -len(_SUFFIX)].rstrip("_") or name)
+        for name, columns in sorted(found.items())
+        if columns >= _COLUMNS
+    ]
+
+
+def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[TimeoutTable]:
+    """The tables of the named endpoints; all tables if no endpoint is named.
+
+    Raises:
+        NotFoundError: there is no table of an endpoint, or none at all.
+    """
+    if not found:
+        raise NotFoundError(
+            "the schema of the connection has no table whose name ends in TimeoutData, with the columns of NServiceBus "
+            "SQL persistence: name its database and schema in the URL"
+        )
+    chosen = []
+    for endpoint in endpoints:
+        wanted = endpoint.replace(".", "_").lower()
+        matching = [one for one in found if one.endpoint.lower() == wanted or one.name == endpoint]
+        if not matching:
+            known = ", ".join(one.endpoint for one in found)
+            raise NotFoundError(f"the endpoint {endpoint!r} has no table of timeouts: give one of {known}")
+        chosen += [one for one in matching if one not in chosen]
+    return chosen or found
+
+
+def stored_timeout(row: tuple[Any, ...]) -> StoredTimeout:
+    """A row of :attr:`TimeoutTable.columns`. Times without a zone are UTC.
+
+    Raises:
+        InvalidInputError: the column of the due time has another type.
+    """
+    identity, destination, headers, state, time = row
+    if not isinstance(time, datetime):
+        raise InvalidInputError(f"the due time {time!r} of the timeout {identity} is of type {type(time).__name__}")
+    due = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    return StoredTimeout(identity, destination, headers, state, due)
+
+
+def database_time(moment: datetime) -> datetime:
+    """A time as the databases store it: in UTC, without a zone."""
+    return moment.astimezone(UTC).replace(tzinfo=None)
