@@ -121,7 +121,7 @@ def _folder(user: str) -> Iterator[tuple[Path, str | None]]:
             pwd.getpwnam(user)
             owner = user
         except KeyError:
-            owner = "nobody"
+            owner = "daemon"
     folder = Path(tempfile.mkdtemp(prefix="bide-database-"))
     try:
         if owner is not None:

@@ -53,8 +53,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
-    ├── DatabaseError                  a database with timeouts refused an operation, or cannot be reached
-    ├── TimeoutRunError                another run of a migration of timeouts is in the way
+    ├── TimeoutStoreError              a database with timeouts refuses, or lacks them, or an unfinished run is in the way
     ├── FolderInUseError               another process works with this ledger, audit folder or index
     ├── ScheduleIndexError             the index of a gate is damaged, or lacks records; the gate builds it anew
     ├── CallError: a request got no successful reply
@@ -194,10 +193,7 @@ class UnsupportedBrokerError(BrokerError):
 
 
 class NotModelledError(UnsupportedBrokerError):
-    """The broker in memory has no rules for this feature of RabbitMQ.
-
-    Test code that needs the feature with a real broker; ``bide broker start`` starts one.
-    """
+    """The broker in memory has no rules for this feature of RabbitMQ: use a real one, see ``bide broker start``."""
 
 
 class DeclarationMismatchError(BrokerError):
@@ -274,9 +270,7 @@ class OffsetsLostError(BrokerError):
         found: the next offset that the stream still has; None if there is none.
     """
 
-    def __init__(
-        self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None
-    ) -> None:
+    def __init__(self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None):
         super().__init__(message)
         self.stream = stream
         self.offset = offset
@@ -403,12 +397,8 @@ class NotFoundError(MessageError):
     """No such message is in the queue."""
 
 
-class DatabaseError(BideError):
-    """The database with timeouts refused an operation, or cannot be reached."""
-
-
-class TimeoutRunError(BideError):
-    """Another run of a migration of timeouts is in the way."""
+class TimeoutStoreError(BideError):
+    """The database with timeouts refuses, or lacks them, or an unfinished run is in the way."""
 
 
 class FolderInUseError(BideError):

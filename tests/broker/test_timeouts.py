@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 
 import pytest
 
 import bide
 from bide.delay.protocol import DelayInfrastructure
-from bide.errors import NotFoundError, TimeoutRunError
+from bide.errors import TimeoutStoreError
 from bide.timeouts import TimeoutMigration, abort_run, list_runs, preview_timeouts
 from bide.timeouts.claims import Batch
 from bide.timeouts.database import Database
 from bide.timeouts.runs import Runs
 from bide.timeouts.tables import find_tables
-from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
 from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
-
-SCHEMAS = {
-    "postgresql": """
-        CREATE TABLE "{0}TimeoutData" ("Id" uuid PRIMARY KEY, "Destination" varchar(200), "SagaId" uuid, "State" bytea,
-            "Time" timestamp, "Headers" text, "PersistenceVersion" varchar(23));
-        CREATE INDEX "{0}_TimeIdx" ON "{0}TimeoutData" ("Time")
-        """,
-    "mysql": """
-        CREATE TABLE `{0}TimeoutData` (Id varchar(38) PRIMARY KEY, Destination nvarchar(200), SagaId varchar(38),
-            State longblob, Time datetime, Headers json NOT NULL, PersistenceVersion varchar(23) NOT NULL,
-            KEY Index_Time (Time)) CHARACTER SET ascii
-        """,
-}
-"""The tables of NServiceBus SQL persistence."""
 
 INFRASTRUCTURES: dict[str, DelayInfrastructure] = {
     "v2": bide.NServiceBus(),
@@ -56,61 +38,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
         yield running
 
 
-@dataclass
-class Store:
-    """A database with the timeouts of NServiceBus endpoints."""
-
-    server: DatabaseServer
-    url: str
-
-    def create(self, endpoint: str) -> None:
-        """Create the table of an endpoint."""
-        self.server.execute(self.url, SCHEMAS[self.server.scheme].format(endpoint))
-
-    def add(self, endpoint: str, *rows: tuple[Any, ...]) -> list[str]:
-        """Store timeouts of (destination, due, headers, body), and return their ids."""
-        found, values = [], []
-        for destination, due, headers, body in rows:
-            found.append(str(uuid.uuid4()))
-            text = headers if isinstance(headers, str) else json.dumps(headers)
-            values.append((found[-1], destination, body, due.astimezone(UTC).replace(tzinfo=None), text, "6.0"))
-        quote = '"' if self.server.scheme == "postgresql" else "`"
-        names = ("Id", "Destination", "State", "Time", "Headers", "PersistenceVersion")
-        columns = ", ".join(f"{quote}{name}{quote}" for name in names)
-        self.server.execute(
-            self.url,
-            f"INSERT INTO {quote}{endpoint}TimeoutData{quote} ({columns}) VALUES (%s, %s, %s, %s, %s, %s)",
-            values,
-        )
-        return found
-
-    def stored(self, endpoint: str) -> set[str]:
-        """The ids in the table of an endpoint."""
-        quote = '"' if self.server.scheme == "postgresql" else "`"
-        rows = self.server.execute(self.url, f"SELECT * FROM {quote}{endpoint}TimeoutData{quote}")
-        return {str(row[0]) for row in rows}
-
-
 @pytest.fixture
 def store(server: DatabaseServer) -> Store:
     """An empty database."""
     return Store(server, server.new_database())
-
-
-def later(**span: float) -> datetime:
-    return (datetime.now(UTC) + timedelta(**span)).replace(microsecond=0)
-
-
-@asynccontextmanager
-async def endpoints(vhost: Vhost, infrastructure: DelayInfrastructure, *names: str) -> AsyncIterator[bide.Client]:
-    """A client on a virtual host that has these endpoints."""
-    async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
-        for name in names:
-            topology = Topology(queues=[Queue.quorum(name)])
-            if isinstance(infrastructure, bide.NServiceBus):
-                topology |= infrastructure.endpoint_topology(name)
-            await client.declare(infrastructure.topology() | topology)
-        yield client
 
 
 @pytest.mark.parametrize("layout", INFRASTRUCTURES)
@@ -222,11 +153,11 @@ async def test_an_interrupted_run_continues_only_with_the_same_parameters(vhost:
         done = await migration.run()
         assert (done.sent.total(), done.is_finished) == (0, False)
         other = TimeoutMigration(store.url, vhost.url, infrastructure, cutoff=cutoff + timedelta(days=1))
-        with pytest.raises(TimeoutRunError, match="cutoff is"):
+        with pytest.raises(TimeoutStoreError, match="cutoff is"):
             await other.run()
         again = await TimeoutMigration(store.url, vhost.url, infrastructure, cutoff=cutoff).run()
         assert (again.run, again.sent, again.is_finished) == (done.run, {"Sales": 10}, True)
-        with pytest.raises(NotFoundError, match="no unfinished run"):
+        with pytest.raises(TimeoutStoreError, match="no unfinished run"):
             abort_run(store.url)
 
 
@@ -285,7 +216,7 @@ async def test_a_second_process_is_refused(vhost: Vhost, store: Store) -> None:
     store.create("Sales")
     with Database(store.url) as database:
         Runs(database).lock()
-        with pytest.raises(TimeoutRunError, match="another process"):
+        with pytest.raises(TimeoutStoreError, match="another process"):
             await TimeoutMigration(store.url, vhost.url, bide.NServiceBus()).run()
 
 
@@ -294,7 +225,7 @@ async def test_timeouts_stored_during_the_run_are_moved_too(
 ) -> None:
     infrastructure = bide.NServiceBus()
     store.create("Sales")
-        async with endpoints(vhost, infrastructure, "Sales"):
+    async with endpoints(vhost, infrastructure, "Sales"):
         store.add("Sales", *[("Sales", later(hours=2), {}, b"x") for _ in range(1500)])
         added: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Stored timeouts of NServiceBus endpoints, moved from a database into a delay infrastructure."""
+"""Migration of stored NServiceBus timeouts from a database into a delay infrastructure."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from bide.errors import TimeoutRunError
+from bide.errors import TimeoutStoreError
 from bide.timeouts.database import Database
 from bide.timeouts.dialects import Cursor
 from bide.timeouts.tables import EARLIEST, LATEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
@@ -147,7 +147,7 @@ class ClaimedTable:
             copied = cursor.rowcount
             cursor.execute(f"DELETE FROM {self._source} WHERE {self._id} IN ({marks})", ids)  # noqa: S608
             if not copied == cursor.rowcount == len(ids):
-                raise TimeoutRunError(
+                raise TimeoutStoreError(
                     f"the ids of {self.table.name} are not unique: {len(ids)} rows were read, {copied} copied and "
                     f"{cursor.rowcount} deleted. Nothing of this batch was changed"
                 )

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from bide.errors import DatabaseError
+from bide.errors import TimeoutStoreError
 from bide.timeouts.dialects import Cursor, Dialect, dialect_of
 
 
@@ -23,7 +23,7 @@ class Database:
 
     Raises:
         InvalidInputError: the URL cannot be read, or the driver is not installed.
-        DatabaseError: the database cannot be reached, or refuses.
+        TimeoutStoreError: the database cannot be reached, or refuses.
     """
 
     def __init__(self, url: str) -> None:
@@ -38,7 +38,7 @@ class Database:
                 cursor.execute(self.dialect.current_schema)
                 (schema,) = cursor.fetchall()[0]
             if schema is None:
-                raise DatabaseError("the URL of the database names no database or schema that exists: name one")
+                raise TimeoutStoreError("the URL of the database names no database or schema that exists: name one")
             self.schema = str(schema)
         except BaseException:
             self.close()
@@ -65,7 +65,7 @@ class Database:
         """A transaction: committed at the end of the block, rolled back after an exception.
 
         Raises:
-            DatabaseError: the database refused a statement, or the connection was lost.
+            TimeoutStoreError: the database refused a statement, or the connection was lost.
         """
         with self._translated():
             cursor = self._connection.cursor()
@@ -111,4 +111,4 @@ class Database:
         try:
             yield
         except self._errors as error:
-            raise DatabaseError(f"the database: {' '.join(str(error).split())}") from error
+            raise TimeoutStoreError(f"the database: {' '.join(str(error).split())}") from error

@@ -123,9 +123,8 @@ class TimeoutMigration:
 
         Raises:
             InvalidInputError: the URL of the database cannot be read, or the driver is not installed.
-            DatabaseError: the database cannot be reached, or refuses.
-            NotFoundError: there is no table of an endpoint, or none at all.
-            TimeoutRunError: another process migrates now, or the unfinished run has other parameters.
+            TimeoutStoreError: the database cannot be reached, refuses, or has no table of an endpoint; another process
+                migrates now; or the unfinished run has other parameters.
             BrokerError: the broker cannot be reached, or refuses. Run the migration again.
         """
         async with WorkerThread() as thread:

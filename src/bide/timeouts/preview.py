@@ -1,4 +1,4 @@
-"""A preview of a migration of timeouts: what would move, and what would fail. Nothing is changed."""
+"""Preview of a migration of timeouts: what would move, and what would fail."""
 
 from __future__ import annotations
 
@@ -88,8 +88,7 @@ async def preview_timeouts(
 
     Raises:
         InvalidInputError: a URL cannot be read, or the driver is not installed.
-        DatabaseError: the database cannot be reached, or refuses.
-        NotFoundError: there is no table of an endpoint, or none at all.
+        TimeoutStoreError: the database cannot be reached, refuses, or has no table of an endpoint.
         BrokerError: the broker cannot be reached.
     """
     connection = await Connection.open(url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url))

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bide.errors import NotFoundError, TimeoutRunError
+from bide.errors import TimeoutStoreError
 from bide.timeouts.claims import ENDPOINTS, ClaimedTable, EndpointStatus
 from bide.timeouts.database import Database
 from bide.timeouts.dialects import Cursor
@@ -83,11 +83,11 @@ class Runs:
         """Keep other processes from migrating, until the connection ends.
 
         Raises:
-            TimeoutRunError: another process migrates.
+            TimeoutStoreError: another process migrates.
         """
         with self._database.transaction() as cursor:
             if not self._database.dialect.lock(cursor, self._database.schema):
-                raise TimeoutRunError(
+                raise TimeoutStoreError(
                     "another process migrates the timeouts of this database now: wait for its end, or stop it"
                 )
 
@@ -111,7 +111,7 @@ class Runs:
             the id of the run, and its tables.
 
         Raises:
-            TimeoutRunError: the unfinished run has other parameters.
+            TimeoutStoreError: the unfinished run has other parameters.
         """
         dialect = self._database.dialect
         with self._database.transaction() as cursor:
@@ -134,7 +134,7 @@ class Runs:
                     f"{name} is {_shown(parameters[name])}, and was {_shown(run.parameters.get(name))}"
                     for name in differing
                 )
-                raise TimeoutRunError(
+                raise TimeoutStoreError(
                     f"the unfinished run {run.run} has other parameters: {shown}. Give the same ones to continue it, "
                     "or end it with 'bide timeouts abort'"
                 )
@@ -227,7 +227,7 @@ def list_runs(url: str) -> list[RunStatus]:
 
     Raises:
         InvalidInputError: the URL of the database cannot be read, or the driver is not installed.
-        DatabaseError: the database cannot be reached, or refuses.
+        TimeoutStoreError: the database cannot be reached, or refuses.
     """
     with Database(url) as database:
         return Runs(database).all()
@@ -243,15 +243,14 @@ def abort_run(url: str) -> RunStatus:
         the run as it is now.
 
     Raises:
-        NotFoundError: there is no unfinished run.
-        TimeoutRunError: a process migrates now.
-        DatabaseError: the database cannot be reached, or refuses.
+        TimeoutStoreError: there is no unfinished run, or a process migrates now; or the database cannot be reached, or
+            refuses.
     """
     with Database(url) as database:
         runs = Runs(database)
         runs.lock()
         if (found := runs.unfinished()) is None:
-            raise NotFoundError("there is no unfinished run in this database: nothing to abort")
+            raise TimeoutStoreError("there is no unfinished run in this database: nothing to abort")
         run, tables = found
         for table in tables:
             table.open()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from bide.errors import InvalidInputError, NotFoundError
+from bide.errors import InvalidInputError, TimeoutStoreError
 
 if TYPE_CHECKING:
     from bide.timeouts.database import Database
@@ -86,10 +86,10 @@ def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[T
     """The tables of the named endpoints; all tables if no endpoint is named.
 
     Raises:
-        NotFoundError: there is no table of an endpoint, or none at all.
+        TimeoutStoreError: there is no table of an endpoint, or none at all.
     """
     if not found:
-        raise NotFoundError(
+        raise TimeoutStoreError(
             "the schema of the connection has no table whose name ends in TimeoutData, with the columns of NServiceBus "
             "SQL persistence: name its database and schema in the URL"
         )
@@ -99,7 +99,7 @@ def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[T
         matching = [one for one in found if one.endpoint.lower() == wanted or one.name == endpoint]
         if not matching:
             known = ", ".join(one.endpoint for one in found)
-            raise NotFoundError(f"the endpoint {endpoint!r} has no table of timeouts: give one of {known}")
+            raise TimeoutStoreError(f"the endpoint {endpoint!r} has no table of timeouts: give one of {known}")
         chosen += [one for one in matching if one not in chosen]
     return chosen or found
 

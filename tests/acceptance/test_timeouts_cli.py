@@ -1,0 +1,195 @@
+"""``bide timeouts`` as processes that are killed and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import pytest
+
+import bide
+from bide.timeouts.migration import BATCH
+from tests.acceptance.test_cli import Program
+from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.stored_timeouts import Store, endpoints, later
+from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+LAYOUT = ("--to-layout", "nservicebus", "--to-routing", "direct")
+INFRASTRUCTURE = bide.NServiceBus(routing="direct")
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mysql"])
+def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
+    """A private database server."""
+    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: DatabaseServer) -> Store:
+    """A database with the timeouts of one endpoint."""
+    store = Store(server, server.new_database())
+    store.create("Sales")
+    return store
+
+
+@pytest.fixture
+def program(vhost: Vhost, store: Store) -> Program:
+    """The command line, with the database in its environment."""
+    program = Program(vhost)
+    program.environment["BIDE_DATABASE"] = store.url
+    return program
+
+
+def fill(store: Store, number: int, first: datetime, period: timedelta) -> dict[str, datetime]:
+    """Store timeouts, and return their due times by body."""
+    due = {str(place): first + period * place / number for place in range(number)}
+    due = {body: moment.replace(microsecond=0) for body, moment in due.items()}
+    rows = [("Sales", moment, {"NServiceBus.MessageId": f"m-{body}"}, body.encode()) for body, moment in due.items()]
+    store.add("Sales", *rows)
+    return due
+
+
+def start(program: Program, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "bide", *arguments],
+        env=program.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def receive_all(client: bide.Client, due: dict[str, datetime]) -> Counter[str]:
+    """Receive until every message has come, and check that none is early or altered; return their numbers by body."""
+    counts = Counter[str]()
+    async with client.consume("Sales", prefetch=1000) as messages:
+        waiter = messages.__aiter__()
+        while len(counts) < len(due):
+            async with asyncio.timeout(TIMEOUT):
+                message = await waiter.__anext__()
+            body = message.body.decode()
+            assert message.received_at >= due[body], body
+            assert message.headers["NServiceBus.MessageId"] == message.message_id == f"m-{body}"
+            await message.ack()
+            counts[body] += 1
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("number", "kills", "ahead"),
+    [
+        pytest.param(12_000, 4, timedelta(seconds=60), marks=pytest.mark.slow, id="12000"),
+        pytest.param(
+            200_000,
+            10,
+            timedelta(minutes=6),
+            marks=[pytest.mark.long, pytest.mark.timeout(1800)],
+            id="200000",
+        ),
+    ],
+)
+async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
+    program: Program,
+    vhost: Vhost,
+    store: Store,
+    number: int,
+    kills: int,
+    ahead: timedelta,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ("timeouts", "migrate", "--all", *LAYOUT, "--past", "send", "--json")
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales") as client:
+        due = fill(store, number, later(seconds=ahead.total_seconds()), timedelta(seconds=30))
+        thresholds = sorted(random.sample(range(BATCH, number - BATCH), kills), reverse=True)
+        for left in thresholds:
+            process = start(program, *command)
+            deadline = time.monotonic() + TIMEOUT
+            while store.count("Sales") > left:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            process.kill()
+            await asyncio.to_thread(process.communicate)
+        before, begun = store.count("Sales"), time.monotonic()
+        done = await asyncio.to_thread(program.run, *command)
+        seconds = time.monotonic() - begun
+        assert done.returncode == 0, done.stderr.decode()
+        assert store.count("Sales") == 0
+        (run,) = json.loads(program.ok("timeouts", "status", "--json"))
+        (counted,) = run["endpoints"]
+        assert (run["status"], counted["sent"], counted["claimed"], counted["left"]) == ("completed", number, 0, {})
+        counts = await receive_all(client, due)
+    repeated = counts.total() - number
+    assert max(counts.values()) <= 1 + kills
+    assert repeated <= counted["repeated"] <= kills * 3 * BATCH
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{number} timeouts in {store.server.scheme}, {kills} kills: {repeated} came twice, "
+            f"{counted['repeated']} counted as perhaps sent twice; the last run moved {before} in {seconds:.1f} s "
+            f"({before / seconds:.0f}/s)\n"
+        )
+
+
+async def test_a_stopped_migration_repeats_nothing_and_prints_the_command_that_continues(
+    program: Program, vhost: Vhost, store: Store
+) -> None:
+    command = ("timeouts", "migrate", "--endpoint", "Sales", *LAYOUT, "--json")
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales"):
+        fill(store, 20_000, later(hours=2), timedelta(hours=1))
+        process = start(program, *command)
+        while store.count("Sales") > 18_000:
+            assert process.poll() is None
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        out, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+        assert process.returncode == 1
+        first = json.loads(out)
+        assert not first["finished"]
+        assert err.splitlines()[-1] == f"bide: go on with: bide {' '.join(command)}"
+        assert store.count("Sales") == 20_000 - sum(first["sent"].values())
+        second = json.loads(program.ok(*command))
+        assert (sum(first["sent"].values()) + sum(second["sent"].values()), second["repeated"]) == (20_000, 0)
+
+
+async def test_the_commands_show_and_refuse(program: Program, vhost: Vhost, store: Store) -> None:
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales"):
+        store.add("Sales", *[("Sales", later(hours=2, seconds=30), {}, b"x") for _ in range(3)])
+        store.add("Sales", ("Gone", later(hours=3), {}, b"x"))
+        missing = f"the queue 'Gone' does not exist on the virtual host '{vhost.name}'"
+        done = program.run("timeouts", "preview", *LAYOUT)
+        assert done.returncode == 1
+        lines = done.stdout.decode().splitlines()
+        assert [one.split() for one in lines[2:4]] == [["3", "to", "Sales"], ["1", "to", "Gone"]]
+        assert missing in lines[4]
+        (shown,) = json.loads(program.run("timeouts", "preview", *LAYOUT, "--json").stdout)
+        assert (shown["timeouts"], shown["destinations"], shown["problems"]) == (
+            4,
+            {"Sales": 3, "Gone": 1},
+            {missing: 1},
+        )
+        assert program.ok("timeouts", "status") == "no run\n"
+        migrate = ("timeouts", "migrate", *LAYOUT)
+        assert "give either --endpoint or --all" in program.fails(2, *migrate)
+        assert "no time zone" in program.fails(2, *migrate, "--all", "--cutoff", "2026-01-01T00:00:00")
+        assert "'Nowhere' has no table" in program.fails(1, *migrate, "--endpoint", "Nowhere")
+        password = "postgresql://bide:secret@127.0.0.1:1/x"
+        assert "secret" not in program.fails(1, *migrate, "--all", "--database", password)
+        assert "starts with 'oracle:'" in program.fails(2, *migrate, "--all", "--database", "oracle://x/y")
+        done = program.run(*migrate, "--all")
+        assert done.returncode == 1
+        assert done.stdout.decode().splitlines()[:2] == ["        3  of Sales sent", "        3  sent"]
+        assert "left: " in done.stdout.decode()
+        assert store.count("Sales") == 1
+        (run,) = json.loads(program.ok("timeouts", "status", "--json"))
+        assert run["status"] == "completed"
+        assert "nothing to abort" in program.fails(1, "timeouts", "abort", "--yes")
