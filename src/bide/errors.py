@@ -53,7 +53,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
-    ├── TimeoutStoreError              a database with timeouts refuses, or lacks them, or an unfinished run is in the way
+    ├── TimeoutStoreError              a database refuses, lacks timeouts, or has an unfinished run
     ├── FolderInUseError               another process works with this ledger, audit folder or index
     ├── ScheduleIndexError             the index of a gate is damaged, or lacks records; the gate builds it anew
     ├── CallError: a request got no successful reply

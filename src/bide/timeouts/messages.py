@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.delay.cascade_keys import HEADER_DELAY
 from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp
+from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
 from bide.timeouts.tables import StoredTimeout
@@ -15,15 +17,23 @@ from bide.timeouts.tables import StoredTimeout
 _DELIVER_AT: Final = "NServiceBus.DeliverAt"
 
 
-def timeout_message(timeout: StoredTimeout) -> OutgoingMessage:
+def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedelta) -> OutgoingMessage:
     """The message of a stored timeout, as NServiceBus would send it.
 
     It has the stored headers and body, and the properties that NServiceBus.RabbitMQ makes of the headers. Its id is
     that of the header ``NServiceBus.MessageId``, or else that of the timeout, so that two copies have the same id.
 
+    Args:
+        timeout: the stored timeout.
+        now: the current time.
+        max_delay: the longest delay of the infrastructure.
+
     Raises:
-        InvalidInputError: the destination, the headers or the body cannot be read.
+        InvalidInputError: the destination, the headers or the body cannot be read, or the delay is too long.
     """
+    if timeout.due - now > max_delay:
+        # Without the delay, so that all such timeouts have the same reason.
+        raise InvalidInputError(f"the delay is longer than the infrastructure can hold ({format_delay(max_delay)})")
     destination, body = timeout.destination, timeout.state
     if not isinstance(destination, str) or not destination:
         raise InvalidInputError("the timeout has no destination")

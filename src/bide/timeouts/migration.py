@@ -196,9 +196,10 @@ class TimeoutMigration:
         left: dict[Any, str] = {}
         messages: list[OutgoingMessage] = []
         ids: list[Any] = []
+        now, max_delay = datetime.now(UTC), self._infrastructure.max_delay
         for row in batch.rows:
             try:
-                messages.append(timeout_message(row))
+                messages.append(timeout_message(row, now=now, max_delay=max_delay))
                 ids.append(row.id)
             except InvalidInputError as error:
                 left[row.id] = str(error)

@@ -161,7 +161,7 @@ def _read_table(
         one.shortest = min(one.shortest or timeout.due, timeout.due)
         one.longest = max(one.longest or timeout.due, timeout.due)
         try:
-            message = checker.check(timeout_message(timeout))
+            message = checker.check(timeout_message(timeout, now=now, max_delay=infrastructure.max_delay))
             one.destinations[destination] += 1
             if timeout.due > now:
                 encoder.encode(message, now, channel=1, mandatory=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +28,9 @@ RUNS: Final = "bide_timeout_runs"
 RUNNING: Final = "running"
 COMPLETED: Final = "completed"
 ABORTED: Final = "aborted"
+
+_LOCK_SECONDS: Final = 3.0
+_LOCK_PAUSE: Final = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,14 +86,22 @@ class Runs:
     def lock(self) -> None:
         """Keep other processes from migrating, until the connection ends.
 
+        The server releases the lock of a process that has ended a moment later, so this waits a few seconds for it.
+
         Raises:
             TimeoutStoreError: another process migrates.
         """
-        with self._database.transaction() as cursor:
-            if not self._database.dialect.lock(cursor, self._database.schema):
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while not self._try_lock():
+            if time.monotonic() > deadline:
                 raise TimeoutStoreError(
                     "another process migrates the timeouts of this database now: wait for its end, or stop it"
                 )
+            time.sleep(_LOCK_PAUSE)
+
+    def _try_lock(self) -> bool:
+        with self._database.transaction() as cursor:
+            return self._database.dialect.lock(cursor, self._database.schema)
 
     def exist(self) -> bool:
         """Whether this database has any runs."""
