@@ -18,6 +18,7 @@ import pytest
 import bide
 from bide.timeouts.migration import BATCH
 from tests.acceptance.test_cli import Program
+from tests.broker.receiving import receive
 from tests.databases import DatabaseServer, mariadb_server, postgresql_server
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
@@ -179,7 +180,7 @@ async def test_the_commands_show_and_refuse(program: Program, vhost: Vhost, stor
         )
         assert program.ok("timeouts", "status") == "no run\n"
         migrate = ("timeouts", "migrate", *LAYOUT)
-        assert "give either --endpoint or --all" in program.fails(2, *migrate)
+        assert "give one of --endpoint, --all and --table" in program.fails(2, *migrate)
         assert "no time zone" in program.fails(2, *migrate, "--all", "--cutoff", "2026-01-01T00:00:00")
         assert "'Nowhere' has no table" in program.fails(1, *migrate, "--endpoint", "Nowhere")
         password = "postgresql://bide:secret@127.0.0.1:1/x"
@@ -193,3 +194,30 @@ async def test_the_commands_show_and_refuse(program: Program, vhost: Vhost, stor
         (run,) = json.loads(program.ok("timeouts", "status", "--json"))
         assert run["status"] == "completed"
         assert "nothing to abort" in program.fails(1, "timeouts", "abort", "--yes")
+
+
+async def test_any_table_is_moved_by_its_columns(program: Program, vhost: Vhost, store: Store) -> None:
+    store.server.execute(
+        store.url,
+        "CREATE TABLE reminder (number int PRIMARY KEY, queue varchar(50), content text, at timestamp, extra int)",
+    )
+    due = later(seconds=10)
+    rows = [(place, "Sales", f"é {place}", due.replace(tzinfo=None), place) for place in range(3)]
+    store.server.execute(store.url, "INSERT INTO reminder VALUES (%s, %s, %s, %s, %s)", rows)
+    columns = "id=number,destination=queue,body=content,due=at"
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales") as client:
+        wrong = ("timeouts", "migrate", *LAYOUT, "--table", "reminder")
+        assert "has no column 'no'" in program.fails(
+            1, *wrong, "--columns", "id=no,destination=queue,body=content,due=at"
+        )
+        assert "cannot be used as 'x'" in program.fails(2, *wrong, "--columns", "x=y")
+        assert "no column is named for body" in program.fails(2, *wrong, "--columns", "id=number,destination=queue")
+        (shown,) = json.loads(
+            program.ok("timeouts", "preview", *LAYOUT, "--table", "reminder", "--columns", columns, "--json")
+        )
+        assert (shown["timeouts"], shown["destinations"]) == (3, {"Sales": 3})
+        program.ok("timeouts", "migrate", *LAYOUT, "--table", "reminder", "--columns", columns, "--past", "send")
+        assert store.server.execute(store.url, "SELECT * FROM reminder") == []
+        messages = await receive(client, "Sales", 3)
+        assert {(one.message_id, one.body.decode()) for one in messages} == {(f"{n}", f"é {n}") for n in range(3)}
+        assert min(one.received_at for one in messages) >= due

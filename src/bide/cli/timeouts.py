@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
     from bide.timeouts import EndpointPreview, RunStatus, TimeoutMigration
     from bide.timeouts.migration import Past, TimeoutsMigrated
+    from bide.timeouts.tables import TimeoutTable
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -58,6 +59,10 @@ def _database_option(command: _Decorated) -> _Decorated:
 def _choosing(command: _Decorated) -> _Decorated:
     for option in (
         layout_options(which="to"),
+        click.option(
+            "--columns", metavar="USE=NAME,...", help="Its columns: id, destination, body, due, headers (JSON)."
+        ),
+        click.option("--table", metavar="NAME", help="Any other table, with --columns."),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
         click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="An endpoint. Repeatable."),
         _database_option,
@@ -76,6 +81,8 @@ def preview(
     *,
     database: str,
     endpoints: tuple[str, ...],
+    table: str | None,
+    columns: str | None,
     cutoff: str | None,
     infrastructure: DelayInfrastructure,
     as_json: bool,
@@ -89,7 +96,12 @@ def preview(
     with working("reading"):
         found = run_async(
             preview_timeouts(
-                database, settings.broker_url(), infrastructure, endpoints=endpoints, cutoff=_cutoff(cutoff)
+                database,
+                settings.broker_url(),
+                infrastructure,
+                endpoints=endpoints,
+                table=_mapped(table, columns),
+                cutoff=_cutoff(cutoff),
             )
         )
     if as_json:
@@ -118,6 +130,8 @@ def migrate(
     database: str,
     endpoints: tuple[str, ...],
     everything: bool,
+    table: str | None,
+    columns: str | None,
     cutoff: str | None,
     past: Past,
     infrastructure: DelayInfrastructure,
@@ -134,14 +148,15 @@ def migrate(
     """
     from bide.timeouts import TimeoutMigration
 
-    if everything == bool(endpoints):
-        raise click.UsageError("give either --endpoint or --all")
+    if bool(endpoints) + everything + (table is not None) != 1:
+        raise click.UsageError("give one of --endpoint, --all and --table")
     with progress_bar("sent") as progress:
         migration = TimeoutMigration(
             database,
             settings.broker_url(),
             infrastructure,
             endpoints=endpoints,
+            table=_mapped(table, columns),
             cutoff=_cutoff(cutoff),
             past=past,
             progress=progress,
@@ -206,6 +221,18 @@ def abort(*, database: str, yes: bool, as_json: bool) -> None:
 async def _run_until_signal(migration: TimeoutMigration) -> TimeoutsMigrated:
     stop_by_signals(migration.stop)
     return await migration.run()
+
+
+def _mapped(table: str | None, columns: str | None) -> TimeoutTable | None:
+    """The table of ``--table`` and ``--columns``."""
+    from bide.timeouts.tables import mapped_table
+
+    if (table is None) != (columns is None):
+        raise click.UsageError("--table and --columns belong together: give both")
+    if table is None or columns is None:
+        return None
+    pairs = [one.partition("=") for one in columns.split(",")]
+    return mapped_table(table, {use.strip(): name.strip() for use, _, name in pairs})
 
 
 def _cutoff(text: str | None) -> datetime | None:

@@ -74,7 +74,7 @@ class ClaimedTable:
         self._claims = database.table(f"bide_timeouts_{run}_{number}")
         self._endpoints = database.table(ENDPOINTS)
         self._id, self._time = quote(table.id), quote(table.time)
-        self._read = ", ".join(map(quote, table.columns))
+        self._read = table.selection(quote)
         self._batch = 0
         self._after: datetime | None = None
         self._all = ""

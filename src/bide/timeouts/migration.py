@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ from bide.timeouts.database import Database
 from bide.timeouts.messages import timeout_message
 from bide.timeouts.preview import UNREADABLE_TIME
 from bide.timeouts.runs import COMPLETED, Runs
-from bide.timeouts.tables import EARLIEST, LATEST, choose_tables, find_tables
+from bide.timeouts.tables import EARLIEST, LATEST, TimeoutTable, check_table, choose_tables, find_tables
 from bide.timeouts.worker_thread import WorkerThread
 
 BATCH: Final = 1_000
@@ -76,6 +76,7 @@ class TimeoutMigration:
         url: the broker's URL.
         infrastructure: the delay infrastructure; it is declared if it is missing.
         endpoints: the names of endpoints; all endpoints by default.
+        table: any other table, instead of those of endpoints; see :func:`bide.timeouts.tables.mapped_table`.
         cutoff: leave timeouts that are due before this time.
         past: what to do with timeouts that are due already: ``leave`` them to the timeout manager, or ``send`` them at
             once.
@@ -95,6 +96,7 @@ class TimeoutMigration:
         infrastructure: DelayInfrastructure,
         *,
         endpoints: Iterable[str] = (),
+        table: TimeoutTable | None = None,
         cutoff: datetime | None = None,
         past: Past = "leave",
         progress: Progress | None = None,
@@ -108,6 +110,7 @@ class TimeoutMigration:
         self._url = url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url)
         self._infrastructure = infrastructure
         self._endpoints = sorted(set(endpoints))
+        self._table = table
         self._cutoff = cutoff
         self._past = past
         self._progress = progress
@@ -150,7 +153,11 @@ class TimeoutMigration:
 
     def _begin(self, database: Database, runs: Runs) -> tuple[str, list[ClaimedTable]]:
         runs.lock()
-        found = choose_tables(find_tables(database), self._endpoints)
+        if self._table is None:
+            found = choose_tables(find_tables(database), self._endpoints)
+        else:
+            check_table(database, self._table)
+            found = [self._table]
         run, tables = runs.begin(self._parameters(), found)
         for table in tables:
             table.open()
@@ -170,6 +177,7 @@ class TimeoutMigration:
         hosts = ",".join(f"{host}:{port}" for host, port in self._url.hosts)
         return {
             "endpoints": self._endpoints,
+            "table": None if self._table is None else asdict(self._table),
             "cutoff": None if self._cutoff is None else self._cutoff.astimezone(UTC).isoformat(),
             "past": self._past,
             "layout": repr(self._infrastructure),

@@ -21,6 +21,7 @@ from bide.timeouts.tables import (
     EARLIEST,
     LATEST,
     TimeoutTable,
+    check_table,
     choose_tables,
     database_time,
     find_tables,
@@ -75,6 +76,7 @@ async def preview_timeouts(
     infrastructure: DelayInfrastructure,
     *,
     endpoints: Iterable[str] = (),
+    table: TimeoutTable | None = None,
     cutoff: datetime | None = None,
 ) -> list[EndpointPreview]:
     """Read the timeouts, and check each of them as the migration would. Nothing is changed.
@@ -84,6 +86,7 @@ async def preview_timeouts(
         url: the URL of the broker.
         infrastructure: the delay infrastructure that the timeouts would move to.
         endpoints: the names of endpoints; all endpoints by default.
+        table: any other table, instead of those of endpoints.
         cutoff: leave out timeouts that are due before this time.
 
     Raises:
@@ -95,7 +98,7 @@ async def preview_timeouts(
     try:
         checked = infrastructure.for_release(connection.release)
         async with WorkerThread() as thread:
-            found = await thread.run(_read, database_url, checked, list(endpoints), cutoff or EARLIEST)
+            found = await thread.run(_read, database_url, checked, list(endpoints), table, cutoff or EARLIEST)
         missing: dict[str, str] = {}
         for destination in {name for one in found for name in one.destinations}:
             if (problem := await _destination_problem(connection, checked, destination)) is not None:
@@ -127,11 +130,17 @@ async def _destination_problem(
 
 
 def _read(
-    database_url: str, infrastructure: DelayInfrastructure, endpoints: list[str], cutoff: datetime
+    database_url: str,
+    infrastructure: DelayInfrastructure,
+    endpoints: list[str],
+    table: TimeoutTable | None,
+    cutoff: datetime,
 ) -> list[EndpointPreview]:
     with Database(database_url) as database:
-        tables = choose_tables(find_tables(database), endpoints)
-        return [_read_table(database, table, infrastructure, cutoff) for table in tables]
+        if table is not None:
+            check_table(database, table)
+        tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
+        return [_read_table(database, one, infrastructure, cutoff) for one in tables]
 
 
 def _read_table(
@@ -147,7 +156,8 @@ def _read_table(
     )
     if unreadable[0][0]:
         one.problems[UNREADABLE_TIME] += int(unreadable[0][0])
-    columns = ", ".join(map(quote, (table.id, table.destination, table.headers)))
+    headers_column = "NULL" if table.headers is None else quote(table.headers)
+    columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}"
     checker, encoder = MessageChecker(), Encoder(infrastructure, frame_max=131_072)
     for identity, destination, headers, due in database.stream(
         f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s",  # noqa: S608

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -41,29 +41,43 @@ class StoredTimeout(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutTable:
-    """A table of stored timeouts.
+    """A table of stored timeouts. The defaults are the columns of NServiceBus SQL persistence.
 
     Attributes:
         name: its name.
-        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots.
-        id, destination, headers, state, time: the names of its columns.
+        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For any
+            other table, its own name.
+        id: the column of ids, which are unique.
+        destination: the column with the names of the target queues.
+        headers: the column with the headers as JSON; None if there are no headers.
+        state: the column with the bodies: bytes or text.
+        time: the column with the due times, which are in UTC if they have no zone.
     """
 
     name: str
     endpoint: str
     id: str = "Id"
     destination: str = "Destination"
-    headers: str = "Headers"
+    headers: str | None = "Headers"
     state: str = "State"
     time: str = "Time"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns in the order of :class:`StoredTimeout`."""
-        return (self.id, self.destination, self.headers, self.state, self.time)
+        """The names of all columns."""
+        headers = () if self.headers is None else (self.headers,)
+        return (self.id, self.destination, *headers, self.state, self.time)
+
+    def selection(self, quote: Callable[[str], str]) -> str:
+        """The columns of a SELECT, in the order of :class:`StoredTimeout`."""
+        headers = "NULL" if self.headers is None else quote(self.headers)
+        return f"{quote(self.id)}, {quote(self.destination)}, {headers}, {quote(self.state)}, {quote(self.time)}"
 
 
 _COLUMNS: Final = frozenset(one.lower() for one in TimeoutTable(name="", endpoint="").columns)
+
+MAPPED: Final = {"id": "id", "destination": "destination", "headers": "headers", "body": "state", "due": "time"}
+"""What the columns of any table can be used for, and the attributes of :class:`TimeoutTable`."""
 
 
 def find_tables(database: Database) -> list[TimeoutTable]:
@@ -80,6 +94,45 @@ def find_tables(database: Database) -> list[TimeoutTable]:
         for name, columns in sorted(found.items())
         if columns >= _COLUMNS
     ]
+
+
+def mapped_table(name: str, columns: Mapping[str, str]) -> TimeoutTable:
+    """Any table, as one of stored timeouts.
+
+    Args:
+        name: the name of the table.
+        columns: the names of its columns by ``id``, ``destination``, ``body``, ``due``, and ``headers`` if it has any.
+
+    Raises:
+        InvalidInputError: a column is missing, or is none of these.
+    """
+    if unknown := sorted(columns.keys() - MAPPED.keys()):
+        raise InvalidInputError(f"a column cannot be used as {unknown[0]!r}: give one of {', '.join(MAPPED)}")
+    if missing := [one for one in MAPPED if one not in columns and one != "headers"]:
+        raise InvalidInputError(f"no column is named for {missing[0]}: give id, destination, body and due")
+    names: dict[str, Any] = {attribute: columns.get(use) for use, attribute in MAPPED.items()}
+    return TimeoutTable(name=name, endpoint=name, **names)
+
+
+def check_table(database: Database, table: TimeoutTable) -> None:
+    """Check that a table has its columns.
+
+    Raises:
+        TimeoutStoreError: the table or a column does not exist.
+    """
+    found = {
+        column
+        for (column,) in database.query(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
+            (database.schema, table.name),
+        )
+    }
+    for column in table.columns:
+        if column not in found:
+            raise TimeoutStoreError(
+                f"the table {table.name!r} of the schema {database.schema!r} has no column {column!r}: it has "
+                + (", ".join(sorted(found)) or "none, or it does not exist")
+            )
 
 
 def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[TimeoutTable]:
