@@ -59,6 +59,10 @@ class Store:
         )
         return found
 
+    def statement(self, text: str) -> str:
+        """A statement with double quotes around names, as this server wants it."""
+        return text if self.server.scheme == "postgresql" else text.replace('"', "`")
+
     def count(self, endpoint: str) -> int:
         """The number of rows in the table of an endpoint."""
         quote = '"' if self.server.scheme == "postgresql" else "`"

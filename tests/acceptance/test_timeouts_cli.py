@@ -16,9 +16,11 @@ from datetime import datetime, timedelta
 import pytest
 
 import bide
+from bide.timeouts import inspect_timeout_manager, retire_timeout_manager
 from bide.timeouts.migration import BATCH
+from bide.topology import Binding, Exchange, Queue, Topology
 from tests.acceptance.test_cli import Program
-from tests.broker.receiving import receive
+from tests.broker.receiving import eventually, receive
 from tests.databases import DatabaseServer, mariadb_server, postgresql_server
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
@@ -221,3 +223,55 @@ async def test_any_table_is_moved_by_its_columns(program: Program, vhost: Vhost,
         messages = await receive(client, "Sales", 3)
         assert {(one.message_id, one.body.decode()) for one in messages} == {(f"{n}", f"é {n}") for n in range(3)}
         assert min(one.received_at for one in messages) >= due
+
+
+async def test_a_timeout_manager_is_removed_only_when_it_is_unused(
+    program: Program, vhost: Vhost, store: Store
+) -> None:
+    retire = ("timeouts", "retire", "--endpoint", "Sales", "--watch", "1s", "--yes", "--json")
+    names = ("Sales.Timeouts", "Sales.TimeoutsDispatcher")
+    legacy = Topology(
+        [Exchange(name, "fanout") for name in names],
+        [Queue(name) for name in names],
+        [Binding(name, name) for name in names],
+    )
+    async with bide.connect(vhost.url) as client:
+        await client.declare(legacy)
+        store.add("Sales", ("Sales", later(hours=1), {}, b"x"))
+        await client.publish(b"late", exchange=names[0])
+        done = program.run(*retire)
+        found = json.loads(done.stdout)
+        assert (done.returncode, found["removed"], found["stored"]) == (1, [], 1)
+        assert found["queues"] == {names[0]: 1, names[1]: 0}
+        assert len(found["problems"]) == 2
+        (message,) = await receive(client, names[0], 1)
+        assert message.body == b"late"
+        store.server.execute(store.url, store.statement('DELETE FROM "SalesTimeoutData"'))
+        # A sender that is still there: its message comes while the queues are watched.
+        retiring = asyncio.create_task(
+            retire_timeout_manager(store.url, vhost.url, "Sales", watch=timedelta(seconds=10))
+        )
+        await asyncio.sleep(4)
+        await client.publish(b"late", exchange=names[0])
+        watched = await retiring
+        assert (watched.queues[names[0]], watched.removed) == (1, [])
+        await receive(client, names[0], 1)
+        async with client.consume(names[1]) as messages:
+            waiter = asyncio.ensure_future(anext(aiter(messages)))
+
+            async def is_consumed() -> bool:
+                found = await inspect_timeout_manager(store.url, vhost.url, "Sales")
+                return any("1 consumer" in one for one in found.problems)
+
+            await eventually(is_consumed)
+            waiter.cancel()
+            await asyncio.gather(waiter, return_exceptions=True)
+        found = json.loads(program.ok(*retire))
+        assert found["removed"] == [
+            *(f"exchange {name}" for name in names),
+            *(f"queue {name}" for name in names),
+            "table SalesTimeoutData",
+        ]
+        assert not await client.exists(names[0])
+        again = json.loads(program.ok(*retire))
+        assert (again["queues"], again["table"], again["removed"]) == ({}, None, [])

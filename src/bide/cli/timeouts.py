@@ -15,6 +15,7 @@ from bide.cli.running import confirm, run_async, stop_by_signals
 from bide.cli.settings import (
     Settings,
     broker_options,
+    duration_of,
     json_option,
     layout_options,
     pass_settings,
@@ -26,7 +27,7 @@ from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
-    from bide.timeouts import EndpointPreview, RunStatus, TimeoutMigration
+    from bide.timeouts import EndpointPreview, Retirement, RunStatus, TimeoutMigration
     from bide.timeouts.migration import Past, TimeoutsMigrated
     from bide.timeouts.tables import TimeoutTable
 
@@ -218,6 +219,44 @@ def abort(*, database: str, yes: bool, as_json: bool) -> None:
         _print_run(done)
 
 
+@timeouts.command()
+@_database_option
+@click.option("--endpoint", required=True, metavar="NAME", help="The endpoint, with its dots: Sales.Orders.")
+@click.option(
+    "--watch", default="1m", show_default=True, metavar="TIME", help="How long its queues have to stay empty."
+)
+@click.option("--dry-run", is_flag=True, help="Only show whether they are unused now.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_option("the result")
+@broker_options
+@pass_settings
+def retire(
+    settings: Settings, *, database: str, endpoint: str, watch: str, dry_run: bool, yes: bool, as_json: bool
+) -> int:
+    """Remove the queues and the table of a timeout manager that is no longer used.
+
+    These are the exchanges and queues ENDPOINT.Timeouts and ENDPOINT.TimeoutsDispatcher, and the table of the endpoint.
+    They are removed if no timeout is stored, if nothing consumes from the queues, and if nothing is sent to them for
+    the time of --watch. The exit code is 1 if something was found that prevents this.
+    """
+    from bide.timeouts import inspect_timeout_manager, retire_timeout_manager
+
+    span = duration_of("--watch", watch)
+    with working("looking"):
+        found = run_async(inspect_timeout_manager(database, settings.broker_url(), endpoint))
+    if not found.problems and not dry_run:
+        names = [*found.queues, *([found.table] if found.table else [])]
+        if not yes and names:
+            confirm(f"Remove {', '.join(names)}, if nothing is sent for {watch}?")
+        with working("watching the queues"):
+            found = run_async(retire_timeout_manager(database, settings.broker_url(), endpoint, watch=span))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print_retirement(found)
+    return 1 if found.problems else 0
+
+
 async def _run_until_signal(migration: TimeoutMigration) -> TimeoutsMigrated:
     stop_by_signals(migration.stop)
     return await migration.run()
@@ -271,6 +310,19 @@ def _print_migrated(done: TimeoutsMigrated) -> None:
         echo(f"{count:>9}  left: {reason}")
     if done.past:
         echo(f"{done.past:>9}  left: past due; the endpoint sends them, or --past send")
+
+
+def _print_retirement(found: Retirement) -> None:
+    for name, count in found.queues.items():
+        echo(f"{count:>9}  in the queue {name}")
+    if found.table is not None:
+        echo(f"{found.stored:>9}  in the table {found.table}")
+    if not found.queues and not found.exchanges and found.table is None:
+        echo(f"nothing of a timeout manager of {found.endpoint} exists")
+    for one in found.problems:
+        echo(one, mark="✗", colour="red")
+    for one in found.removed:
+        echo(f"{one} removed", mark="✓", colour="green")
 
 
 def _print_run(run: RunStatus) -> None:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from bide.timeouts.migration import TimeoutMigration
 from bide.timeouts.preview import EndpointPreview, preview_timeouts
+from bide.timeouts.retire import Retirement, inspect_timeout_manager, retire_timeout_manager
 from bide.timeouts.runs import RunStatus, abort_run, list_runs
 
-__all__ = ["EndpointPreview", "RunStatus", "TimeoutMigration", "abort_run", "list_runs", "preview_timeouts"]
+__all__ = [
+    "EndpointPreview",
+    "Retirement",
+    "RunStatus",
+    "TimeoutMigration",
+    "abort_run",
+    "inspect_timeout_manager",
+    "list_runs",
+    "preview_timeouts",
+    "retire_timeout_manager",
+]

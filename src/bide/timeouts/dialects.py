@@ -48,6 +48,7 @@ class Dialect(ABC):
         overriding: the clause of INSERT that lets it set generated ids.
         text: the type of a text of any length.
         moment: the type of a time in UTC, with microseconds.
+        lock_table: the statement that keeps others from a table until the connection ends; ``{}`` is its quoted name.
     """
 
     session: ClassVar[tuple[str, ...]]
@@ -55,6 +56,7 @@ class Dialect(ABC):
     overriding: ClassVar[str]
     text: ClassVar[str]
     moment: ClassVar[str]
+    lock_table: ClassVar[str]
 
     @abstractmethod
     def connect(self, url: str) -> Any:
@@ -99,6 +101,7 @@ class PostgreSql(Dialect):
     overriding = "OVERRIDING SYSTEM VALUE"
     text = "text"
     moment = "timestamp"
+    lock_table = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 
     def connect(self, url: str) -> Any:
         """See :meth:`Dialect.connect`. libpq reads the URL, and with it ``PGPASSWORD`` and the like."""
@@ -150,6 +153,7 @@ class MySql(Dialect):
     overriding = ""
     text = "longtext CHARACTER SET utf8mb4"
     moment = "datetime(6)"
+    lock_table = "LOCK TABLES {} WRITE"
 
     def connect(self, url: str) -> Any:
         """See :meth:`Dialect.connect`. ``?ssl_ca=FILE`` in the URL asks for TLS, ``?unix_socket=FILE`` for a socket."""
