@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import bide
+from bide.topology import Binding, Exchange, Queue, Topology
 from tests.databases import DatabaseServer, postgresql_server
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
@@ -21,7 +22,7 @@ from tests.timeouts import TIMEOUT
 PAGE = Path(__file__).parents[2] / "docs" / "from-nservicebus-timeouts.md"
 
 _CHANGING = re.compile(
-    r"\d+:\d\d:\d\d|\b[0-9a-f]{8}\b|\d{4}-\d\d-\d\dT[\d:+]+|virtual host '[^']*'|'queue \w+'",
+    r"\d+:\d\d:\d\d|\b[0-9a-f]{8}\b|\d{4}-\d\d-\d\dT[\d:+]+|(?:virtual host|vhost) '[^']*'",
 )
 
 
@@ -34,7 +35,7 @@ def server() -> Iterator[DatabaseServer]:
 
 def fill(store: Store) -> None:
     """Store the timeouts of the page."""
-    for endpoint in ("Billing", "Sales_Orders"):
+    for endpoint in ("Billing", "Sales_Orders", "Shipping"):
         store.create(endpoint)
     first = later(hours=3, seconds=10)
     for endpoint, destination, number in (
@@ -66,16 +67,23 @@ def run(vhost: Vhost, store: Store, command: str) -> str:
     return done.stdout
 
 
+def commands(page: str) -> list[tuple[str, str]]:
+    """The commands of the page and their output."""
+    blocks = re.findall(r"^ *```\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    shown = [one.partition("\n") for block in blocks for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
+    return [(command, output) for command, _, output in shown]
+
+
 async def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(
     vhost: Vhost, server: DatabaseServer
 ) -> None:
     store = Store(server, server.new_database())
     fill(store)
-    shown = re.findall(
-        r"^ *\$ bide (timeouts .*)\n((?: *(?![$`] *).+\n)+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert len(shown) >= 5
-    async with endpoints(vhost, bide.NServiceBus(), "Sales.Orders", "Billing", "Shipping"):
+    shown = commands(PAGE.read_text(encoding="utf-8"))
+    assert len(shown) == 7
+    async with endpoints(vhost, bide.NServiceBus(), "Sales.Orders", "Billing", "Shipping") as client:
+        for name in ("Shipping.Timeouts", "Shipping.TimeoutsDispatcher"):
+            await client.declare(Topology([Exchange(name, "fanout")], [Queue(name)], [Binding(name, name)]))
         for command, output in shown:
             printed = run(vhost, store, command)
             assert _lines(printed) == _lines(output), command

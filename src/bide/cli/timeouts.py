@@ -297,7 +297,8 @@ def _print_preview(found: list[EndpointPreview]) -> None:
             echo(f"{'':<{width}}  {count:>9}  to {destination}")
         for reason, count in one.problems.most_common(_SHOWN_REASONS):
             echo(f"{'':<{width}}  {count:>9}  cannot move: {reason}", colour="red")
-    echo(f"{sum(one.count for one in found)} timeouts of {quantity(len(found), 'endpoint')}; nothing was changed")
+    total = quantity(sum(one.count for one in found), "timeout")
+    echo(f"{total} of {quantity(len(found), 'endpoint')}; nothing was changed")
 
 
 def _print_migrated(done: TimeoutsMigrated) -> None:
