@@ -17,6 +17,7 @@ import pytest
 
 import bide
 from bide.timeouts import inspect_timeout_manager, retire_timeout_manager
+from bide.timeouts.dispatcher import BATCH as DISPATCH_BATCH
 from bide.timeouts.migration import BATCH
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.acceptance.test_cli import Program
@@ -275,3 +276,28 @@ async def test_a_timeout_manager_is_removed_only_when_it_is_unused(
         assert not await client.exists(names[0])
         again = json.loads(program.ok(*retire))
         assert (again["queues"], again["table"], again["removed"]) == ({}, None, [])
+
+
+async def test_a_killed_dispatcher_loses_nothing_and_repeats_at_most_a_batch(
+    program: Program, vhost: Vhost, store: Store
+) -> None:
+    number, command = 5000, ("timeouts", "dispatch", "--endpoint", "Sales", *LAYOUT, "--json")
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales") as client:
+        due = fill(store, number, later(minutes=-10), timedelta(minutes=5))
+        for left in (4000, 2000):
+            process = start(program, *command)
+            while store.count("Sales") > left:
+                assert process.poll() is None
+                await asyncio.sleep(0.01)
+            process.kill()
+            await asyncio.to_thread(process.communicate)
+        process = start(program, *command)
+        counts = await receive_all(client, due)
+        while store.count("Sales"):
+            assert process.poll() is None
+            await asyncio.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        out, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+        assert (process.returncode, err) == (0, "")
+        assert json.loads(out)["left"] == 0
+    assert counts.total() - number <= 2 * DISPATCH_BATCH

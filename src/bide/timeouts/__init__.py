@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bide.timeouts.dispatcher import TimeoutDispatcher
 from bide.timeouts.migration import TimeoutMigration
 from bide.timeouts.preview import EndpointPreview, preview_timeouts
 from bide.timeouts.retire import Retirement, inspect_timeout_manager, retire_timeout_manager
@@ -11,6 +12,7 @@ __all__ = [
     "EndpointPreview",
     "Retirement",
     "RunStatus",
+    "TimeoutDispatcher",
     "TimeoutMigration",
     "abort_run",
     "inspect_timeout_manager",

@@ -22,6 +22,8 @@ LEFT: Final = 2
 
 _MAX_REASON: Final = 500
 
+_ATTEMPTS: Final = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -126,6 +128,16 @@ class ClaimedTable:
         return batch
 
     def _claim_from(self, earliest: datetime, size: int) -> Batch | None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._try_claim(earliest, size)
+            except TimeoutStoreError as error:
+                # MariaDB locks the index of times first and then the row; an endpoint that deletes a row, the reverse.
+                if attempt == _ATTEMPTS or not self._database.dialect.is_deadlock(error.__cause__):
+                    raise
+        return None
+
+    def _try_claim(self, earliest: datetime, size: int) -> Batch | None:
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608

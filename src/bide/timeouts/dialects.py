@@ -71,6 +71,10 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """Whether the server rolled a transaction back to end a deadlock, so that it can be repeated."""
+
+    @abstractmethod
     def streaming_cursor(self, connection: Any) -> Cursor:
         """A cursor that does not read the whole result into memory."""
 
@@ -116,6 +120,12 @@ class PostgreSql(Dialect):
         except ImportError as error:
             raise _no_driver("psycopg", "postgresql") from error
         return (psycopg.Error,)
+
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """See :meth:`Dialect.is_deadlock`."""
+        import psycopg
+
+        return isinstance(error, psycopg.errors.DeadlockDetected)
 
     def streaming_cursor(self, connection: Any) -> Cursor:
         """See :meth:`Dialect.streaming_cursor`."""
@@ -184,6 +194,13 @@ class MySql(Dialect):
         except ImportError as error:
             raise _no_driver("PyMySQL", "mysql") from error
         return (pymysql.MySQLError,)
+
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """See :meth:`Dialect.is_deadlock`."""
+        import pymysql
+        from pymysql.constants.ER import LOCK_DEADLOCK
+
+        return isinstance(error, pymysql.OperationalError) and error.args[0] == LOCK_DEADLOCK
 
     def streaming_cursor(self, connection: Any) -> Cursor:
         """See :meth:`Dialect.streaming_cursor`."""

@@ -14,7 +14,7 @@ from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
 from bide.timeouts.tables import StoredTimeout
 
-_DELIVER_AT: Final = "NServiceBus.DeliverAt"
+DELIVER_AT: Final = "NServiceBus.DeliverAt"
 
 
 def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedelta) -> OutgoingMessage:
@@ -45,7 +45,7 @@ def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedel
     # The delay's header belongs to the transport, which sets it anew.
     headers.pop(HEADER_DELAY, None)
     message_id = headers.setdefault(NATIVE_MESSAGE_ID, str(timeout.id))
-    headers.setdefault(_DELIVER_AT, format_timestamp(timeout.due))
+    headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
     types = headers.get("NServiceBus.EnclosedMessageTypes")
     return OutgoingMessage(
         body,
