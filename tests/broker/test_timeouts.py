@@ -11,7 +11,7 @@ import pytest
 import bide
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TimeoutStoreError
-from bide.timeouts import TimeoutMigration, abort_run, list_runs, preview_timeouts
+from bide.timeouts import TimeoutDispatcher, TimeoutMigration, abort_run, list_runs, preview_timeouts
 from bide.timeouts.claims import Batch
 from bide.timeouts.database import Database
 from bide.timeouts.runs import Runs
@@ -236,3 +236,14 @@ async def test_timeouts_stored_during_the_run_are_moved_too(
         done = await TimeoutMigration(store.url, vhost.url, infrastructure, progress=add_earlier).run()
         assert done.sent == {"Sales": 1501}
         assert store.stored("Sales") == set()
+
+
+async def test_a_table_without_transactions_is_refused(vhost: Vhost) -> None:
+    with mariadb_server() as server:
+        store = Store(server, server.new_database())
+        store.create("Sales")
+        server.execute(store.url, "ALTER TABLE SalesTimeoutData ENGINE=MyISAM")
+        with pytest.raises(TimeoutStoreError, match="ENGINE=InnoDB"):
+            await TimeoutMigration(store.url, vhost.url, bide.NServiceBus()).run()
+        with pytest.raises(TimeoutStoreError, match="ENGINE=InnoDB"):
+            await TimeoutDispatcher(store.url, vhost.url, bide.NServiceBus(), "Sales").run()

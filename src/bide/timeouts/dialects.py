@@ -48,6 +48,7 @@ class Dialect(ABC):
         overriding: the clause of INSERT that lets it set generated ids.
         text: the type of a text of any length.
         moment: the type of a time in UTC, with microseconds.
+        engine: a query for the storage engine of a table, if there are engines without transactions.
         lock_table: the statement that keeps others from a table until the connection ends; ``{}`` is its quoted name.
     """
 
@@ -56,6 +57,7 @@ class Dialect(ABC):
     overriding: ClassVar[str]
     text: ClassVar[str]
     moment: ClassVar[str]
+    engine: ClassVar[str | None]
     lock_table: ClassVar[str]
 
     @abstractmethod
@@ -105,6 +107,7 @@ class PostgreSql(Dialect):
     overriding = "OVERRIDING SYSTEM VALUE"
     text = "text"
     moment = "timestamp"
+    engine = None
     lock_table = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 
     def connect(self, url: str) -> Any:
@@ -163,6 +166,7 @@ class MySql(Dialect):
     overriding = ""
     text = "longtext CHARACTER SET utf8mb4"
     moment = "datetime(6)"
+    engine = "SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
     lock_table = "LOCK TABLES {} WRITE"
 
     def connect(self, url: str) -> Any:

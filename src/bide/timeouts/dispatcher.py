@@ -25,7 +25,7 @@ from bide.runtime.logs import logger
 from bide.timeouts.database import Database
 from bide.timeouts.due_rows import DueRows
 from bide.timeouts.messages import DELIVER_AT, timeout_message
-from bide.timeouts.tables import StoredTimeout, TimeoutTable, choose_tables, find_tables
+from bide.timeouts.tables import StoredTimeout, TimeoutTable, check_transactions, choose_tables, find_tables
 from bide.timeouts.worker_thread import WorkerThread
 from bide.topology import Queue, Topology
 
@@ -131,6 +131,7 @@ class TimeoutDispatcher:
             database = await thread.run(Database, self._database_url)
             try:
                 (table, *_) = await thread.run(lambda: choose_tables(find_tables(database), [self._endpoint]))
+                await thread.run(check_transactions, database, table)
                 work = [asyncio.create_task(self._send_due(client, thread, DueRows(database, table)))]
                 if await client.exists(self.queue):
                     work.append(asyncio.create_task(self._receive(client, table)))

@@ -19,7 +19,15 @@ from bide.timeouts.database import Database
 from bide.timeouts.messages import timeout_message
 from bide.timeouts.preview import UNREADABLE_TIME
 from bide.timeouts.runs import COMPLETED, Runs
-from bide.timeouts.tables import EARLIEST, LATEST, TimeoutTable, check_table, choose_tables, find_tables
+from bide.timeouts.tables import (
+    EARLIEST,
+    LATEST,
+    TimeoutTable,
+    check_table,
+    check_transactions,
+    choose_tables,
+    find_tables,
+)
 from bide.timeouts.worker_thread import WorkerThread
 
 BATCH: Final = 1_000
@@ -158,6 +166,8 @@ class TimeoutMigration:
         else:
             check_table(database, self._table)
             found = [self._table]
+        for one in found:
+            check_transactions(database, one)
         run, tables = runs.begin(self._parameters(), found)
         for table in tables:
             table.open()

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 _SUFFIX: Final = "TimeoutData"
 
-_OWN_PREFIX: Final = "bide_timeout"
-
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """Bounds of the due times that Python can read. PostgreSQL also has ``infinity``, and years before 1."""
@@ -87,7 +85,7 @@ def find_tables(database: Database) -> list[TimeoutTable]:
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = %s", (database.schema,)
     ):
         # MySQL names these columns in capitals, and may store table names in lower case.
-        if table.lower().endswith(_SUFFIX.lower()) and not table.startswith(_OWN_PREFIX):
+        if table.lower().endswith(_SUFFIX.lower()):
             found[table].add(column.lower())
     return [
         TimeoutTable(name=name, endpoint=name[: -len(_SUFFIX)].rstrip("_") or name)
@@ -132,6 +130,22 @@ def check_table(database: Database, table: TimeoutTable) -> None:
             raise TimeoutStoreError(
                 f"the table {table.name!r} of the schema {database.schema!r} has no column {column!r}: it has "
                 + (", ".join(sorted(found)) or "none, or it does not exist")
+            )
+
+
+def check_transactions(database: Database, table: TimeoutTable) -> None:
+    """Check that a table takes part in transactions. Without them, a kill could lose rows.
+
+    Raises:
+        TimeoutStoreError: its storage engine has no transactions.
+    """
+    if database.dialect.engine is None:
+        return
+    for (engine,) in database.query(database.dialect.engine, (database.schema, table.name)):
+        if engine != "InnoDB":
+            raise TimeoutStoreError(
+                f"the table {table.name!r} has the storage engine {engine}: change it with ALTER TABLE ... "
+                "ENGINE=InnoDB, because rows could be lost without transactions"
             )
 
 
