@@ -27,42 +27,14 @@ need_packages 'RabbitMQ 3.10 or newer is missing' rabbitmq ''
 epmd_was_here=no
 [ -e /usr/bin/epmd ] && epmd_was_here=yes
 
-# invoke-rc.d and deb-systemd-invoke ask policy-rc.d before they start a service. An existing policy-rc.d is not changed
-# (that of containers denies everything). Otherwise deny everything during the installation: no service of a dependency
-# (such as cron) starts, and running services are not affected.
-policy=/usr/sbin/policy-rc.d
-mark='# made by bide for the time of an installation'
-drop_policy() {
-    if grep -qsF "$mark" "$policy"; then rm -f "$policy"; fi
-}
-drop_policy # left by a run that was killed
-if [ ! -e "$policy" ]; then
-    trap drop_policy EXIT
-    trap 'exit 129' HUP
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    {
-        echo '#!/bin/sh'
-        echo "$mark"
-        echo 'exit 101'
-    } >"$policy"
-    chmod 755 "$policy"
-fi
-
+deny_services
 update_packages
 install_packages rabbitmq-server
 
 services=rabbitmq-server.service
 [ "$epmd_was_here" = yes ] || services="$services epmd.service epmd.socket"
-# The same as 'systemctl disable'; packages also enable their services on machines without systemd.
-for service in $services; do
-    rm -f /etc/systemd/system/*.wants/"$service"
-done
-if [ -d /run/systemd/system ]; then
-    # The services may be running by now, if the machine's own policy-rc.d allows that.
-    # shellcheck disable=SC2086
-    { systemctl daemon-reload && systemctl stop $services; } >/dev/null 2>&1 || true
-fi
+# shellcheck disable=SC2086
+disable_services $services
 if [ -e /etc/init.d/rabbitmq-server ]; then
     update-rc.d rabbitmq-server disable >/dev/null 2>&1 || true
 fi

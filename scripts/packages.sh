@@ -36,3 +36,41 @@ install_packages() {
         die "apt-get could not install $1, see $log ('$(tail -n 1 "$log")'): mend that, $otherwise"
     rm -f "$log"
 }
+
+# Keep packages from starting services while they are installed, until the script ends.
+#
+# invoke-rc.d and deb-systemd-invoke ask policy-rc.d before they start a service. An existing policy-rc.d is not changed
+# (that of containers denies everything). Otherwise deny everything during the installation: no service of a dependency
+# (such as cron) starts, and running services are not affected.
+policy=/usr/sbin/policy-rc.d
+mark='# made by bide for the time of an installation'
+drop_policy() {
+    if grep -qsF "$mark" "$policy"; then rm -f "$policy"; fi
+}
+deny_services() {
+    drop_policy # left by a run that was killed
+    if [ ! -e "$policy" ]; then
+        trap drop_policy EXIT
+        trap 'exit 129' HUP
+        trap 'exit 130' INT
+        trap 'exit 143' TERM
+        {
+            echo '#!/bin/sh'
+            echo "$mark"
+            echo 'exit 101'
+        } >"$policy"
+        chmod 755 "$policy"
+    fi
+}
+
+# disable_services SERVICE...: the same as 'systemctl disable --now'; packages also enable their services on machines
+# without systemd, where they may start later.
+disable_services() {
+    for service in "$@"; do
+        rm -f /etc/systemd/system/*.wants/"$service"
+    done
+    if [ -d /run/systemd/system ]; then
+        # The services may be running by now, if the machine's own policy-rc.d allows that.
+        { systemctl daemon-reload && systemctl stop "$@"; } >/dev/null 2>&1 || true
+    fi
+}

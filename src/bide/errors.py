@@ -53,6 +53,7 @@
     │   ├── UnknownMessageTypeError    the endpoint has no handler for its type
     │   ├── PoisonMessageError         the consumer stopped during every attempt to process it
     │   └── NotFoundError              no such message is in the queue
+    ├── TimeoutStoreError              a database refuses, lacks timeouts, or has an unfinished run
     ├── FolderInUseError               another process works with this ledger, audit folder or index
     ├── ScheduleIndexError             the index of a gate is damaged, or lacks records; the gate builds it anew
     ├── CallError: a request got no successful reply
@@ -192,10 +193,7 @@ class UnsupportedBrokerError(BrokerError):
 
 
 class NotModelledError(UnsupportedBrokerError):
-    """The broker in memory has no rules for this feature of RabbitMQ.
-
-    Test code that needs the feature with a real broker; ``bide broker start`` starts one.
-    """
+    """The broker in memory has no rules for this feature of RabbitMQ: use a real one, see ``bide broker start``."""
 
 
 class DeclarationMismatchError(BrokerError):
@@ -272,9 +270,7 @@ class OffsetsLostError(BrokerError):
         found: the next offset that the stream still has; None if there is none.
     """
 
-    def __init__(
-        self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None
-    ) -> None:
+    def __init__(self, message: str | None = None, *, stream: str = "", offset: int = 0, found: int | None = None):
         super().__init__(message)
         self.stream = stream
         self.offset = offset
@@ -399,6 +395,10 @@ class PoisonMessageError(MessageError):
 
 class NotFoundError(MessageError):
     """No such message is in the queue."""
+
+
+class TimeoutStoreError(BideError):
+    """The database with timeouts refuses, or lacks them, or an unfinished run is in the way."""
 
 
 class FolderInUseError(BideError):

@@ -40,6 +40,7 @@ LAYERS: tuple[dict[str, str], ...] = (
         "error_queues": "failed messages: inspect, retry, edit, archive, discard",
         "messaging": "messaging patterns over a client: RPC, event bus, partitions, wire tap",
         "migration": "waiting messages from one delay infrastructure into another",
+        "timeouts": "stored timeouts of NServiceBus from a database into a delay infrastructure",
     },
     {"gate": "the process that delivers schedules", "relay": "the relay process of a waiting hall"},
     {"client": "reconnecting connections, confirmed publishing, consuming"},
@@ -104,6 +105,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "schedules": frozenset({"cronsim"}),
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
+    "timeouts": frozenset({"psycopg", "pymysql"}),
 }
 """What a package may import from elsewhere."""
 

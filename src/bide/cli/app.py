@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "schedule": LazyCommand("bide.cli.schedule", "Schedule messages by a key; list, cancel or move them."),
     "send": LazyCommand("bide.cli.send", "Send messages now, after a delay or at a due time."),
     "tap": LazyCommand("bide.cli.tap", "Record every delayed message in two streams."),
+    "timeouts": LazyCommand("bide.cli.timeouts", "Move the timeouts that NServiceBus stored in a database."),
     "topology": LazyCommand("bide.cli.topology", "List, draw and check patterns of exchanges and queues."),
 }
 

@@ -156,11 +156,11 @@ def _due_times(
     if own is not None:
         found.append((own, own, HEADER_DUE))
     if (deliver_at := headers.get(_DELIVER_AT)) is not None:
-        moment = _native_time(_DELIVER_AT, deliver_at)
+        moment = native_time(_DELIVER_AT, deliver_at)
         found.append((moment, moment, _DELIVER_AT))
     if (retried_at := headers.get(_RETRIED_AT)) is not None and wait.whole is not None:
         # The delay of the retry was rounded up to a second.
-        moment = _native_time(_RETRIED_AT, retried_at) + wait.whole
+        moment = native_time(_RETRIED_AT, retried_at) + wait.whole
         found.append((moment - _SECOND, moment, _RETRIED_AT))
     if isinstance(eta := headers.get(_ETA), str) and "task" in headers:
         moment = _celery_time(eta)
@@ -178,8 +178,16 @@ def _own_due(headers: Mapping[str, Any]) -> datetime | None:
     return due
 
 
-def _native_time(name: str, value: Any) -> datetime:
-    """A time in the format of NServiceBus headers."""
+def native_time(name: str, value: Any) -> datetime:
+    """A time in the format of NServiceBus headers.
+
+    Args:
+        name: the name of the header, for the error.
+        value: its value.
+
+    Raises:
+        InvalidDueTimeError: the value is not such a time.
+    """
     found = _NATIVE_TIME.fullmatch(value) if isinstance(value, str) else None
     try:
         if found is not None:

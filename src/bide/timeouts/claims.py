@@ -1,0 +1,258 @@
+"""The claimed rows of one endpoint in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from bide.errors import TimeoutStoreError
+from bide.timeouts.database import Database
+from bide.timeouts.dialects import Cursor
+from bide.timeouts.tables import EARLIEST, LATEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
+
+ENDPOINTS: Final = "bide_timeout_endpoints"
+"""The table of the endpoints of all runs."""
+
+CLAIMED: Final = 0
+SENT: Final = 1
+LEFT: Final = 2
+"""Values of the column ``bide_status`` of a claimed row."""
+
+_MAX_REASON: Final = 500
+
+_ATTEMPTS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that one transaction has claimed.
+
+    Attributes:
+        number: its number among those of the same table.
+        rows: the timeouts.
+    """
+
+    number: int
+    rows: list[StoredTimeout]
+
+
+@dataclass(slots=True, kw_only=True)
+class EndpointStatus:
+    """The counts of one endpoint in a run.
+
+    Attributes:
+        sent: timeouts whose messages the broker has confirmed.
+        claimed: timeouts that are claimed and not known to be sent.
+        repeated: timeouts that were sent again because a process was killed, or that were restored by an abort after
+            they were claimed: each of them may arrive twice.
+        left: timeouts that cannot be sent and are in the endpoint's table again, by reason.
+    """
+
+    endpoint: str
+    sent: int
+    claimed: int
+    repeated: int
+    left: dict[str, int]
+
+
+class ClaimedTable:
+    """The claimed rows of one endpoint in a run.
+
+    Args:
+        database: the connection.
+        run: the id of the run.
+        number: the number of the endpoint in the run.
+        table: the endpoint's table.
+    """
+
+    def __init__(self, database: Database, run: str, number: int, table: TimeoutTable) -> None:
+        self.table = table
+        self._database = database
+        self._key = (run, number)
+        quote = database.dialect.quote
+        self._source = database.table(table.name)
+        self._claims = database.table(f"bide_timeouts_{run}_{number}")
+        self._endpoints = database.table(ENDPOINTS)
+        self._id, self._time = quote(table.id), quote(table.time)
+        self._read = table.selection(quote)
+        self._batch = 0
+        self._after: datetime | None = None
+        self._all = ""
+
+    def open(self) -> None:
+        """Read the columns of the table, and the number of the last batch."""
+        with self._database.transaction() as cursor:
+            cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())  # noqa: S608 (names are quoted)
+            cursor.fetchall()
+            self._all = ", ".join(self._database.dialect.quote(one[0]) for one in cursor.description)
+            cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())  # noqa: S608
+            self._batch = int(cursor.fetchall()[0][0])
+
+    def create(self, cursor: Cursor) -> None:
+        """Create the table of claimed rows."""
+        for statement in self._database.dialect.claim_table(self._claims, self._source, self._id):
+            cursor.execute(statement, ())
+
+    def interrupted(self) -> Iterator[Batch]:
+        """The batches that an earlier process claimed and did not finish. They count as repeated."""
+        numbers = self._database.query(
+            f"SELECT DISTINCT bide_batch FROM {self._claims} WHERE bide_status = %s ORDER BY bide_batch",  # noqa: S608
+            (CLAIMED,),
+        )
+        for (number,) in numbers:
+            with self._database.transaction() as cursor:
+                cursor.execute(
+                    f"SELECT {self._read} FROM {self._claims} WHERE bide_status = %s AND bide_batch = %s",  # noqa: S608
+                    (CLAIMED, number),
+                )
+                rows = [stored_timeout(row) for row in cursor.fetchall()]
+                self._add(cursor, "repeated", len(rows))
+            yield Batch(int(number), rows)
+
+    def claim(self, earliest: datetime, size: int) -> Batch | None:
+        """Claim the next rows, in the order of their due times; None if there are none.
+
+        Args:
+            earliest: rows that are due before this time are not claimed.
+            size: the maximum number of rows.
+        """
+        batch = self._claim_from(max(earliest, self._after or earliest), size)
+        if batch is None and self._after is not None:
+            # Endpoints may have stored timeouts that are due before those claimed last.
+            self._after = None
+            batch = self._claim_from(earliest, size)
+        if batch is not None:
+            self._after = batch.rows[-1].due
+        return batch
+
+    def _claim_from(self, earliest: datetime, size: int) -> Batch | None:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._try_claim(earliest, size)
+            except TimeoutStoreError as error:
+                # MariaDB locks the index of times first and then the row; an endpoint that deletes a row, the reverse.
+                if attempt == _ATTEMPTS or not self._database.dialect.is_deadlock(error.__cause__):
+                    raise
+        return None
+
+    def _try_claim(self, earliest: datetime, size: int) -> Batch | None:
+        with self._database.transaction() as cursor:
+            cursor.execute(
+                f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
+                f"AND NOT EXISTS (SELECT 1 FROM {self._claims} claims WHERE claims.{self._id} = source.{self._id} "
+                f"AND claims.bide_status = %s) ORDER BY {self._time} LIMIT {size} FOR UPDATE SKIP LOCKED",
+                (database_time(earliest), database_time(LATEST), LEFT),
+            )
+            rows = [stored_timeout(row) for row in cursor.fetchall()]
+            if not rows:
+                return None
+            number = self._batch + 1
+            ids = [row.id for row in rows]
+            marks = ", ".join(["%s"] * len(ids))
+            cursor.execute(
+                f"INSERT INTO {self._claims} ({self._all}, bide_batch, bide_status) "  # noqa: S608
+                f"SELECT {self._all}, {number}, {CLAIMED} FROM {self._source} WHERE {self._id} IN ({marks})",
+                ids,
+            )
+            copied = cursor.rowcount
+            cursor.execute(f"DELETE FROM {self._source} WHERE {self._id} IN ({marks})", ids)  # noqa: S608
+            if not copied == cursor.rowcount == len(ids):
+                raise TimeoutStoreError(
+                    f"the ids of {self.table.name} are not unique: {len(ids)} rows were read, {copied} copied and "
+                    f"{cursor.rowcount} deleted. Nothing of this batch was changed"
+                )
+        self._batch = number
+        return Batch(number, rows)
+
+    def finish(self, batch: Batch, left: Mapping[Any, str], resent: int) -> None:
+        """Mark the rows of a batch as sent, and put back those that cannot be sent.
+
+        Args:
+            batch: the batch; the broker has confirmed its other messages.
+            left: the reasons by id.
+            resent: the number of messages that were sent more than once.
+        """
+        with self._database.transaction() as cursor:
+            if left:
+                ids = list(left)
+                self._restore(
+                    cursor,
+                    f"{self._id} IN ({', '.join(['%s'] * len(ids))}) AND bide_batch = %s AND bide_status = %s",
+                    (*ids, batch.number, CLAIMED),
+                )
+                for identity, reason in left.items():
+                    cursor.execute(
+                        f"UPDATE {self._claims} SET bide_status = %s, bide_reason = %s "  # noqa: S608
+                        f"WHERE {self._id} = %s AND bide_batch = %s",
+                        (LEFT, reason[:_MAX_REASON], identity, batch.number),
+                    )
+            cursor.execute(
+                f"UPDATE {self._claims} SET bide_status = %s WHERE bide_status = %s AND bide_batch = %s",  # noqa: S608
+                (SENT, CLAIMED, batch.number),
+            )
+            self._add(cursor, "sent", cursor.rowcount)
+            self._add(cursor, "repeated", resent)
+
+    def restore_claimed(self) -> int:
+        """Put all rows back that are claimed and not sent, and return their number."""
+        with self._database.transaction() as cursor:
+            number = self._restore(cursor, "bide_status = %s", (CLAIMED,))
+            cursor.execute(f"DELETE FROM {self._claims} WHERE bide_status = %s", (CLAIMED,))  # noqa: S608
+            self._add(cursor, "repeated", number)
+        return number
+
+    def count(self, earliest: datetime, latest: datetime) -> int:
+        """The number of stored timeouts that are due between two times."""
+        ((number,),) = self._database.query(
+            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s",  # noqa: S608
+            (database_time(earliest), database_time(latest)),
+        )
+        return int(number)
+
+    def count_unreadable(self) -> int:
+        """The number of stored timeouts without a due time, or with one that Python cannot read."""
+        ((number,),) = self._database.query(
+            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} IS NULL OR {self._time} < %s "  # noqa: S608
+            f"OR {self._time} > %s",
+            (database_time(EARLIEST), database_time(LATEST)),
+        )
+        return int(number)
+
+    def status(self) -> EndpointStatus:
+        """The counts."""
+        with self._database.transaction() as cursor:
+            cursor.execute(
+                f"SELECT sent, repeated FROM {self._endpoints} WHERE run_id = %s AND number = %s",  # noqa: S608
+                self._key,
+            )
+            ((sent, repeated),) = cursor.fetchall()
+            cursor.execute(
+                f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "  # noqa: S608
+                "GROUP BY bide_status, bide_reason ORDER BY bide_reason",
+                (SENT,),
+            )
+            counts = list(cursor.fetchall())
+        return EndpointStatus(
+            endpoint=self.table.endpoint,
+            sent=int(sent),
+            repeated=int(repeated),
+            claimed=sum(count for status, _, count in counts if status == CLAIMED),
+            left={str(reason): int(count) for status, reason, count in counts if status == LEFT},
+        )
+
+    def _restore(self, cursor: Cursor, condition: str, values: Sequence[Any]) -> int:
+        overriding = self._database.dialect.overriding
+        cursor.execute(
+            f"INSERT INTO {self._source} ({self._all}) {overriding} "  # noqa: S608
+            f"SELECT {self._all} FROM {self._claims} WHERE {condition}",
+            values,
+        )
+        return cursor.rowcount
+
+    def _add(self, cursor: Cursor, column: str, number: int) -> None:
+        cursor.execute(
+            f"UPDATE {self._endpoints} SET {column} = {column} + %s WHERE run_id = %s AND number = %s",  # noqa: S608
+            (number, *self._key),
+        )

@@ -1,0 +1,268 @@
+"""The SQL and the drivers of the database servers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Protocol
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from bide.errors import InvalidInputError
+
+LOCK: Final = "bide.timeouts"
+"""The start of the name of the lock that a running migration holds."""
+
+_CONNECT_SECONDS: Final = 30
+
+
+class Cursor(Protocol):
+    """A cursor of Python's database API (PEP 249)."""
+
+    @property
+    def rowcount(self) -> int:
+        """The number of rows of the last statement."""
+
+    @property
+    def description(self) -> Any:
+        """The columns of the result."""
+
+    def execute(self, statement: Any, values: Any = None, /) -> Any:
+        """Run a statement."""
+
+    def fetchall(self) -> Sequence[tuple[Any, ...]]:
+        """All rows that are left."""
+
+    def fetchmany(self, size: int, /) -> Sequence[tuple[Any, ...]]:
+        """The next rows."""
+
+    def close(self) -> None:
+        """Free the cursor."""
+
+
+class Dialect(ABC):
+    """The differences between database servers.
+
+    Attributes:
+        session: statements to run on a new connection.
+        current_schema: a query for the schema of the connection.
+        overriding: the clause of INSERT that lets it set generated ids.
+        text: the type of a text of any length.
+        moment: the type of a time in UTC, with microseconds.
+        engine: a query for the storage engine of a table, if there are engines without transactions.
+        lock_table: the statement that keeps others from a table until the connection ends; ``{}`` is its quoted name.
+    """
+
+    session: ClassVar[tuple[str, ...]]
+    current_schema: ClassVar[str]
+    overriding: ClassVar[str]
+    text: ClassVar[str]
+    moment: ClassVar[str]
+    engine: ClassVar[str | None]
+    lock_table: ClassVar[str]
+
+    @abstractmethod
+    def connect(self, url: str) -> Any:
+        """A new connection that does not commit by itself."""
+
+    @abstractmethod
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The exceptions of the driver.
+
+        Raises:
+            InvalidInputError: the driver is not installed.
+        """
+
+    @abstractmethod
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """Whether the server rolled a transaction back to end a deadlock, so that it can be repeated."""
+
+    @abstractmethod
+    def streaming_cursor(self, connection: Any) -> Cursor:
+        """A cursor that does not read the whole result into memory."""
+
+    @abstractmethod
+    def quote(self, name: str) -> str:
+        """The quoted name of a table or column."""
+
+    @abstractmethod
+    def lock(self, cursor: Cursor, schema: str) -> bool:
+        """Take the lock of a migration until the connection ends; whether that succeeded."""
+
+    @abstractmethod
+    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+        """Statements that create the table of claimed rows, if it does not exist, with the columns of a source.
+
+        Args:
+            table: the quoted name of the new table.
+            source: the quoted name of the source.
+            id_column: the quoted name of the id column.
+        """
+
+
+class PostgreSql(Dialect):
+    """PostgreSQL 12 or newer, with psycopg."""
+
+    session = ("SET TIME ZONE 'UTC'",)
+    current_schema = "SELECT current_schema()"
+    overriding = "OVERRIDING SYSTEM VALUE"
+    text = "text"
+    moment = "timestamp"
+    engine = None
+    lock_table = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
+
+    def connect(self, url: str) -> Any:
+        """See :meth:`Dialect.connect`. libpq reads the URL, and with it ``PGPASSWORD`` and the like."""
+        import psycopg
+
+        return psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """See :meth:`Dialect.errors`."""
+        try:
+            import psycopg
+        except ImportError as error:
+            raise _no_driver("psycopg", "postgresql") from error
+        return (psycopg.Error,)
+
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """See :meth:`Dialect.is_deadlock`."""
+        import psycopg
+
+        return isinstance(error, psycopg.errors.DeadlockDetected)
+
+    def streaming_cursor(self, connection: Any) -> Cursor:
+        """See :meth:`Dialect.streaming_cursor`."""
+        cursor: Cursor = connection.cursor(name="bide_timeouts")
+        return cursor
+
+    def quote(self, name: str) -> str:
+        """See :meth:`Dialect.quote`."""
+        return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+    def lock(self, cursor: Cursor, schema: str) -> bool:
+        """See :meth:`Dialect.lock`."""
+        cursor.execute("SELECT pg_try_advisory_lock(hashtext(%s), hashtext(%s))", (LOCK, schema))
+        return bool(cursor.fetchall()[0][0])
+
+    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+        """See :meth:`Dialect.claim_table`."""
+        columns = "source.*, 0 AS bide_batch, 0 AS bide_status, CAST(NULL AS text) AS bide_reason"
+        return (
+            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns} FROM {source} source WHERE 1 = 0",  # noqa: S608
+            f"CREATE INDEX ON {table} (bide_status, bide_batch)",
+            f"CREATE INDEX ON {table} ({id_column})",
+        )
+
+
+class MySql(Dialect):
+    """MariaDB 10.6 or newer and MySQL 8 or newer, with PyMySQL."""
+
+    session = (
+        "SET time_zone = '+00:00'",
+        # The claim of a batch must not lock the gaps between rows, where the endpoints insert new ones.
+        "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    )
+    current_schema = "SELECT DATABASE()"
+    overriding = ""
+    text = "longtext CHARACTER SET utf8mb4"
+    moment = "datetime(6)"
+    engine = "SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+    lock_table = "LOCK TABLES {} WRITE"
+
+    def connect(self, url: str) -> Any:
+        """See :meth:`Dialect.connect`. ``?ssl_ca=FILE`` in the URL asks for TLS, ``?unix_socket=FILE`` for a socket."""
+        import pymysql
+
+        parts = urlsplit(url)
+        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        if unknown := sorted(options.keys() - {"ssl_ca", "unix_socket"}):
+            raise InvalidInputError(
+                f"the URL of the database has the option {unknown[0]!r}: give ssl_ca or unix_socket"
+            )
+        return pymysql.connect(
+            host=parts.hostname or "localhost",
+            port=_port(parts) or 3306,
+            user=unquote(parts.username or ""),
+            password=unquote(parts.password or ""),
+            database=unquote(parts.path.removeprefix("/")) or None,
+            unix_socket=options.get("unix_socket"),
+            ssl_ca=options.get("ssl_ca"),
+            charset="utf8mb4",
+            connect_timeout=_CONNECT_SECONDS,
+        )
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """See :meth:`Dialect.errors`."""
+        try:
+            import pymysql
+        except ImportError as error:
+            raise _no_driver("PyMySQL", "mysql") from error
+        return (pymysql.MySQLError,)
+
+    def is_deadlock(self, error: BaseException | None) -> bool:
+        """See :meth:`Dialect.is_deadlock`."""
+        import pymysql
+        from pymysql.constants.ER import LOCK_DEADLOCK
+
+        return isinstance(error, pymysql.OperationalError) and error.args[0] == LOCK_DEADLOCK
+
+    def streaming_cursor(self, connection: Any) -> Cursor:
+        """See :meth:`Dialect.streaming_cursor`."""
+        from pymysql.cursors import SSCursor
+
+        cursor: Cursor = connection.cursor(SSCursor)
+        return cursor
+
+    def quote(self, name: str) -> str:
+        """See :meth:`Dialect.quote`."""
+        return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+
+    def lock(self, cursor: Cursor, schema: str) -> bool:
+        """See :meth:`Dialect.lock`."""
+        # A lock's name has at most 64 characters.
+        cursor.execute("SELECT GET_LOCK(CONCAT(%s, '.', MD5(%s)), 0)", (LOCK, schema))
+        return bool(cursor.fetchall()[0][0])
+
+    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+        """See :meth:`Dialect.claim_table`. One statement, because each statement commits."""
+        statement = (
+            f"CREATE TABLE IF NOT EXISTS {table} (bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL "  # noqa: S608
+            f"DEFAULT 0, bide_reason {self.text}, KEY (bide_status, bide_batch), KEY ({id_column})) "
+            f"ENGINE=InnoDB SELECT source.* FROM {source} source WHERE 1 = 0"
+        )
+        return (statement,)
+
+
+_DIALECTS: Final[dict[str, type[Dialect]]] = {
+    "postgresql": PostgreSql,
+    "postgres": PostgreSql,
+    "mysql": MySql,
+    "mariadb": MySql,
+}
+
+
+def dialect_of(url: str) -> Dialect:
+    """The dialect of the server that a URL names.
+
+    Raises:
+        InvalidInputError: no server has such a URL. The error does not show the URL, which may have a password.
+    """
+    try:
+        parts = urlsplit(url)
+        _port(parts)
+    except ValueError as error:
+        raise InvalidInputError(f"the URL of the database cannot be read: {error}") from error
+    if parts.scheme not in _DIALECTS:
+        raise InvalidInputError(
+            f"the URL of the database starts with {parts.scheme + ':' if parts.scheme else 'no scheme'!r}: give "
+            "postgresql://user:password@host/database or mysql://user:password@host/database"
+        )
+    return _DIALECTS[parts.scheme]()
+
+
+def _port(parts: SplitResult) -> int | None:
+    return parts.port
+
+
+def _no_driver(package: str, extra: str) -> InvalidInputError:
+    return InvalidInputError(f"the Python driver {package} is not installed: pip install 'bide[{extra}]'")

@@ -1,0 +1,296 @@
+"""A timeout manager for an NServiceBus endpoint and its legacy senders."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from bide.amqp.url import BrokerUrl
+from bide.client.client import Client, connect
+from bide.client.consumer import Consumer
+from bide.client.message import Message
+from bide.delay.nservicebus import format_timestamp
+from bide.delay.protocol import HEADER_SET_ASIDE, DelayInfrastructure, QueueTarget
+from bide.delay.waiting import native_time
+from bide.errors import BideError, InvalidInputError, TargetNotFoundError, UnroutableError
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
+from bide.messages.prepared import PreparedMessage, new_message_id
+from bide.runtime.logs import logger
+from bide.timeouts.database import Database
+from bide.timeouts.due_rows import DueRows
+from bide.timeouts.messages import DELIVER_AT, timeout_message
+from bide.timeouts.tables import StoredTimeout, TimeoutTable, check_transactions, choose_tables, find_tables
+from bide.timeouts.worker_thread import WorkerThread
+from bide.topology import Queue, Topology
+
+log = logger(__name__)
+
+BATCH: Final = 100
+"""Rows that are locked at a time. A kill can repeat these."""
+
+_EXPIRE: Final = "NServiceBus.Timeout.Expire"
+_ROUTE_TO: Final = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
+_CLEAR: Final = "NServiceBus.ClearTimeouts"
+_SAGA: Final = "NServiceBus.SagaId"
+
+_RETRY_LEFT: Final = 60.0
+"""Seconds after which rows that could not be sent are tried again."""
+
+_MAX_REASON: Final = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class Dispatched:
+    """The counts of a dispatcher.
+
+    Attributes:
+        sent: stored timeouts that were sent.
+        delayed: timeouts from the queue that the delay infrastructure, or their target, has confirmed.
+        cleared: requests to delete the timeouts of a saga.
+        set_aside: messages of the queue that cannot be sent.
+        left: attempts to send a stored timeout that failed; it is still stored.
+    """
+
+    sent: int = 0
+    delayed: int = 0
+    cleared: int = 0
+    set_aside: int = 0
+    left: int = 0
+
+
+class TimeoutDispatcher:
+    """Does the work of an endpoint's timeout manager, until it is stopped.
+
+    It sends the timeouts of the endpoint's table when they are due. It receives what legacy senders publish to the
+    queue ``<endpoint>.Timeouts``, and publishes it with its delay, without storing it. Several processes can do this
+    for one endpoint.
+
+    A row is deleted, and a message acknowledged, after the confirm of its message. A kill in between repeats at most
+    100 of each.
+
+    Args:
+        database_url: see :class:`bide.timeouts.TimeoutMigration`.
+        url: the URL of the broker.
+        infrastructure: the delay infrastructure; it is declared if it is missing.
+        endpoint: the name of the endpoint, with its dots.
+        poll: how often to look for due timeouts.
+
+    Attributes:
+        done: the counts so far.
+        set_aside: the queue for messages that cannot be sent, with the reason in the header ``bide-set-aside``.
+    """
+
+    def __init__(
+        self,
+        database_url: str,
+        url: str | BrokerUrl,
+        infrastructure: DelayInfrastructure,
+        endpoint: str,
+        *,
+        poll: timedelta = timedelta(seconds=1),
+    ) -> None:
+        self.done = Dispatched()
+        self.queue = f"{endpoint}.Timeouts"
+        self.set_aside = f"bide.set-aside.{self.queue}"
+        self._database_url = database_url
+        self._url = url
+        self._infrastructure = infrastructure
+        self._endpoint = endpoint
+        self._poll = poll.total_seconds()
+        self._stopping = asyncio.Event()
+        self._consumer: Consumer | None = None
+        self._checker = MessageChecker()
+        self._left = set[Any]()
+        self._failure: BaseException | None = None
+        self._declaring_aside = asyncio.Lock()
+
+    def stop(self) -> None:
+        """Take nothing more, and end when what was taken is finished."""
+        self._stopping.set()
+        if self._consumer is not None:
+            self._consumer.stop()
+
+    async def run(self) -> Dispatched:
+        """Dispatch until :meth:`stop`.
+
+        Raises:
+            InvalidInputError: a URL cannot be read, or the driver is not installed.
+            TimeoutStoreError: the database cannot be reached, refuses, or has no table of the endpoint.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        async with (
+            WorkerThread() as thread,
+            connect(self._url, infrastructure=self._infrastructure) as client,
+        ):
+            database = await thread.run(Database, self._database_url)
+            try:
+                (table, *_) = await thread.run(lambda: choose_tables(find_tables(database), [self._endpoint]))
+                await thread.run(check_transactions, database, table)
+                work = [asyncio.create_task(self._send_due(client, thread, DueRows(database, table)))]
+                if await client.exists(self.queue):
+                    work.append(asyncio.create_task(self._receive(client, table)))
+                try:
+                    await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+                finally:
+                    self.stop()
+                    ends = await asyncio.gather(*work, return_exceptions=True)
+                for end in ends:
+                    if isinstance(end, BaseException):
+                        raise end
+            finally:
+                await thread.run(database.close)
+        return self.done
+
+    # -- stored timeouts
+
+    async def _send_due(self, client: Client, thread: WorkerThread, rows: DueRows) -> None:
+        try_again = time.monotonic() + _RETRY_LEFT
+        while not self._stopping.is_set():
+            if time.monotonic() > try_again:
+                self._left.clear()
+                try_again = time.monotonic() + _RETRY_LEFT
+            locked = await thread.run(rows.lock, BATCH, without=frozenset(self._left))
+            if locked:
+                sent: list[Any] = []
+                try:
+                    await self._send(client, locked, sent)
+                finally:
+                    # Also after an error: what was confirmed is deleted.
+                    await thread.run(rows.delete, sent)
+                    self.done.sent += len(sent)
+            if len(locked) < BATCH:
+                try:
+                    await asyncio.wait_for(self._stopping.wait(), self._poll)
+                except TimeoutError:
+                    pass
+
+    async def _send(self, client: Client, locked: list[StoredTimeout], sent: list[Any]) -> None:
+        messages: list[OutgoingMessage] = []
+        ids: list[Any] = []
+        now, max_delay = datetime.now(UTC), self._infrastructure.max_delay
+        for row in locked:
+            try:
+                messages.append(timeout_message(row, now=now, max_delay=max_delay))
+                ids.append(row.id)
+            except InvalidInputError as error:
+                self._leave(row.id, error)
+        async for result in client.publish_many(messages):
+            identity = ids[result.position]
+            if result.error is None:
+                sent.append(identity)
+            else:
+                self._leave(identity, result.error)
+
+    def _leave(self, identity: Any, error: BideError) -> None:
+        log.warning("the timeout %s of %s is left in its table: %s", identity, self._endpoint, error)
+        self._left.add(identity)
+        self.done.left += 1
+
+    # -- messages of legacy senders
+
+    async def _receive(self, client: Client, table: TimeoutTable) -> None:
+        async with client.consume(self.queue, prefetch=BATCH) as messages:
+            self._consumer = messages
+            if self._stopping.is_set():
+                return
+            tasks = set[asyncio.Task[None]]()
+            try:
+                async for message in messages:
+                    task = asyncio.create_task(self._accept(client, table, message))
+                    tasks.add(task)
+                    task.add_done_callback(lambda done: self._on_accepted(tasks, done))
+            finally:
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
+            for end in ends:
+                if isinstance(end, BaseException):
+                    raise end
+            if self._failure is not None:
+                raise self._failure
+
+    def _on_accepted(self, tasks: set[asyncio.Task[None]], done: asyncio.Task[None]) -> None:
+        tasks.discard(done)
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._failure = self._failure or error
+            self.stop()
+
+    async def _accept(self, client: Client, table: TimeoutTable, message: Message) -> None:
+        headers = message.headers
+        try:
+            if str(headers.get(_CLEAR, "")).lower() == "true":
+                await asyncio.to_thread(self._clear, table, _saga_of(headers))
+                self.done.cleared += 1
+            else:
+                await client.forward(self._checker.check(_delayed(message)))
+                self.done.delayed += 1
+        except (InvalidInputError, TargetNotFoundError, UnroutableError) as error:
+            await self._put_aside(client, message, str(error))
+        await message.ack()
+
+    def _clear(self, table: TimeoutTable, saga: str) -> None:
+        # Another connection, because a transaction of the first one may be open.
+        with Database(self._database_url) as database:
+            DueRows(database, table).clear_saga(saga)
+
+    async def _put_aside(self, client: Client, message: Message, reason: str) -> None:
+        log.warning("a message of %s is set aside in %s: %s", self.queue, self.set_aside, reason)
+        async with self._declaring_aside:
+            await client.declare(Topology(queues=[Queue.quorum(self.set_aside, {"x-overflow": "reject-publish"})]))
+        message_id = message.message_id or new_message_id()
+        copy = PreparedMessage(
+            target=QueueTarget(self.set_aside),
+            body=message.body,
+            message_id=message_id,
+            values={
+                "message_id": message_id,
+                "headers": {**message.headers, HEADER_SET_ASIDE: reason[:_MAX_REASON]},
+                "delivery_mode": 2,
+            },
+            is_copy=True,
+        )
+        await client.forward(copy)
+        self.done.set_aside += 1
+
+
+def _delayed(message: Message) -> OutgoingMessage:
+    """The timeout in a message of a legacy sender.
+
+    Raises:
+        InvalidInputError: the headers do not name a target and a due time.
+    """
+    headers = dict(message.headers)
+    destination = headers.pop(_ROUTE_TO, None)
+    if not isinstance(destination, str) or not destination:
+        raise InvalidInputError(f"the message has no header {_ROUTE_TO}")
+    due = native_time(_EXPIRE, headers.pop(_EXPIRE, None))
+    headers.setdefault(DELIVER_AT, format_timestamp(due))
+    return OutgoingMessage(
+        message.body,
+        to=destination,
+        deliver_at=due,
+        headers=headers,
+        message_id=message.message_id,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        type=message.type,
+    )
+
+
+def _saga_of(headers: Mapping[str, Any]) -> str:
+    """The saga whose timeouts are to be deleted.
+
+    Raises:
+        InvalidInputError: the header is missing, or is not an id.
+    """
+    saga = headers.get(_SAGA)
+    try:
+        return str(UUID(saga))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InvalidInputError(f"the header {_SAGA} is {saga!r}: it must be the id of a saga") from error

@@ -1,0 +1,66 @@
+"""The rows of a table of timeouts that are due, locked while they are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bide.timeouts.database import Database
+from bide.timeouts.dialects import Cursor
+from bide.timeouts.tables import EARLIEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
+
+_SAGA: Final = "SagaId"
+
+
+class DueRows:
+    """The due rows of one table. Other processes skip the rows that this one has locked.
+
+    Args:
+        database: the connection, used for nothing else meanwhile.
+        table: the table.
+    """
+
+    def __init__(self, database: Database, table: TimeoutTable) -> None:
+        self._database = database
+        quote = database.dialect.quote
+        self._name, self._read = database.table(table.name), table.selection(quote)
+        self._id, self._time, self._saga = quote(table.id), quote(table.time), quote(_SAGA)
+        self._transaction: ExitStack | None = None
+        self._cursor: Cursor | None = None
+
+    def lock(self, size: int, *, without: Collection[Any]) -> list[StoredTimeout]:
+        """Lock the next due rows in a transaction, which :meth:`delete` ends.
+
+        Args:
+            size: the maximum number of rows.
+            without: ids of rows to leave out.
+        """
+        with ExitStack() as stack:
+            cursor = stack.enter_context(self._database.transaction())
+            cursor.execute(
+                f"SELECT {self._read} FROM {self._name} WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
+                f"ORDER BY {self._time} LIMIT {size + len(without)} FOR UPDATE SKIP LOCKED",
+                (database_time(EARLIEST), database_time(datetime.now(UTC))),
+            )
+            rows = [one for one in map(stored_timeout, cursor.fetchall()) if one.id not in without][:size]
+            if rows:
+                self._cursor, self._transaction = cursor, stack.pop_all()
+        return rows
+
+    def delete(self, ids: Collection[Any]) -> None:
+        """Delete sent rows, and release the others."""
+        cursor, transaction = self._cursor, self._transaction
+        assert cursor is not None
+        assert transaction is not None
+        self._cursor = self._transaction = None
+        with transaction:
+            for identity in ids:
+                # One by one: for many ids MariaDB may scan the table, wait for rows of other processes, and deadlock.
+                cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))  # noqa: S608
+
+    def clear_saga(self, saga: str) -> None:
+        """Delete the timeouts of a saga."""
+        with self._database.transaction() as cursor:
+            cursor.execute(f"DELETE FROM {self._name} WHERE {self._saga} = %s", (saga,))  # noqa: S608

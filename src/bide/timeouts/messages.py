@@ -1,0 +1,81 @@
+"""Messages made of stored timeouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from bide.delay.cascade_keys import HEADER_DELAY
+from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp
+from bide.durations import format_delay
+from bide.errors import InvalidInputError
+from bide.messages.outgoing import OutgoingMessage
+from bide.timeouts.tables import StoredTimeout
+
+DELIVER_AT: Final = "NServiceBus.DeliverAt"
+
+
+def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedelta) -> OutgoingMessage:
+    """The message of a stored timeout, as NServiceBus would send it.
+
+    It has the stored headers and body, and the properties that NServiceBus.RabbitMQ makes of the headers. Its id is
+    that of the header ``NServiceBus.MessageId``, or else that of the timeout, so that two copies have the same id.
+
+    Args:
+        timeout: the stored timeout.
+        now: the current time.
+        max_delay: the longest delay of the infrastructure.
+
+    Raises:
+        InvalidInputError: the destination, the headers or the body cannot be read, or the delay is too long.
+    """
+    if timeout.due - now > max_delay:
+        # Without the delay, so that all such timeouts have the same reason.
+        raise InvalidInputError(f"the delay is longer than the infrastructure can hold ({format_delay(max_delay)})")
+    destination, body = timeout.destination, timeout.state
+    if not isinstance(destination, str) or not destination:
+        raise InvalidInputError("the timeout has no destination")
+    if body is None:
+        body = b""
+    elif not isinstance(body, bytes | str):
+        raise InvalidInputError(f"the body is of type {type(body).__name__}: bytes or text is needed")
+    headers = _headers(timeout.headers)
+    # The delay's header belongs to the transport, which sets it anew.
+    headers.pop(HEADER_DELAY, None)
+    message_id = headers.setdefault(NATIVE_MESSAGE_ID, str(timeout.id))
+    headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
+    types = headers.get("NServiceBus.EnclosedMessageTypes")
+    return OutgoingMessage(
+        body,
+        to=destination,
+        deliver_at=timeout.due,
+        headers=headers,
+        message_id=message_id,
+        correlation_id=headers.get("NServiceBus.CorrelationId"),
+        reply_to=headers.get("NServiceBus.ReplyToAddress"),
+        content_type=headers.get("NServiceBus.ContentType"),
+        type=types.partition(",")[0] if types else None,
+    )
+
+
+def _headers(stored: Any) -> dict[str, Any]:
+    """The headers of a stored timeout: a JSON object of text.
+
+    Raises:
+        InvalidInputError: they are anything else.
+    """
+    if stored is None or stored == "":
+        return {}
+    if not isinstance(stored, Mapping):
+        try:
+            stored = json.loads(stored)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidInputError("the headers are not JSON") from error
+    if not isinstance(stored, Mapping):
+        raise InvalidInputError("the headers are JSON, but not an object")
+    for name, value in stored.items():
+        if not isinstance(value, str | None):
+            raise InvalidInputError(f"the header {name!r} is of type {type(value).__name__} and not text")
+    return {name: value for name, value in stored.items() if value is not None}

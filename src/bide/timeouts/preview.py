@@ -1,0 +1,180 @@
+"""Preview of a migration of timeouts: what would move, and what would fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from bide.admin.apply import exists
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.client.encoding import Encoder
+from bide.delay.protocol import DelayInfrastructure, QueueTarget
+from bide.errors import BideError, InvalidInputError
+from bide.messages.checker import MessageChecker
+from bide.timeouts.database import Database
+from bide.timeouts.messages import timeout_message
+from bide.timeouts.tables import (
+    EARLIEST,
+    LATEST,
+    TimeoutTable,
+    check_table,
+    choose_tables,
+    database_time,
+    find_tables,
+    stored_timeout,
+)
+from bide.timeouts.worker_thread import WorkerThread
+from bide.topology import Exchange, Queue, Topology
+
+UNREADABLE_TIME: Final = "the due time is missing, or outside the years 1 to 9999"
+
+
+@dataclass(slots=True, kw_only=True)
+class EndpointPreview:
+    """The timeouts of one endpoint.
+
+    Attributes:
+        endpoint: its name, as in the name of its table.
+        table: the name of its table.
+        count: the number of its timeouts from the cutoff on.
+        past: those of them that are due already.
+        shortest, longest: the earliest and the latest due time; None without timeouts.
+        destinations: the number of timeouts by destination.
+        problems: the number of timeouts that cannot be moved, by reason.
+    """
+
+    endpoint: str
+    table: str
+    count: int = 0
+    past: int = 0
+    shortest: datetime | None = None
+    longest: datetime | None = None
+    destinations: Counter[str] = field(default_factory=Counter)
+    problems: Counter[str] = field(default_factory=Counter)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The preview as JSON."""
+        return {
+            "endpoint": self.endpoint,
+            "table": self.table,
+            "timeouts": self.count,
+            "past": self.past,
+            "shortest": self.shortest,
+            "longest": self.longest,
+            "destinations": dict(self.destinations),
+            "problems": dict(self.problems),
+        }
+
+
+async def preview_timeouts(
+    database_url: str,
+    url: str | BrokerUrl,
+    infrastructure: DelayInfrastructure,
+    *,
+    endpoints: Iterable[str] = (),
+    table: TimeoutTable | None = None,
+    cutoff: datetime | None = None,
+) -> list[EndpointPreview]:
+    """Read the timeouts, and check each of them as the migration would. Nothing is changed.
+
+    Args:
+        database_url: see :class:`bide.timeouts.TimeoutMigration`.
+        url: the URL of the broker.
+        infrastructure: the delay infrastructure that the timeouts would move to.
+        endpoints: the names of endpoints; all endpoints by default.
+        table: any other table, instead of those of endpoints.
+        cutoff: leave out timeouts that are due before this time.
+
+    Raises:
+        InvalidInputError: a URL cannot be read, or the driver is not installed.
+        TimeoutStoreError: the database cannot be reached, refuses, or has no table of an endpoint.
+        BrokerError: the broker cannot be reached.
+    """
+    connection = await Connection.open(url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url))
+    try:
+        checked = infrastructure.for_release(connection.release)
+        async with WorkerThread() as thread:
+            found = await thread.run(_read, database_url, checked, list(endpoints), table, cutoff or EARLIEST)
+        missing: dict[str, str] = {}
+        for destination in {name for one in found for name in one.destinations}:
+            if (problem := await _destination_problem(connection, checked, destination)) is not None:
+                missing[destination] = problem
+    finally:
+        await connection.close()
+    for one in found:
+        for destination, count in one.destinations.items():
+            if destination in missing:
+                one.problems[missing[destination]] += count
+    return found
+
+
+async def _destination_problem(
+    connection: Connection, infrastructure: DelayInfrastructure, destination: str
+) -> str | None:
+    try:
+        bound = infrastructure.route(timedelta(0), QueueTarget(destination)).requires.bindings
+        needed = [
+            Topology(queues=[Queue(destination)]),
+            Topology([Exchange(one.destination) for one in bound if one.destination_type == "exchange"]),
+        ]
+        for topology, what in zip(needed, ("queue", "exchange"), strict=True):
+            if not await exists(connection, topology):
+                return f"the {what} {destination!r} does not exist on the virtual host {connection.url.vhost!r}"
+    except InvalidInputError as error:
+        return str(error)
+    return None
+
+
+def _read(
+    database_url: str,
+    infrastructure: DelayInfrastructure,
+    endpoints: list[str],
+    table: TimeoutTable | None,
+    cutoff: datetime,
+) -> list[EndpointPreview]:
+    with Database(database_url) as database:
+        if table is not None:
+            check_table(database, table)
+        tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
+        return [_read_table(database, one, infrastructure, cutoff) for one in tables]
+
+
+def _read_table(
+    database: Database, table: TimeoutTable, infrastructure: DelayInfrastructure, cutoff: datetime
+) -> EndpointPreview:
+    one = EndpointPreview(endpoint=table.endpoint, table=table.name)
+    quote = database.dialect.quote
+    time, source = quote(table.time), database.table(table.name)
+    bounds = (database_time(cutoff), database_time(LATEST))
+    unreadable = database.query(
+        f"SELECT COUNT(*) FROM {source} WHERE {time} IS NULL OR {time} < %s OR {time} > %s",  # noqa: S608
+        (database_time(EARLIEST), database_time(LATEST)),
+    )
+    if unreadable[0][0]:
+        one.problems[UNREADABLE_TIME] += int(unreadable[0][0])
+    headers_column = "NULL" if table.headers is None else quote(table.headers)
+    columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}"
+    checker, encoder = MessageChecker(), Encoder(infrastructure, frame_max=131_072)
+    for identity, destination, headers, due in database.stream(
+        f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s",  # noqa: S608
+        bounds,
+    ):
+        # The bodies are not read: any body can be sent.
+        timeout = stored_timeout((identity, destination, headers, b"", due))
+        now = datetime.now(UTC)
+        one.count += 1
+        one.past += timeout.due <= now
+        one.shortest = min(one.shortest or timeout.due, timeout.due)
+        one.longest = max(one.longest or timeout.due, timeout.due)
+        try:
+            message = checker.check(timeout_message(timeout, now=now, max_delay=infrastructure.max_delay))
+            one.destinations[destination] += 1
+            if timeout.due > now:
+                encoder.encode(message, now, channel=1, mandatory=True)
+        except BideError as error:
+            one.problems[str(error)] += 1
+    return one

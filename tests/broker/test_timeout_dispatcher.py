@@ -1,0 +1,105 @@
+"""The timeout manager of an endpoint, on real databases and a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+import bide
+from bide.delay.nservicebus import format_timestamp
+from bide.timeouts import TimeoutDispatcher
+from bide.topology import Queue, Topology
+from tests.broker.receiving import eventually, receive
+from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.stored_timeouts import Store, endpoints, later
+from tests.support import Vhost
+
+INFRASTRUCTURE = bide.NServiceBus(routing="direct")
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mysql"])
+def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
+    """A private database server."""
+    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: DatabaseServer) -> Store:
+    """A database with the timeouts of one endpoint."""
+    store = Store(server, server.new_database())
+    store.create("Dispatched")
+    return store
+
+
+async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(vhost: Vhost, store: Store) -> None:
+    name = "Dispatched"
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        await client.declare(Topology(queues=[Queue(f"{name}.Timeouts")]))
+        store.add(name, (name, later(minutes=-5), {"a": "b"}, b"overdue"))
+        due = later(seconds=8)
+        store.add(name, (name, due, {}, b"stored"))
+        (future,) = store.add(name, (name, later(hours=1), {}, b"future"))
+        (odd,) = store.add(name, ("Gone", later(minutes=-5), {}, b"x"))
+        saga = str(uuid.uuid4())
+        (of_saga,) = store.add(name, (name, later(hours=1), {}, b"of a saga"))
+        store.server.execute(
+            store.url,
+            store.statement(f'UPDATE "DispatchedTimeoutData" SET "SagaId" = \'{saga}\' WHERE "Id" = \'{of_saga}\''),
+        )
+        headers = {
+            "NServiceBus.Timeout.Expire": format_timestamp(due),
+            "NServiceBus.Timeout.RouteExpiredTimeoutTo": name,
+            "NServiceBus.MessageId": "legacy",
+        }
+        await client.publish(b"legacy", to=f"{name}.Timeouts", headers=headers, message_id="legacy")
+        await client.publish(b"no headers", to=f"{name}.Timeouts")
+        clear = {"NServiceBus.ClearTimeouts": "True", "NServiceBus.SagaId": saga}
+        await client.publish(b"", to=f"{name}.Timeouts", headers=clear)
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name)
+        running = asyncio.create_task(dispatcher.run())
+        found = {one.body: one for one in await receive(client, name, 3)}
+        assert set(found) == {b"overdue", b"stored", b"legacy"}
+        assert found[b"overdue"].headers["a"] == "b"
+        assert found[b"stored"].received_at >= due
+        assert found[b"legacy"].received_at >= due
+        assert found[b"legacy"].message_id == "legacy"
+        assert not [one for one in found[b"legacy"].headers if one.startswith("NServiceBus.Timeout.")]
+
+        async def is_done() -> bool:
+            return store.stored(name) == {future, odd} and bool(dispatcher.done.set_aside)
+
+        await eventually(is_done)
+        dispatcher.stop()
+        done = await running
+        assert (done.sent, done.delayed, done.cleared, done.set_aside, done.left) == (2, 1, 1, 1, 1)
+        (aside,) = await receive(client, dispatcher.set_aside, 1)
+        assert aside.body == b"no headers"
+
+
+async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: Vhost, store: Store) -> None:
+    number, name = 3000, "Dispatched"
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        store.add(name, *[(name, later(minutes=-5), {}, f"{place}".encode()) for place in range(number)])
+        dispatchers = [
+            TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, poll=timedelta(seconds=0.1)) for _ in range(3)
+        ]
+        running = [asyncio.create_task(one.run()) for one in dispatchers]
+        counts = Counter(one.body for one in await receive(client, name, number))
+
+        async def is_empty() -> bool:
+            return not store.stored(name)
+
+        await eventually(is_empty)
+        for one in dispatchers:
+            one.stop()
+        done = await asyncio.gather(*running)
+        assert len(counts) == number
+        assert sum(one.sent for one in done) == number
+        assert min(one.sent for one in done) > 0
+        assert await client.exists(name)

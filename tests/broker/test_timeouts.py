@@ -1,0 +1,249 @@
+"""Stored timeouts of NServiceBus in real databases, moved to a real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import pytest
+
+import bide
+from bide.delay.protocol import DelayInfrastructure
+from bide.errors import TimeoutStoreError
+from bide.timeouts import TimeoutDispatcher, TimeoutMigration, abort_run, list_runs, preview_timeouts
+from bide.timeouts.claims import Batch
+from bide.timeouts.database import Database
+from bide.timeouts.runs import Runs
+from bide.timeouts.tables import find_tables
+from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.receiving import receive
+from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.stored_timeouts import Store, endpoints, later
+from tests.support import Vhost
+
+INFRASTRUCTURES: dict[str, DelayInfrastructure] = {
+    "v2": bide.NServiceBus(),
+    "v2-direct": bide.NServiceBus(routing="direct"),
+    "v1": bide.NServiceBus(version=1),
+    "v1-direct": bide.NServiceBus(version=1, routing="direct"),
+    "clock": SMALL_CLOCK,
+}
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mysql"])
+def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
+    """A private database server."""
+    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
+        yield running
+
+
+@pytest.fixture
+def store(server: DatabaseServer) -> Store:
+    """An empty database."""
+    return Store(server, server.new_database())
+
+
+@pytest.mark.parametrize("layout", INFRASTRUCTURES)
+async def test_timeouts_arrive_at_their_due_time_as_they_were_stored(vhost: Vhost, store: Store, layout: str) -> None:
+    infrastructure = INFRASTRUCTURES[layout]
+    headers = {
+        "NServiceBus.MessageId": "m-1",
+        "NServiceBus.CorrelationId": "c-1",
+        "NServiceBus.ContentType": "application/json",
+        "NServiceBus.EnclosedMessageTypes": "Shop.BuyersRemorseIsOver, Shop",
+        "NServiceBus.SagaId": str(uuid.uuid4()),
+        "grüße": "aus Köln ✓",
+    }
+    store.create("Sales_Orders")
+    async with endpoints(vhost, infrastructure, "Sales.Orders", "Billing") as client:
+        due = later(seconds=10)
+        (other,) = store.add("Sales_Orders", ("Billing", due, {}, None))
+        store.add("Sales_Orders", ("Sales.Orders", due, headers, b"\x00\xff body"))
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure, endpoints=["Sales.Orders"]).run()
+        assert (done.sent, done.left, done.past, done.repeated) == ({"Sales_Orders": 2}, {}, 0, 0)
+        assert done.is_finished
+        assert store.stored("Sales_Orders") == set()
+        (message,) = await receive(client, "Sales.Orders", 1)
+        assert due <= message.received_at < due + timedelta(seconds=20)
+        assert message.body == b"\x00\xff body"
+        assert {name: message.headers.get(name) for name in headers} == headers
+        assert (message.message_id, message.correlation_id) == ("m-1", "c-1")
+        assert (message.content_type, message.type) == ("application/json", "Shop.BuyersRemorseIsOver")
+        (message,) = await receive(client, "Billing", 1)
+        assert due <= message.received_at
+        assert (message.body, message.message_id) == (b"", other)
+        assert message.headers["NServiceBus.MessageId"] == other
+
+
+async def test_what_cannot_be_sent_is_left_and_named(vhost: Vhost, store: Store) -> None:
+    infrastructure = bide.NServiceBus()
+    store.create("Sales")
+    due = later(hours=1)
+    is_postgresql = store.server.scheme == "postgresql"
+    async with endpoints(vhost, infrastructure, "Sales"):
+        store.add("Sales", *[("Sales", due, {"n": str(number)}, b"x") for number in range(30)])
+        odd = store.add(
+            "Sales",
+            ("Gone", due, {}, b"x"),
+            ("Sales", due, '["not", "an object"]', b"x"),
+            ("Sales", due, '{"n": 7}', b"x"),
+            ("Sales", due, {"huge": "x" * 200_000}, b"x"),
+            ("Sales", due, {"bide-due": "1"}, b"x"),
+            ("Sales", later(days=3200), {}, b"x"),
+            (None, due, {}, b"x"),
+            *([("Sales", due, "no JSON", b"x")] if is_postgresql else []),
+        )
+        (preview,) = await preview_timeouts(store.url, vhost.url, infrastructure)
+        assert (preview.endpoint, preview.count, preview.past) == ("Sales", 30 + len(odd), 0)
+        assert preview.problems.total() == len(odd)
+        migration = TimeoutMigration(store.url, vhost.url, infrastructure)
+        done = await migration.run()
+        assert done.sent == {"Sales": 30}
+        assert done.left.total() == len(odd)
+        assert done.is_finished
+        assert store.stored("Sales") == set(odd)
+        reasons = " ".join(done.left)
+        for part in ("'Gone'", "but not an object", "'n' is of type int", "3106 d", "bide-due", "no destination"):
+            assert part in reasons
+            assert part in " ".join(preview.problems)
+        (status,) = list_runs(store.url)
+        assert status.status == "completed"
+        assert status.endpoints[0].left == done.left
+        # The next run finds them again.
+        assert (await TimeoutMigration(store.url, vhost.url, infrastructure).run()).left == done.left
+
+
+async def test_past_due_timeouts_are_sent_only_if_asked_for(vhost: Vhost, store: Store) -> None:
+    infrastructure = bide.NServiceBus()
+    store.create("Sales")
+    async with endpoints(vhost, infrastructure, "Sales") as client:
+        past = store.add("Sales", ("Sales", later(days=-400), {}, b"old"))
+        store.add("Sales", ("Sales", later(hours=1), {}, b"new"))
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure).run()
+        assert (done.sent, done.past, done.left) == ({"Sales": 1}, 1, {})
+        assert store.stored("Sales") == set(past)
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure, past="send").run()
+        assert (done.sent, done.past, done.left) == ({"Sales": 1}, 0, {})
+        (message,) = await receive(client, "Sales", 1)
+        assert message.body == b"old"
+
+
+async def test_the_cutoff_is_a_point_in_time(vhost: Vhost, store: Store) -> None:
+    infrastructure = bide.NServiceBus()
+    store.create("Sales")
+    async with endpoints(vhost, infrastructure, "Sales"):
+        due = later(hours=5)
+        (before,) = store.add("Sales", ("Sales", due - timedelta(seconds=1), {}, b"x"))
+        store.add("Sales", ("Sales", due, {}, b"x"))
+        zoned = datetime.fromisoformat(due.isoformat()).astimezone()
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure, cutoff=zoned).run()
+        assert done.sent == {"Sales": 1}
+        assert store.stored("Sales") == {before}
+
+
+async def test_an_interrupted_run_continues_only_with_the_same_parameters(vhost: Vhost, store: Store) -> None:
+    infrastructure = bide.NServiceBus()
+    store.create("Sales")
+    cutoff = later(hours=1)
+    async with endpoints(vhost, infrastructure, "Sales"):
+        store.add("Sales", *[("Sales", later(hours=2), {}, b"x") for _ in range(10)])
+        migration = TimeoutMigration(store.url, vhost.url, infrastructure, cutoff=cutoff)
+        migration.stop()
+        done = await migration.run()
+        assert (done.sent.total(), done.is_finished) == (0, False)
+        other = TimeoutMigration(store.url, vhost.url, infrastructure, cutoff=cutoff + timedelta(days=1))
+        with pytest.raises(TimeoutStoreError, match="cutoff is"):
+            await other.run()
+        again = await TimeoutMigration(store.url, vhost.url, infrastructure, cutoff=cutoff).run()
+        assert (again.run, again.sent, again.is_finished) == (done.run, {"Sales": 10}, True)
+        with pytest.raises(TimeoutStoreError, match="no unfinished run"):
+            abort_run(store.url)
+
+
+def claim(store: Store, number: int) -> Batch:
+    """Claim rows as a process does that is killed before it sends them."""
+    with Database(store.url) as database:
+        runs = Runs(database)
+        runs.lock()
+        _, (table,) = runs.begin({}, find_tables(database))
+        table.open()
+        batch = table.claim(later(hours=0), number)
+        assert batch is not None
+        return batch
+
+
+async def test_an_abort_restores_what_was_claimed(vhost: Vhost, store: Store) -> None:
+    store.create("Sales")
+    ids = set(store.add("Sales", *[("Sales", later(hours=2), {"n": str(n)}, b"x") for n in range(10)]))
+    before = sorted(store.server.execute(store.url, select_all(store)))
+    claimed = {str(row.id) for row in claim(store, 4).rows}
+    assert store.stored("Sales") == ids - claimed
+    run = abort_run(store.url)
+    assert (run.status, run.endpoints[0].repeated, run.endpoints[0].claimed) == ("aborted", 4, 0)
+    assert sorted(store.server.execute(store.url, select_all(store))) == before
+
+
+def select_all(store: Store) -> str:
+    return (
+        'SELECT * FROM "SalesTimeoutData"' if store.server.scheme == "postgresql" else "SELECT * FROM SalesTimeoutData"
+    )
+
+
+async def test_claimed_rows_of_a_killed_process_are_sent_and_counted(vhost: Vhost, store: Store) -> None:
+    infrastructure = bide.NServiceBus()
+    store.create("Sales")
+    async with endpoints(vhost, infrastructure, "Sales"):
+        store.add("Sales", *[("Sales", later(hours=2), {}, b"x") for _ in range(10)])
+        migration = TimeoutMigration(store.url, vhost.url, infrastructure)
+        migration.stop()
+        await migration.run()
+        with Database(store.url) as database:
+            run = Runs(database).unfinished()
+            assert run is not None
+            (table,) = run[1]
+            table.open()
+            assert table.claim(later(), 4) is not None
+        (unfinished,) = list_runs(store.url)
+        assert (unfinished.status, unfinished.endpoints[0].claimed) == ("running", 4)
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure).run()
+        assert (done.sent, done.repeated) == ({"Sales": 10}, 4)
+        (finished,) = list_runs(store.url)
+        assert (finished.endpoints[0].sent, finished.endpoints[0].repeated) == (10, 4)
+
+
+async def test_a_second_process_is_refused(vhost: Vhost, store: Store) -> None:
+    store.create("Sales")
+    with Database(store.url) as database:
+        Runs(database).lock()
+        with pytest.raises(TimeoutStoreError, match="another process"):
+            await TimeoutMigration(store.url, vhost.url, bide.NServiceBus()).run()
+
+
+async def test_timeouts_stored_during_the_run_are_moved_too(
+    vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infrastructure = bide.NServiceBus()
+    store.create("Sales")
+    async with endpoints(vhost, infrastructure, "Sales"):
+        store.add("Sales", *[("Sales", later(hours=2), {}, b"x") for _ in range(1500)])
+        added: list[str] = []
+
+        def add_earlier(_: int, __: int) -> None:
+            if not added:
+                added.extend(store.add("Sales", ("Sales", later(hours=1), {}, b"x")))
+
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure, progress=add_earlier).run()
+        assert done.sent == {"Sales": 1501}
+        assert store.stored("Sales") == set()
+
+
+async def test_a_table_without_transactions_is_refused(vhost: Vhost) -> None:
+    with mariadb_server() as server:
+        store = Store(server, server.new_database())
+        store.create("Sales")
+        server.execute(store.url, "ALTER TABLE SalesTimeoutData ENGINE=MyISAM")
+        with pytest.raises(TimeoutStoreError, match="ENGINE=InnoDB"):
+            await TimeoutMigration(store.url, vhost.url, bide.NServiceBus()).run()
+        with pytest.raises(TimeoutStoreError, match="ENGINE=InnoDB"):
+            await TimeoutDispatcher(store.url, vhost.url, bide.NServiceBus(), "Sales").run()

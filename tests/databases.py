@@ -1,0 +1,169 @@
+"""Private database servers for tests: on loopback, with data in a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+
+from tests.timeouts import TIMEOUT
+
+_numbers = count(1)
+
+
+@dataclass
+class DatabaseServer:
+    """A running server.
+
+    Attributes:
+        scheme: the scheme of its URLs.
+        admin: a URL of a user who may create databases.
+    """
+
+    scheme: str
+    admin: str
+    connect: Callable[[str], Any] = field(repr=False)
+
+    def new_database(self) -> str:
+        """Create an empty database, and return its URL."""
+        name = f"test_{os.getpid()}_{next(_numbers)}"
+        self.execute(self.admin, f"CREATE DATABASE {name}")
+        return f"{self.admin.rpartition('/')[0]}/{name}"
+
+    def execute(self, url: str, statement: str, rows: list[tuple[Any, ...]] | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement, once for each row of values if there are any, and return the result."""
+        connection = self.connect(url)
+        try:
+            cursor = connection.cursor()
+            if rows is None:
+                cursor.execute(statement)
+                found = list(cursor.fetchall()) if cursor.description else []
+            else:
+                cursor.executemany(statement, rows)
+                found = []
+            connection.commit()
+            return found
+        finally:
+            connection.close()
+
+
+@contextmanager
+def postgresql_server() -> Iterator[DatabaseServer]:
+    """A private PostgreSQL.
+
+    It refuses to run as root, so root starts it as the user of its package.
+    """
+    homes = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda one: float(one.parent.name))
+    found = shutil.which("postgres")
+    assert homes or found, "PostgreSQL is not installed: run scripts/install-postgresql.sh"
+    binaries = homes[-1] if homes else Path(str(found)).parent
+    port = _free_port()
+    with _folder("postgres") as (folder, user):
+        data = folder / "data"
+        setup = [binaries / "initdb", "-D", data, "-U", "bide", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        _run(setup, user)
+        options = ["-c", "listen_addresses=127.0.0.1", "-c", f"port={port}", "-c", "fsync=off"]
+        server = [binaries / "postgres", "-D", data, *options, "-c", f"unix_socket_directories={folder}"]
+        url = f"postgresql://bide@127.0.0.1:{port}/postgres"
+        # Without autocommit, CREATE DATABASE fails.
+        connect: Callable[[str], Any] = lambda url: psycopg.connect(url, autocommit=True)  # noqa: E731
+        with _running(server, user, folder / "log", lambda: connect(url).close(), signal.SIGINT):
+            yield DatabaseServer("postgresql", url, connect)
+
+
+@contextmanager
+def mariadb_server() -> Iterator[DatabaseServer]:
+    """A private MariaDB."""
+    server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+    install = shutil.which("mariadb-install-db")
+    assert None not in (server, install), "MariaDB is not installed: run scripts/install-mariadb.sh"
+    port = _free_port()
+    with _folder("mysql") as (folder, user):
+        data = folder / "data"
+        _run([install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"], user)
+        options = ["--bind-address=127.0.0.1", f"--port={port}", f"--socket={folder}/socket", f"--datadir={data}"]
+        unsafe = ["--innodb-flush-log-at-trx-commit=0", "--skip-log-bin", "--max-allowed-packet=64M"]
+        url = f"mysql://root@127.0.0.1:{port}/mysql"
+
+        def connect(url: str) -> Any:
+            return pymysql.connect(host="127.0.0.1", port=port, user="root", database=url.rpartition("/")[2])
+
+        with _running(
+            [server, "--no-defaults", *options, *unsafe],
+            user,
+            folder / "log",
+            lambda: connect(url).close(),
+            signal.SIGTERM,
+        ):
+            yield DatabaseServer("mysql", url, connect)
+
+
+@contextmanager
+def _folder(user: str) -> Iterator[tuple[Path, str | None]]:
+    """A temporary folder, and the user who owns it; None for the present user."""
+    owner: str | None = None
+    if os.geteuid() == 0:
+        try:
+            pwd.getpwnam(user)
+            owner = user
+        except KeyError:
+            owner = "daemon"
+    folder = Path(tempfile.mkdtemp(prefix="bide-database-"))
+    try:
+        if owner is not None:
+            shutil.chown(folder, owner)
+        yield folder, owner
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _running(
+    command: list[Any], user: str | None, log: Path, check: Callable[[], None], end: signal.Signals
+) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen([str(one) for one in command], stdout=output, stderr=output, cwd="/", user=user)
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                check()
+                break
+            except (psycopg.Error, pymysql.MySQLError):
+                assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+                assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
+                time.sleep(0.1)
+        yield
+    finally:
+        process.send_signal(end)
+        try:
+            process.wait(TIMEOUT)
+        finally:
+            process.kill()
+
+
+def _run(command: list[Any], user: str | None) -> None:
+    done = subprocess.run(
+        [str(one) for one in command], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd="/", user=user
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
