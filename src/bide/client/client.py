@@ -232,6 +232,7 @@ class Client(ScheduleMethods):
         queue: str,
         *,
         prefetch: int = 100,
+        timeout: DelayLike | None = None,
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
     ) -> Consumer:
@@ -239,17 +240,23 @@ class Client(ScheduleMethods):
 
         Args:
             prefetch: the maximum number of unsettled messages, 1 to 65,535.
+            timeout: end the iteration when no message comes for this long; None waits without a limit.
             arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
             exclusive: refuse to share a classic queue with other consumers; quorum queues ignore this.
 
         Raises:
-            InvalidInputError: the name or prefetch is invalid. Errors of the broker are raised for the first message.
+            InvalidInputError: an argument is invalid. Errors of the broker are raised for the first message.
         """
         # Imported here, because a client that only publishes does not need it.
         from bide.client.consumer import Consumer
 
         consumer = Consumer(
-            self._consuming_connection, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive
+            self._consuming_connection,
+            queue,
+            prefetch=prefetch,
+            timeout=timeout,
+            arguments=arguments,
+            exclusive=exclusive,
         )
         self._consumers.add(consumer)
         return consumer

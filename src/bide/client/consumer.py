@@ -12,6 +12,7 @@ from bide.client.message import Message
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.subscription import Subscription, retire_with
 from bide.delay.protocol import check_name
+from bide.durations import DelayLike, parse_delay
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
 from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
@@ -36,6 +37,8 @@ class Consumer:
 
     Args:
         prefetch: the maximum number of unsettled messages, 1 to 65,535.
+        timeout: end the iteration when no message comes for this long; None waits without a limit. The consumer stays
+            open, and a new iteration continues.
         arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
         exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore this: declare them with
             ``x-single-active-consumer``.
@@ -47,6 +50,7 @@ class Consumer:
         queue: str,
         *,
         prefetch: int = 100,
+        timeout: DelayLike | None = None,
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
     ) -> None:
@@ -54,6 +58,7 @@ class Consumer:
         self.queue = queue
         self._reconnecting = reconnecting
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
+        self._timeout = None if timeout is None else parse_delay(timeout).total_seconds()
         self._arguments = arguments
         self._exclusive = exclusive
         self._subscription: Subscription | None = None
@@ -92,6 +97,21 @@ class Consumer:
         await self.close()
 
     async def __anext__(self) -> Message:
+        if self._timeout is None:
+            return await self._next()
+        if not self._was_subscribed:
+            # Otherwise a slow connection would look like an empty queue.
+            await self._ensure_subscribed()
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                return await self._next()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StopAsyncIteration from None
+
+    async def _next(self) -> Message:
         while True:
             subscription = await self._ensure_subscribed()
             if subscription is None:

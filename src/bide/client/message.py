@@ -42,11 +42,8 @@ KEPT_PROPERTIES: Final = (
 _EXPIRATION: Final = re.compile(r"[0-9]{1,13}")
 
 
-class Message:
-    """A received message as it was sent, without the changes of a delay infrastructure.
-
-    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. An unsettled message returns to its queue when the
-    consumer or its connection closes, or when nothing refers to message and consumer anymore.
+class ReceivedMessage:
+    """What :class:`Message` and :class:`bide.SyncMessage` have in common: everything except settling.
 
     Attributes:
         body: the body.
@@ -276,32 +273,11 @@ class Message:
             self._sent_message = replace(self._restored(), due=due, sent_at=self.sent_at)
         return self._sent_message
 
-    async def ack(self) -> None:
-        """Acknowledge the message: the queue deletes it.
-
-        Raises:
-            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
-            InvalidInputError: it was settled before.
-        """
+    async def _ack(self) -> None:
         await self._settle(lambda channel: channel.ack(self.raw.delivery_tag))
 
-    async def requeue(self) -> None:
-        """Return the message to the queue, which delivers it again. A quorum queue counts this for its delivery limit.
-
-        Raises:
-            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
-            InvalidInputError: it was settled before.
-        """
-        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=True))
-
-    async def reject(self) -> None:
-        """Reject the message: the queue dead-letters it, or drops it if it has no dead-letter exchange.
-
-        Raises:
-            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
-            InvalidInputError: it was settled before.
-        """
-        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=False))
+    async def _reject(self, *, requeue: bool) -> None:
+        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=requeue))
 
     async def _settle(self, how: Callable[[Channel], None]) -> None:
         # Drop the reference, so that settled messages that are kept do not keep the consumer's channel open.
@@ -321,6 +297,49 @@ class Message:
 
     def __repr__(self) -> str:
         return (
-            f"<Message {self.message_id!r} {len(self.body)} bytes, exchange {self.exchange!r}, "
+            f"<{type(self).__name__} {self.message_id!r} {len(self.body)} bytes, exchange {self.exchange!r}, "
             f"routing key {self.routing_key!r}>"
         )
+
+
+class Message(ReceivedMessage):
+    """A received message as it was sent, without the changes of a delay infrastructure.
+
+    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. An unsettled message returns to its queue when the
+    consumer or its connection closes, or when nothing refers to message and consumer anymore.
+
+    Attributes:
+        body: the body.
+        received_at: when this process received it.
+        redelivered: whether the queue delivered it before.
+        raw: the delivery with all properties and headers, as the broker sent it.
+    """
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """Acknowledge the message: the queue deletes it.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._ack()
+
+    async def requeue(self) -> None:
+        """Return the message to the queue, which delivers it again. A quorum queue counts this for its delivery limit.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._reject(requeue=True)
+
+    async def reject(self) -> None:
+        """Reject the message: the queue dead-letters it, or drops it if it has no dead-letter exchange.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._reject(requeue=False)
