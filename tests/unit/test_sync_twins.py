@@ -25,7 +25,8 @@ BLOCKING_TYPES = {
     "BulkPublish": "PublishSummary",
     "Consumer": "Iterator[Iterator[SyncMessage]]",
     "Connecting": "SyncClient",
-    "AsyncIterator": "Iterator",
+    r"AsyncIterator\[(.*)\]": r"Iterator[\1]",
+    r"Message \| None": "SyncMessage | None",
 }
 """Annotations that must differ, and those of the synchronous twin. ``consume`` is decorated as a context manager."""
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bide.admin.apply import Applied, Removed, apply, destroy, exists
+from bide.admin.apply import Applied, Removed, apply, destroy
 from bide.amqp.url import BrokerUrl
 from bide.client.publisher import OnLost, Publisher, Receipt, Stamp, checked_on_lost
+from bide.client.queue_methods import QueueMethods
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.schedule_methods import ScheduleMethods
 from bide.delay.clock import Clock
-from bide.delay.protocol import DelayInfrastructure, check_name
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import BrokerUnreachableError, InvalidTopologyError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.arguments import whole_number
 from bide.schedules.outgoing import OutgoingSchedule
-from bide.topology import Queue, Topology
+from bide.topology import Topology
 
 if TYPE_CHECKING:
     from bide.client.bulk.publish import BulkPublish
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-class Client(ScheduleMethods):
+class Client(QueueMethods, ScheduleMethods):
     """A client of one broker. Create it with :func:`connect`.
 
     It has one connection for publishing and one for consuming, so that a broker that blocks publishers still gets
@@ -214,53 +215,6 @@ class Client(ScheduleMethods):
                 "overloaded, and try again"
             ) from error
 
-    async def exists(self, queue: str) -> bool:
-        """Whether a queue of this name exists.
-
-        Raises:
-            InvalidNameError: the name is invalid.
-            TargetNotFoundError: the queue exists, but could not be reached for half a minute, for example because its
-                node is down.
-            ClosedError: the client was closed.
-            BrokerError: the broker cannot be reached, or this user may not see the queue.
-        """
-        check_name("queue", queue)
-        return await exists(await self._within_timeout(self._publisher.connection()), Topology(queues=[Queue(queue)]))
-
-    def consume(
-        self,
-        queue: str,
-        *,
-        prefetch: int = 100,
-        timeout: DelayLike | None = None,
-        arguments: Mapping[str, Any] | None = None,
-        exclusive: bool = False,
-    ) -> Consumer:
-        """The messages of a queue: ``async for message in client.consume("orders")``; see :class:`bide.Consumer`.
-
-        Args:
-            prefetch: the maximum number of unsettled messages, 1 to 65,535.
-            timeout: end the iteration when no message comes for this long; None waits without a limit.
-            arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
-            exclusive: refuse to share a classic queue with other consumers; quorum queues ignore this.
-
-        Raises:
-            InvalidInputError: an argument is invalid. Errors of the broker are raised for the first message.
-        """
-        # Imported here, because a client that only publishes does not need it.
-        from bide.client.consumer import Consumer
-
-        consumer = Consumer(
-            self._consuming_connection,
-            queue,
-            prefetch=prefetch,
-            timeout=timeout,
-            arguments=arguments,
-            exclusive=exclusive,
-        )
-        self._consumers.add(consumer)
-        return consumer
-
     async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """Declare exchanges, queues and bindings. Items that exist with these properties stay unchanged.
 
@@ -296,21 +250,6 @@ class Client(ScheduleMethods):
         _check_topology(topology)
         connection = await self._within_timeout(self._publisher.connection())
         return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
-
-    async def _within_timeout(self, operation: Awaitable[_Result]) -> _Result:
-        """Wait for a lost connection to be opened again, up to the client's timeout."""
-        try:
-            async with asyncio.timeout(self._publisher.timeout.total_seconds()):
-                return await operation
-        except TimeoutError as error:
-            raise self._unreachable_error() from error
-
-    def _unreachable_error(self) -> BrokerUnreachableError:
-        seconds = self._publisher.timeout.total_seconds()
-        return BrokerUnreachableError(
-            f"the connection to {self.url} broke and was not back within {seconds:g} s: check that the broker is "
-            "running and can be reached, or connect with a longer timeout"
-        )
 
 
 class Connecting:

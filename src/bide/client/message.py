@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from bide.amqp.delivery import Delivery
 from bide.delay.protocol import HEADER_KEY, HEADER_SCHEDULE
@@ -20,11 +21,13 @@ from bide.recoverability.history import (
     nservicebus_due,
     read_nservicebus_time,
 )
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
-    from bide.client.subscription import Subscription
+    from bide.client.subscription import DeliveryChannel
 
+log = logger(__name__)
 
 KEPT_PROPERTIES: Final = (
     "message_id",
@@ -63,7 +66,7 @@ class ReceivedMessage:
         "redelivered",
     )
 
-    def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
+    def __init__(self, delivery: Delivery, subscription: DeliveryChannel | None, received_at: datetime) -> None:
         self.raw = delivery
         self.body = delivery.body
         self.received_at = received_at
@@ -295,6 +298,19 @@ class ReceivedMessage:
                 f"the message {self.message_id!r} can no longer be settled: the broker delivers it again ({error})"
             ) from error
 
+    async def _end(self, error: BaseException | None, *, requeue: bool) -> None:
+        """Settle the message after a block of :meth:`process`, unless the block has settled it."""
+        if self.settled:
+            return
+        if error is None:
+            await self._ack()
+            return
+        try:
+            # A block that was interrupted has not failed: the message is handled again.
+            await self._reject(requeue=requeue or not isinstance(error, Exception))
+        except DeliveryLostError as lost:
+            log.info("%s", lost)
+
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.message_id!r} {len(self.body)} bytes, exchange {self.exchange!r}, "
@@ -343,3 +359,26 @@ class Message(ReceivedMessage):
             InvalidInputError: it was settled before.
         """
         await self._reject(requeue=False)
+
+    @asynccontextmanager
+    async def process(self, *, requeue: bool = False) -> AsyncIterator[Self]:
+        """Acknowledge the message at the end of the block, or reject it if an exception ends the block.
+
+        ``async with message.process(): ...``. The exception is raised again. If the block is cancelled, the message
+        returns to its queue. A message that was settled within the block stays as it is. For retries with delays, use
+        :class:`bide.Endpoint`.
+
+        Args:
+            requeue: after an exception, :meth:`requeue` the message instead of rejecting it. A queue without a
+                dead-letter exchange drops rejected messages.
+
+        Raises:
+            DeliveryLostError: the block succeeded, but the connection that delivered the message was lost; the broker
+                delivers it again.
+        """
+        try:
+            yield self
+        except BaseException as error:
+            await self._end(error, requeue=requeue)
+            raise
+        await self._end(None, requeue=requeue)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
 from bide.client.client_thread import ClientThread
 from bide.client.message import Message, ReceivedMessage
 
@@ -33,3 +37,13 @@ class SyncMessage(ReceivedMessage):
     def reject(self) -> None:
         """See :meth:`bide.Message.reject`."""
         self._thread.wait_for(self._reject(requeue=False))
+
+    @contextmanager
+    def process(self, *, requeue: bool = False) -> Iterator[Self]:
+        """See :meth:`bide.Message.process`."""
+        try:
+            yield self
+        except BaseException as error:
+            self._thread.wait_for(self._end(error, requeue=requeue))
+            raise
+        self._thread.wait_for(self._end(None, requeue=requeue))

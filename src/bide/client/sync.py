@@ -169,6 +169,21 @@ class SyncClient(SyncScheduleMethods):
         """See :meth:`bide.Client.destroy`."""
         return self.wait_for(self._client.destroy(topology, force=force, external=external))
 
+    def get(self, queue: str) -> SyncMessage | None:
+        """See :meth:`bide.Client.get`."""
+        from bide.client.message_sync import SyncMessage
+
+        message = self.wait_for(self._client.get(queue))
+        return None if message is None else SyncMessage(message, self._thread)
+
+    def message_count(self, queue: str) -> int:
+        """See :meth:`bide.Client.message_count`."""
+        return self.wait_for(self._client.message_count(queue))
+
+    def purge(self, queue: str) -> int:
+        """See :meth:`bide.Client.purge`."""
+        return self.wait_for(self._client.purge(queue))
+
     @contextmanager
     def consume(
         self,
