@@ -6,7 +6,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -47,6 +47,8 @@ class BrokerUrl:
         name: the connection's name in RabbitMQ's management UI.
         shuffle: whether hosts are tried in random order; off with ``order=given``.
         transport: the transport of connections; not part of the URL's text.
+        context: TLS settings instead of those of the URL, from ``ssl_context=`` of :func:`bide.connect`; not part of
+            the URL's text.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -64,6 +66,7 @@ class BrokerUrl:
     name: str = "bide"
     shuffle: bool = True
     transport: Transport = field(default=TCP, repr=False, compare=False)
+    context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> BrokerUrl:
@@ -142,14 +145,29 @@ class BrokerUrl:
         environment = os.environ if environment is None else environment
         return cls.parse(environment.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL)
 
+    def with_context(self, context: ssl.SSLContext) -> BrokerUrl:
+        """This URL with TLS settings that the caller has made.
+
+        Raises:
+            InvalidUrlError: the URL is without TLS, or has TLS settings of its own.
+        """
+        if not self.tls:
+            raise InvalidUrlError(f"ssl_context= is given, but the broker URL {self} is without TLS: give amqps://")
+        if self.cafile or self.certfile or self.keyfile or not self.verify:
+            raise InvalidUrlError(
+                "ssl_context= is given, and the broker URL has cafile, certfile, keyfile or verify too: put these "
+                "settings into the context, and remove them from the URL"
+            )
+        return replace(self, context=context, verify=context.verify_mode != ssl.CERT_NONE)
+
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS settings, or None for a plain connection.
 
         Raises:
             InvalidUrlError: a certificate or key file cannot be read.
         """
-        if not self.tls:
-            return None
+        if not self.tls or self.context is not None:
+            return self.context
         try:
             context = ssl.create_default_context(cafile=self.cafile)
             if self.certfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import weakref
 from collections.abc import AsyncIterable, Iterable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bide.admin.apply import Applied, Removed, apply, destroy
 from bide.amqp.url import BrokerUrl
+from bide.client.connection_watch import ConnectionWatch, OnDisconnected, OnReconnected
 from bide.client.publisher import OnLost, Publisher, Receipt, Stamp, checked_on_lost
 from bide.client.queue_methods import QueueMethods
 from bide.client.reconnecting import ReconnectingConnection
@@ -40,11 +42,21 @@ class Client(QueueMethods, ScheduleMethods):
     acknowledgements. It opens lost connections again.
     """
 
-    def __init__(self, url: BrokerUrl, publisher: Publisher, *, stamp: Stamp | None = None) -> None:
+    def __init__(
+        self,
+        url: BrokerUrl,
+        publisher: Publisher,
+        *,
+        stamp: Stamp | None = None,
+        on_disconnected: OnDisconnected | None = None,
+        on_reconnected: OnReconnected | None = None,
+    ) -> None:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
         self._consuming_connection = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
+        self._watch = ConnectionWatch(on_disconnected, on_reconnected)
+        publisher.reconnecting.watch = self._consuming_connection.watch = self._watch
         publisher.reconnecting.on_leave = self._consuming_connection.leave
         # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -80,6 +92,15 @@ class Client(QueueMethods, ScheduleMethods):
         for task in closing:
             task.cancel()
         await asyncio.wait(closing)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is connected: its publishing connection is open, and the receiving one too if it was used.
+
+        False while a lost connection is not back, and after :meth:`close`. A connection whose loss the operating system
+        has not reported yet counts as open, for two heartbeat intervals at most.
+        """
+        return self._publisher.reconnecting.is_open and not self._watch.is_lost
 
     def now(self) -> datetime:
         """The time in UTC by which delays are counted: this machine's, or that of an in-memory broker."""
@@ -273,17 +294,21 @@ class Connecting:
 def connect(
     url: str | BrokerUrl | None = None,
     *,
+    ssl_context: ssl.SSLContext | None = None,
     infrastructure: DelayInfrastructure | None = None,
     declare: bool = True,
     timeout: DelayLike = timedelta(seconds=30),
     on_lost: OnLost = "repeat",
     max_in_flight: int = 10_000,
     stamp: Stamp | None = None,
+    on_disconnected: OnDisconnected | None = None,
+    on_reconnected: OnReconnected | None = None,
 ) -> Connecting:
     """Connect to a broker: ``async with bide.connect("amqp://localhost") as client``.
 
     Args:
         url: the broker's URL; None uses ``BIDE_URL``, or RabbitMQ's default URL on this machine.
+        ssl_context: TLS settings, for an ``amqps://`` URL without such settings of its own.
         infrastructure: the delay infrastructure; ``Clock()`` if None.
         declare: declare the delay infrastructure at the first delayed message if it is missing.
         timeout: the limit for one publish, including reconnecting and sending again. For other calls, the limit for
@@ -293,6 +318,9 @@ def connect(
         max_in_flight: the maximum number of unconfirmed messages; further publishes wait.
         stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds the sending
             and returns headers to add. ``bide.observability.tracing`` has one.
+        on_disconnected: called with the error when a connection was lost and :attr:`Client.connected` becomes false.
+        on_reconnected: called when it is true again. The client reconnects by itself. Both are called in the event
+            loop, and must not block; in the synchronous client, they are called in its thread.
 
     Raises:
         InvalidInputError: a value is invalid. Errors of the broker are raised when the client is opened.
@@ -300,6 +328,8 @@ def connect(
     address = (
         url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
     )
+    if ssl_context is not None:
+        address = address.with_context(ssl_context)
     publisher = Publisher(
         address,
         infrastructure or Clock(),
@@ -308,7 +338,8 @@ def connect(
         on_lost=checked_on_lost(on_lost),
         max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
-    return Connecting(Client(address, publisher, stamp=stamp))
+    client = Client(address, publisher, stamp=stamp, on_disconnected=on_disconnected, on_reconnected=on_reconnected)
+    return Connecting(client)
 
 
 def _check_topology(topology: Any) -> None:

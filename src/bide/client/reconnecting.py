@@ -8,13 +8,16 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client.connection_watch import ConnectionWatch
 from bide.client.failover import Failover, Trial
 from bide.errors import (
     AuthenticationError,
+    BideError,
     BrokerError,
     ClosedError,
     ConnectionLostError,
@@ -45,18 +48,23 @@ class ReconnectingConnection:
 
     Attributes:
         on_leave: called with the address of a host that was left as broken, for other connections to the same hosts.
+        watch: hears of each loss and return. A connection with a watch is opened again at once, and not at its next
+            use.
     """
 
     def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
         self.url = url
         self.on_leave: Callable[[str], None] | None = None
+        self.watch: ConnectionWatch | None = None
         self._failover = Failover(trials, self._move_to)
         self._left_address = ""
         self._connection: Connection | None = None
+        self._last_opened: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open_lock = asyncio.Lock()
         self._closed = asyncio.Event()
         self._opened_at: float | None = None
+        self._reopening: asyncio.Task[None] | None = None
         self._backoff = Backoff(FIRST_PAUSE.total_seconds(), LONGEST_PAUSE.total_seconds())
 
     async def connection(self) -> Connection:
@@ -133,9 +141,31 @@ class ReconnectingConnection:
         self._adopt(connection)
 
     def _adopt(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection = self._last_opened = connection
         self._opened_at = connection.loop.time()
         self._failover.watch(connection)
+        if self.watch is not None:
+            connection.lost.add_done_callback(partial(self._on_lost, connection))
+            self.watch.on_open(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is open now."""
+        return self._connection is not None and self._connection.is_open and not self._closed.is_set()
+
+    def _on_lost(self, connection: Connection, lost: asyncio.Future[BideError]) -> None:
+        if self._last_opened is not connection or self._closed.is_set() or self.watch is None:
+            # The client has moved to another host, or was closed.
+            return
+        self._reopening = connection.loop.create_task(self._reopen())
+        self.watch.on_lost(self, lost.result())
+
+    async def _reopen(self) -> None:
+        try:
+            await self.connection()
+        except BideError as error:
+            # The next use of the connection raises it.
+            log.debug("the connection is not opened again in the background: %s", error)
 
     def _move_to(self, other: Connection) -> None:
         left = self._connection
@@ -172,11 +202,18 @@ class ReconnectingConnection:
         self._closed.set()
         connection, self._connection = self._connection, None
         try:
+            await self._stop_reopening()
             await self._failover.stop()
         finally:
             # Even if this task is cancelled, the connection must not stay open.
             if connection is not None:
                 await connection.close()
+
+    async def _stop_reopening(self) -> None:
+        task, self._reopening = self._reopening, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def _is_untrusted(error: BrokerError) -> bool:

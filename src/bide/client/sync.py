@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ssl
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from bide.admin.apply import Applied, Removed
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, Connecting, connect
 from bide.client.client_thread import ClientThread
+from bide.client.connection_watch import OnDisconnected, OnReconnected
 from bide.client.publish_result import PublishSummary
 from bide.client.publisher import OnLost, Receipt, Stamp
 from bide.client.schedule_methods_sync import SyncScheduleMethods
@@ -107,6 +109,11 @@ class SyncClient(SyncScheduleMethods):
     def url(self) -> BrokerUrl:
         """The broker's URL."""
         return self._client.url
+
+    @property
+    def connected(self) -> bool:
+        """See :attr:`bide.Client.connected`."""
+        return self._client.connected
 
     def now(self) -> datetime:
         """See :meth:`bide.Client.now`."""
@@ -230,22 +237,28 @@ async def _next_messages(consumer: Consumer) -> list[Message]:
 def connect_sync(
     url: str | BrokerUrl | None = None,
     *,
+    ssl_context: ssl.SSLContext | None = None,
     infrastructure: DelayInfrastructure | None = None,
     declare: bool = True,
     timeout: DelayLike = timedelta(seconds=30),
     on_lost: OnLost = "repeat",
     max_in_flight: int = 10_000,
     stamp: Stamp | None = None,
+    on_disconnected: OnDisconnected | None = None,
+    on_reconnected: OnReconnected | None = None,
 ) -> SyncClient:
     """Connect to a broker, for code without an event loop; the arguments are those of :func:`bide.connect`."""
     return SyncClient(
         connect(
             url,
+            ssl_context=ssl_context,
             infrastructure=infrastructure,
             declare=declare,
             timeout=timeout,
             on_lost=on_lost,
             max_in_flight=max_in_flight,
             stamp=stamp,
+            on_disconnected=on_disconnected,
+            on_reconnected=on_reconnected,
         )
     )
