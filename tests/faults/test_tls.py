@@ -142,7 +142,7 @@ async def test_a_context_of_the_caller_is_used_on_all_connections(dedicated: Ded
         await bide.connect(dedicated.url(tls=""), ssl_context=ssl.create_default_context())
 
 
-def test_a_context_is_refused_beside_settings_of_the_url() -> None:
+async def test_a_context_is_refused_beside_settings_of_the_url() -> None:
     context = ssl.create_default_context()
     with pytest.raises(InvalidUrlError, match="without TLS: give amqps://"):
         bide.connect("amqp://localhost", ssl_context=context)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from bide.admin.apply import Applied, Removed, apply, destroy
 from bide.amqp.url import BrokerUrl
 from bide.client.connection_watch import ConnectionWatch, OnDisconnected, OnReconnected
+from bide.client.private_queues import PrivateQueues
 from bide.client.publisher import OnLost, Publisher, Receipt, Stamp, checked_on_lost
 from bide.client.queue_methods import QueueMethods
 from bide.client.reconnecting import ReconnectingConnection
@@ -58,6 +59,7 @@ class Client(QueueMethods, ScheduleMethods):
         self._watch = ConnectionWatch(on_disconnected, on_reconnected)
         publisher.reconnecting.watch = self._consuming_connection.watch = self._watch
         publisher.reconnecting.on_leave = self._consuming_connection.leave
+        self._private_queues = PrivateQueues()
         # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -247,12 +249,14 @@ class Client(QueueMethods, ScheduleMethods):
                 refer to.
 
         Raises:
-            InvalidTopologyError: it is not a topology, or contradicts itself; nothing was declared.
+            InvalidTopologyError: it is not a topology, contradicts itself, or has an exclusive or nameless queue. Then
+                nothing was declared.
             DeclarationMismatchError: an item exists with other properties.
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
         """
         _check_topology(topology)
+        _refuse_private_queues(topology)
         connection = await self._within_timeout(self._publisher.connection())
         return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
@@ -346,3 +350,17 @@ def _check_topology(topology: Any) -> None:
     if not isinstance(topology, Topology):
         kind = type(topology).__name__
         raise InvalidTopologyError([f"it is of type {kind}: give a Topology, such as Topology(queues=[Queue('q')])"])
+
+
+def _refuse_private_queues(topology: Topology) -> None:
+    """Refuse queues that could not be used: the client declares, consumes and checks on different connections."""
+    problems = [
+        f"the queue {one.name!r} is exclusive, and could be used on one connection of the client only: use "
+        "client.private_queue()"
+        if one.exclusive
+        else "a queue has no name, and the client could not say which one the broker chose: use client.private_queue()"
+        for one in topology.queues
+        if one.exclusive or not one.name
+    ]
+    if problems:
+        raise InvalidTopologyError(problems)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bide.client.message import Message
+from bide.client.private_queues import PrivateQueues
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.subscription import Subscription, retire_with
 from bide.delay.protocol import check_name
@@ -42,6 +43,7 @@ class Consumer:
         arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
         exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore this: declare them with
             ``x-single-active-consumer``.
+        private_queues: the queues that the consumer declares again on each connection.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Consumer:
         timeout: DelayLike | None = None,
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
+        private_queues: PrivateQueues | None = None,
     ) -> None:
         check_name("queue", queue)
         self.queue = queue
@@ -61,6 +64,7 @@ class Consumer:
         self._timeout = None if timeout is None else parse_delay(timeout).total_seconds()
         self._arguments = arguments
         self._exclusive = exclusive
+        self._private_queues = PrivateQueues() if private_queues is None else private_queues
         self._subscription: Subscription | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._subscribe_lock = asyncio.Lock()
@@ -180,6 +184,7 @@ class Consumer:
         while True:
             connection = await self._reconnecting.connection()
             try:
+                await self._private_queues.ensure(connection, self.queue)
                 return await Subscription.open(
                     connection,
                     self.queue,

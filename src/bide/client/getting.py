@@ -10,6 +10,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.delivery import Delivery
 from bide.amqp.reply_codes import is_refusal
 from bide.client.message import Message
+from bide.client.private_queues import PrivateQueues
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.subscription import DeliveryChannel
 from bide.delay.protocol import check_name
@@ -25,8 +26,9 @@ class Getting:
     The channels stay open: a channel that is closed right after an acknowledgement can lose it.
     """
 
-    def __init__(self, reconnecting: ReconnectingConnection) -> None:
+    def __init__(self, reconnecting: ReconnectingConnection, private_queues: PrivateQueues) -> None:
         self._reconnecting = reconnecting
+        self._private_queues = private_queues
         self._channels: dict[str, DeliveryChannel] = {}
 
     async def get(self, queue: str) -> Message | None:
@@ -57,6 +59,7 @@ class Getting:
         if found is None or not found.channel.is_open:
             await self._close_idle()
             connection = await self._reconnecting.connection()
+            await self._private_queues.ensure(connection, queue)
             found = DeliveryChannel(await connection.channel())
         self._channels[queue] = found
         return found

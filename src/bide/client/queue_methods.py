@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bide.admin.apply import exists
 from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
 from bide.amqp.reply_codes import is_refusal
 from bide.amqp.url import BrokerUrl
+from bide.client.private_queues import PrivateQueues
 from bide.client.publisher import Publisher
 from bide.client.reconnecting import ReconnectingConnection
 from bide.delay.protocol import check_name
@@ -33,6 +35,7 @@ class QueueMethods:
     _publisher: Publisher
     _consuming_connection: ReconnectingConnection
     _consumers: weakref.WeakSet[Consumer]
+    _private_queues: PrivateQueues
     _getting: Getting | None = None
 
     async def exists(self, queue: str) -> bool:
@@ -46,7 +49,45 @@ class QueueMethods:
             BrokerError: the broker cannot be reached, or this user may not see the queue.
         """
         check_name("queue", queue)
-        return await exists(await self._within_timeout(self._publisher.connection()), Topology(queues=[Queue(queue)]))
+        connection = await self._within_timeout(self._connection_for(queue))
+        return await exists(connection, Topology(queues=[Queue(queue)]))
+
+    async def private_queue(self, *, bindings: Iterable[tuple[str, str]] = ()) -> str:
+        """Declare a queue for this client alone, and return its name. :meth:`consume` and :meth:`get` take it.
+
+        The queue is exclusive to the receiving connection: it takes messages while the client is connected, and is
+        deleted with its messages when the connection closes or breaks. Consumers declare and bind it again when the
+        client has reconnected. It suits replies, and events that each process should see. Messages cannot be delayed to
+        it, because delayed messages outlive it: delay them to an exchange that it is bound to.
+
+        Args:
+            bindings: pairs of an exchange and a routing key.
+
+        Raises:
+            TargetNotFoundError: an exchange does not exist.
+            BrokerError: the broker cannot be reached, or refuses.
+        """
+        name = self._private_queues.add(bindings)
+        try:
+            await self._within_timeout(self._connection_for(name))
+        except BaseException:
+            self._private_queues.forget(name)
+            raise
+        return name
+
+    async def _connection_for(self, queue: str) -> Connection:
+        """The connection for methods of this queue: private queues exist on the receiving connection only."""
+        if queue not in self._private_queues:
+            return await self._publisher.connection()
+        while True:
+            connection = await self._consuming_connection.connection()
+            try:
+                await self._private_queues.ensure(connection, queue)
+            except ConnectionLostError as error:
+                if connection.is_open or is_refusal(error):
+                    raise
+            else:
+                return connection
 
     def consume(
         self,
@@ -78,6 +119,7 @@ class QueueMethods:
             timeout=timeout,
             arguments=arguments,
             exclusive=exclusive,
+            private_queues=self._private_queues,
         )
         self._consumers.add(consumer)
         return consumer
@@ -97,7 +139,7 @@ class QueueMethods:
             # Imported here, because a client that only publishes does not need it.
             from bide.client.getting import Getting
 
-            self._getting = Getting(self._consuming_connection)
+            self._getting = Getting(self._consuming_connection, self._private_queues)
         return await self._within_timeout(self._getting.get(queue))
 
     async def message_count(self, queue: str) -> int:
@@ -109,7 +151,7 @@ class QueueMethods:
             BrokerError: the broker cannot be reached, or refuses.
         """
         check_name("queue", queue)
-        reply = await self._call(lambda channel: channel.declare_queue(Queue(queue), passive=True))
+        reply = await self._call(queue, lambda channel: channel.declare_queue(Queue(queue), passive=True))
         return int(reply.message_count)
 
     async def purge(self, queue: str) -> int:
@@ -121,15 +163,15 @@ class QueueMethods:
             BrokerError: the broker cannot be reached, or refuses. Streams cannot be purged.
         """
         check_name("queue", queue)
-        return int((await self._call(lambda channel: channel.purge_queue(queue))).message_count)
+        return int((await self._call(queue, lambda channel: channel.purge_queue(queue))).message_count)
 
-    async def _call(self, method: Callable[[Channel], Awaitable[Any]]) -> Any:
+    async def _call(self, queue: str, method: Callable[[Channel], Awaitable[Any]]) -> Any:
         """The reply of a method, on its own channel. A method whose reply is lost with the connection is repeated."""
-        return await self._within_timeout(self._repeat_if_lost(method))
+        return await self._within_timeout(self._repeat_if_lost(queue, method))
 
-    async def _repeat_if_lost(self, method: Callable[[Channel], Awaitable[Any]]) -> Any:
+    async def _repeat_if_lost(self, queue: str, method: Callable[[Channel], Awaitable[Any]]) -> Any:
         while True:
-            connection = await self._publisher.connection()
+            connection = await self._connection_for(queue)
             try:
                 async with await connection.channel() as channel:
                     return await method(channel)

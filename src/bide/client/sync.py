@@ -176,6 +176,10 @@ class SyncClient(SyncScheduleMethods):
         """See :meth:`bide.Client.destroy`."""
         return self.wait_for(self._client.destroy(topology, force=force, external=external))
 
+    def private_queue(self, *, bindings: Iterable[tuple[str, str]] = ()) -> str:
+        """See :meth:`bide.Client.private_queue`."""
+        return self.wait_for(self._client.private_queue(bindings=bindings))
+
     def get(self, queue: str) -> SyncMessage | None:
         """See :meth:`bide.Client.get`."""
         from bide.client.message_sync import SyncMessage
