@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import weakref
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Generator, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -49,12 +49,14 @@ class Client(QueueMethods, ScheduleMethods):
         publisher: Publisher,
         *,
         stamp: Stamp | None = None,
+        wait: timedelta | None = None,
         on_disconnected: OnDisconnected | None = None,
         on_reconnected: OnReconnected | None = None,
     ) -> None:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
+        self._wait = wait
         self._consuming_connection = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
         self._watch = ConnectionWatch(on_disconnected, on_reconnected)
         publisher.reconnecting.watch = self._consuming_connection.watch = self._watch
@@ -66,6 +68,8 @@ class Client(QueueMethods, ScheduleMethods):
     async def __aenter__(self) -> Self:
         self._consuming_connection.check_loop()
         try:
+            if self._wait is not None:
+                await self._publisher.reconnecting.wait_for_broker(self._wait)
             await self._publisher.connection()
         except BaseException:
             await self._publisher.close()
@@ -291,7 +295,7 @@ class Connecting:
     ) -> None:
         await self._client.close()
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, Client]:
         return self._client.__aenter__().__await__()
 
 
@@ -302,6 +306,7 @@ def connect(
     infrastructure: DelayInfrastructure | None = None,
     declare: bool = True,
     timeout: DelayLike = timedelta(seconds=30),
+    wait: DelayLike | None = None,
     on_lost: OnLost = "repeat",
     max_in_flight: int = 10_000,
     stamp: Stamp | None = None,
@@ -317,6 +322,8 @@ def connect(
         declare: declare the delay infrastructure at the first delayed message if it is missing.
         timeout: the limit for one publish, including reconnecting and sending again. For other calls, the limit for
             reconnecting and for retrying temporary refusals.
+        wait: how long to try the first connection again while no broker can be reached, for a broker that starts at the
+            same time; None tries once. A wrong password or virtual host is an error at once.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: the maximum number of unconfirmed messages; further publishes wait.
@@ -342,7 +349,14 @@ def connect(
         on_lost=checked_on_lost(on_lost),
         max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
-    client = Client(address, publisher, stamp=stamp, on_disconnected=on_disconnected, on_reconnected=on_reconnected)
+    client = Client(
+        address,
+        publisher,
+        stamp=stamp,
+        wait=None if wait is None else parse_delay(wait),
+        on_disconnected=on_disconnected,
+        on_reconnected=on_reconnected,
+    )
     return Connecting(client)
 
 

@@ -15,10 +15,12 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.connection_watch import ConnectionWatch
 from bide.client.failover import Failover, Trial
+from bide.durations import format_delay
 from bide.errors import (
     AuthenticationError,
     BideError,
     BrokerError,
+    BrokerUnreachableError,
     ClosedError,
     ConnectionLostError,
     InvalidInputError,
@@ -91,6 +93,39 @@ class ReconnectingConnection:
                     return self._connection
                 await self._pause_if_flapping()
                 await self._open()
+
+    async def wait_for_broker(self, wait: timedelta) -> None:
+        """Open the first connection to a broker that may not be running yet.
+
+        Args:
+            wait: how long to try again while the broker cannot be reached.
+
+        Raises:
+            BrokerUnreachableError: no broker was there in time.
+            BrokerError: as :meth:`connection`; other errors than an unreachable broker are raised at once.
+        """
+        reason: BrokerError | None = None
+        limit = asyncio.timeout(wait.total_seconds())
+        try:
+            async with limit:
+                while True:
+                    try:
+                        await self.connection()
+                    except (BrokerUnreachableError, ConnectionLostError) as error:
+                        if _is_untrusted(error):
+                            raise
+                        reason = error
+                        log.info("waiting for the broker: %s", error)
+                        await self._pause()
+                    else:
+                        self._backoff.reset()
+                        return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BrokerUnreachableError(
+                f"no broker was ready within {format_delay(wait)} (wait=): {reason or f'{self.url} did not answer'}"
+            ) from reason
 
     def check_loop(self) -> None:
         """Bind to the running event loop at the first call, and check it at later calls.
