@@ -118,3 +118,27 @@ async def test_the_synchronous_client_calls_back_in_its_thread(proxy: Proxy) -> 
     assert events.threads == {"bide"}
     await asyncio.to_thread(client.close)
     assert not client.connected
+
+
+async def test_a_publish_does_not_wait_for_the_end_of_a_pause_in_the_background(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, queue = Events(), fresh("q")
+    async with bide.connect(proxy.url, on_disconnected=events.disconnected) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        # A connection that breaks within a second is opened again after a pause.
+        await asyncio.sleep(1.1)
+        proxy.refusing = True
+        before = proxy.accepted
+        # From now on, pauses are longer than this test may take.
+        monkeypatch.setattr("bide.runtime.backoff.Backoff.next", lambda self: 1000.0)
+        proxy.cut()
+        await events.has("disconnected")
+
+        async def has_tried() -> bool:
+            return proxy.accepted > before
+
+        await eventually(has_tried)
+        proxy.refusing = False
+        await asyncio.wait_for(client.publish(b"", to=queue), 20)
+        assert client.connected

@@ -65,6 +65,8 @@ class ReconnectingConnection:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open_lock = asyncio.Lock()
         self._closed = asyncio.Event()
+        self._pause_ended = asyncio.Event()
+        self._callers = 0
         self._opened_at: float | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._backoff = Backoff(FIRST_PAUSE.total_seconds(), LONGEST_PAUSE.total_seconds())
@@ -85,6 +87,18 @@ class ReconnectingConnection:
         connection = self._connection
         if connection is not None and connection.is_open and not self._closed.is_set():
             return connection
+        if asyncio.current_task() is self._reopening:
+            return await self._open_until_success()
+        self._callers += 1
+        if self._callers == 1:
+            # The first caller after a while does not wait for the end of a pause in the background.
+            self._pause_ended.set()
+        try:
+            return await self._open_until_success()
+        finally:
+            self._callers -= 1
+
+    async def _open_until_success(self) -> Connection:
         async with self._open_lock:
             while True:
                 if self._closed.is_set():
@@ -223,9 +237,12 @@ class ReconnectingConnection:
         connection.give_up(ConnectionLostError(f"this client left the host {connection.address}: {why}"))
 
     async def _pause(self) -> None:
+        if self._closed.is_set():
+            return
+        self._pause_ended.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.next()):
-                await self._closed.wait()
+                await self._pause_ended.wait()
 
     async def close(self) -> None:
         """Close the connection for good.
@@ -235,6 +252,7 @@ class ReconnectingConnection:
         """
         self.check_loop()
         self._closed.set()
+        self._pause_ended.set()
         connection, self._connection = self._connection, None
         try:
             await self._stop_reopening()
