@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
@@ -19,7 +19,30 @@ ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
 DEFAULT_HEARTBEAT: Final = 10
 """Seconds."""
 
-_PORTS: Final = {"amqp": 5672, "amqps": 5671}
+_PORTS: Final = {"amqp": 5672, "amqps": 5671, "pyamqp": 5672}
+"""Default ports by scheme. ``pyamqp`` is Celery's name for ``amqp``."""
+
+_NEXT_URL: Final = re.compile(r";(?=(?:amqps?|pyamqp)://)", re.IGNORECASE)
+"""The separator of Celery's URLs with several brokers."""
+
+_WAIT: Final = "connect with wait='60s', which tries the first connection again for that long"
+_TIMEOUT: Final = "give timeout=10, the limit in seconds for opening a connection"
+_NEGOTIATED: Final = "leave it out, the value of the broker applies"
+_REPLACED_OPTIONS: Final = {
+    "blocked_connection_timeout": "connect with timeout='30s', after which a publish fails, whatever holds it up",
+    "channel_max": _NEGOTIATED,
+    "client_properties": "give name=..., the name of the connection",
+    "connection_attempts": _WAIT,
+    "frame_max": _NEGOTIATED,
+    "locale": "leave it out",
+    "retry_delay": _WAIT,
+    "socket_timeout": _TIMEOUT,
+    "ssl_options": "give cafile=, certfile= and keyfile=, or connect with ssl_context=",
+    "stack_timeout": _TIMEOUT,
+    "tcp_options": "leave it out, heartbeats find broken connections",
+}
+"""Options of pika's URLs, and what replaces them."""
+
 _OPTIONS: Final = frozenset(
     {"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name", "order"}
 )
@@ -36,6 +59,9 @@ class BrokerUrl:
     Several hosts, separated by commas, are tried in random order until one accepts, so that many clients spread over
     the nodes of a cluster; ``order=given`` tries them in the order of the URL. User, password and virtual host are
     percent-encoded; an empty virtual host means ``/``. The URL is always printed without its password.
+
+    Celery's URLs are read too: ``pyamqp://``, ``//`` at the end for the virtual host ``/``, and several URLs separated
+    by semicolons, which may differ in their hosts only.
 
     Attributes:
         hosts: host and port, in the order given.
@@ -88,12 +114,24 @@ class BrokerUrl:
                 "percent-encoded"
             ) from None
         try:
-            return cls._parse(text)
+            return cls._joined([cls._parse(one) for one in _NEXT_URL.split(text)])
         except InvalidUrlError:
             raise
         except ValueError:
             # "from None", because the original error may quote the password.
             raise InvalidUrlError(f"the broker URL {_censored(text)!r} cannot be read: {_EXPECTED_FORM}") from None
+
+    @classmethod
+    def _joined(cls, urls: Sequence[BrokerUrl]) -> BrokerUrl:
+        """One URL with the hosts of several."""
+        first = urls[0]
+        for one in urls[1:]:
+            if replace(one, hosts=first.hosts) != first:
+                raise InvalidUrlError(
+                    f"the broker URLs {first} and {one} differ in more than their hosts: give all hosts of one cluster "
+                    "the same user, password, virtual host and options"
+                )
+        return replace(first, hosts=tuple(host for one in urls for host in one.hosts))
 
     @classmethod
     def _parse(cls, text: str) -> BrokerUrl:
@@ -110,15 +148,22 @@ class BrokerUrl:
             )
         credentials, _, addresses = parts.netloc.rpartition("@")
         user, separator, password = credentials.partition(":")
+        if ";" in addresses:
+            raise InvalidUrlError(
+                f"the broker URL {_censored(text)!r} has a semicolon between its hosts: separate them with commas"
+            )
         hosts = tuple(_address(one, _PORTS[parts.scheme], text) for one in addresses.split(","))
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        for name in sorted(options.keys() & _REPLACED_OPTIONS.keys()):
+            raise InvalidUrlError(f"the broker URL has the option {name!r} of pika: {_REPLACED_OPTIONS[name]}")
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise InvalidUrlError(
                 f"the broker URL has the unknown option {unknown[0]!r}: known are {', '.join(sorted(_OPTIONS))}"
             )
         path = parts.path.removeprefix("/")
-        if "/" in path:
+        # Celery writes the virtual host "/" as an empty name between two slashes.
+        if "/" in path and path != "/":
             raise InvalidUrlError(f"the virtual host {path!r} in the broker URL holds a slash: write it as %2F")
         return cls(
             hosts=hosts,
