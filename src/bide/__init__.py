@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from bide.client.client import Client, connect
     from bide.client.consumer import Consumer
     from bide.client.message import Message
+    from bide.client.message_sync import SyncMessage
     from bide.client.publish_result import PublishResult, PublishSummary
     from bide.client.publisher import Receipt
     from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
@@ -45,6 +46,7 @@ _MODULES: Final = {
     "connect": "bide.client.client",
     "Consumer": "bide.client.consumer",
     "Message": "bide.client.message",
+    "SyncMessage": "bide.client.message_sync",
     "PublishResult": "bide.client.publish_result",
     "PublishSummary": "bide.client.publish_result",
     "Receipt": "bide.client.publisher",
@@ -126,6 +128,7 @@ __all__ = [
     "ScheduleView",
     "Scheduled",
     "SyncClient",
+    "SyncMessage",
     "Topology",
     "WaitingHall",
     "connect",

@@ -11,7 +11,7 @@ import pytest
 
 import bide
 from bide.client.bulk.sync import BulkPublisher
-from bide.client.sync import SyncMessage
+from bide.client.message_sync import SyncMessage
 from bide.errors import BulkInDoubtError, BulkPublishError, ClosedError, InvalidInputError, NotAppliedError
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.conftest import SMALL_CLOCK
@@ -45,7 +45,7 @@ def test_messages_of_several_batches_arrive_in_order(
     clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several batches, and the end of the block sends the rest."""
-    monkeypatch.setattr("bide.client.bulk.sync._BATCH", 300)
+    monkeypatch.setattr("bide.client.bulk.batches._BATCH", 300)
     with BulkPublisher(clock_url) as publisher:
         for number in range(1_000):
             publisher.put(OutgoingMessage(str(number), to=queue))
@@ -107,7 +107,7 @@ def test_an_early_end_reports_each_message_in_one_place(vhost: Vhost) -> None:
 
 def test_an_early_end_is_raised_in_any_order_of_threads(vhost: Vhost, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that sends ends while the other one waits for room, or just before, or just after."""
-    monkeypatch.setattr("bide.client.bulk.sync._BATCH", 1)
+    monkeypatch.setattr("bide.client.bulk.batches._BATCH", 1)
     queue = fresh("q")
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))

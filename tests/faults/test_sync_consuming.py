@@ -9,7 +9,7 @@ from functools import partial
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client.sync import SyncMessage
+from bide.client.message_sync import SyncMessage
 from tests.broker.receiving import eventually, fresh, ready
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
@@ -33,6 +33,7 @@ def received(url: str, queue: str, number: int | None, then: Callable[[int, Sync
     timeout = "3s" if number is None else "20s"
     with bide.connect_sync(url) as client, client.consume(queue, prefetch=1_000, timeout=timeout) as messages:
         for message in messages:
+            assert message.message_id is not None
             found.append(message.message_id)
             then(len(found), message)
             if not message.lost:
@@ -67,7 +68,7 @@ async def test_messages_lost_at_a_cut_are_not_handed_out(vhost: Vhost, proxy: Pr
     loop = asyncio.get_running_loop()
 
     async def is_lost(message: SyncMessage) -> bool:
-        return bool(message.lost)
+        return message.lost
 
     async def cut(message: SyncMessage) -> None:
         proxy.cut()

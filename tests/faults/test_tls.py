@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import trustme
 import bide
 from bide.amqp import exposure
 from bide.errors import AuthenticationError, BrokerUnreachableError, InvalidUrlError, TlsError
+from tests.broker.receiving import fresh
 from tests.faults.conftest import CLOCK, DedicatedBroker
 
 
@@ -122,3 +124,28 @@ async def test_external_login_without_a_certificate_is_an_error(dedicated: Dedic
     trusted = written(dedicated.authority, tmp_path, "right")
     with pytest.raises(AuthenticationError, match="certificate"):
         await bide.connect(dedicated.url(tls=f"cafile={trusted}&auth=external"))
+
+
+async def test_a_context_of_the_caller_is_used_on_all_connections(dedicated: DedicatedBroker) -> None:
+    context = ssl.create_default_context()
+    dedicated.authority.configure_trust(context)
+    queue = fresh("q")
+    async with bide.connect(dedicated.url(tls=""), ssl_context=context) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish("x", to=queue)
+        message = await client.get(queue)
+        assert message is not None
+        await message.ack()
+    with await asyncio.to_thread(bide.connect_sync, dedicated.url(tls=""), ssl_context=context) as sync:
+        assert await asyncio.to_thread(sync.exists, queue)
+    with pytest.raises(TlsError, match="not trusted"):
+        await bide.connect(dedicated.url(tls=""), ssl_context=ssl.create_default_context())
+
+
+async def test_a_context_is_refused_beside_settings_of_the_url() -> None:
+    context = ssl.create_default_context()
+    with pytest.raises(InvalidUrlError, match="without TLS: give amqps://"):
+        bide.connect("amqp://localhost", ssl_context=context)
+    for option in ("cafile=ca.pem", "verify=false", "certfile=a.pem"):
+        with pytest.raises(InvalidUrlError, match="remove them from the URL"):
+            bide.connect(f"amqps://localhost?{option}", ssl_context=context)

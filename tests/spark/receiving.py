@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import bide
-from bide.client.sync import SyncMessage
+from bide.client.message_sync import SyncMessage
 from tests.broker.receiving import ready_at
 
 _names = count(1)

@@ -213,3 +213,28 @@ def test_unmodelled_releases_are_refused(release: Any) -> None:
 def test_an_invalid_dead_letter_prefetch_is_refused(number: Any) -> None:
     with pytest.raises(InvalidInputError, match="the dead_letter_prefetch"):
         bide.testing.broker(dead_letter_prefetch=number)
+
+
+async def test_an_iteration_with_a_timeout_ends_when_no_message_comes_and_can_continue() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        await client.publish("x", to="reminders")
+        async with client.consume("reminders", timeout="50ms") as messages:
+            found = [message async for message in messages]
+            assert [one.body for one in found] == [b"x"]
+            await found[0].ack()
+            assert [message async for message in messages] == []
+            await client.publish("y", to="reminders")
+            async for message in messages:
+                await message.ack()
+                found.append(message)
+        assert [one.body for one in found] == [b"x", b"y"]
+
+
+async def test_a_timeout_of_the_caller_is_not_the_end_of_an_iteration() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        async with client.consume("reminders", timeout="20s") as messages:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await anext(messages)

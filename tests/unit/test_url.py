@@ -64,6 +64,15 @@ SECRET = "top-secret"
                 external=True,
             ),
         ),
+        # Celery's
+        ("pyamqp://u:p@h", BrokerUrl(hosts=(("h", 5672),), user="u", password="p")),
+        ("amqp://u@h//", BrokerUrl(hosts=(("h", 5672),), user="u", vhost="/")),
+        ("amqp://h//?heartbeat=5", BrokerUrl(hosts=(("h", 5672),), heartbeat=5)),
+        ("amqp://u:p;q@h", BrokerUrl(hosts=(("h", 5672),), user="u", password="p;q")),
+        ("amqp://u:p@a/v;pyamqp://u:p@b:1/v", BrokerUrl(
+            hosts=(("a", 5672), ("b", 1)), user="u", password="p", vhost="v"
+        )),
+        ("amqps://a//;AMQPS://b,c//", BrokerUrl(hosts=(("a", 5671), ("b", 5671), ("c", 5671)), tls=True)),
         ("amqps://h?verify=TRUE&auth=plain", BrokerUrl(hosts=(("h", 5671),), tls=True)),
     ],
 )  # fmt: skip
@@ -94,6 +103,19 @@ def test_urls_are_parsed(text: str, expected: BrokerUrl) -> None:
         ("amqp://a b", "'a b' .* invalid characters"),
         ("amqp://a\0b", "invalid characters"),
         ("amqp://u:\udcff@h", "holds characters that UTF-8 cannot carry: .* percent-encoded"),
+        ("amqp://a;b", "a semicolon between its hosts: separate them with commas"),
+        (
+            "amqp://a/v;amqp://b/w",
+            "amqp://guest@a:5672/v and amqp://guest@b:5672/w differ in more than their hosts",
+        ),
+        ("amqp://a;amqps://b", "differ in more than their hosts"),
+        ("amqp://a;http://b", "semicolon|invalid characters|cannot be read"),
+        ("amqp://h//v", "the virtual host '/v' in the broker URL holds a slash: write it as %2F"),
+        ("amqp://h?connection_attempts=5&retry_delay=2", "'connection_attempts' of pika: connect with wait='60s'"),
+        ("amqp://h?retry_delay=2", "'retry_delay' of pika: connect with wait='60s'"),
+        ("amqp://h?blocked_connection_timeout=300", "of pika: connect with timeout='30s', after which a publish fails"),
+        ("amqp://h?socket_timeout=3", "'socket_timeout' of pika: give timeout=10"),
+        ("amqps://h?ssl_options={}", "give cafile=, certfile= and keyfile=, or connect with ssl_context="),
         ("amqp://h/a/b", "the virtual host 'a/b' in the broker URL holds a slash: write it as %2F"),
         ("amqp://h/v@w", "unexpected .*: write them as %2F, %3F, %23 and %40"),
         ("amqp://h/#v", "unexpected"),
@@ -139,6 +161,11 @@ def test_invalid_urls_are_refused(text: str, message: str) -> None:
         f"amqp://user:a@b?{SECRET}@h",
         f"amqp://user:{SECRET}/1@h",
         f"amqp://user:1/2:{SECRET}@h",
+        # of Celery, with several brokers
+        f"amqp://user:{SECRET}@a;amqp://user:{SECRET}@b/c/d",
+        f"amqp://user:{SECRET}@a;amqp://user:other{SECRET}@b",
+        f"amqp://user:{SECRET}@a;b",
+        f"amqp://user:{SECRET}@a;http://user:{SECRET}@b",
         # without a host
         f"amqp://user:{SECRET}",
         f"amqp://user:{SECRET}/vhost",

@@ -250,6 +250,11 @@ def _with_progress(error: BrokerError, topology: Topology, done: Sequence[_Item]
     )
 
 
+def counts_of(topology: Topology) -> Applied:
+    """The counts of applying a topology."""
+    return _count((*topology.exchanges, *topology.queues, *topology.bindings))
+
+
 def _describe(item: _Item) -> str:
     if isinstance(item, Binding):
         return (

@@ -22,6 +22,7 @@ from bide.errors import (
     VirtualHostError,
 )
 
+CONNECTION_FORCED: Final = 320
 ACCESS_REFUSED: Final = 403
 NOT_FOUND: Final = 404
 RESOURCE_LOCKED: Final = 405
@@ -120,6 +121,11 @@ def connection_error(code: int, text: str, *, broker: str = "the broker") -> Bro
     if 500 < code < 530:
         return ProtocolError(f"{broker} closed the connection: {text} ({code})", reply_code=code)
     return ConnectionLostError(f"{broker} closed the connection: {reason} ({code})", reply_code=code)
+
+
+def is_refusal(error: BrokerError) -> bool:
+    """Whether the broker closed the connection for a call of the client, which would fail again, and not to stop."""
+    return error.reply_code is not None and error.reply_code > CONNECTION_FORCED
 
 
 def handshake_error(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -19,7 +19,30 @@ ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
 DEFAULT_HEARTBEAT: Final = 10
 """Seconds."""
 
-_PORTS: Final = {"amqp": 5672, "amqps": 5671}
+_PORTS: Final = {"amqp": 5672, "amqps": 5671, "pyamqp": 5672}
+"""Default ports by scheme. ``pyamqp`` is Celery's name for ``amqp``."""
+
+_NEXT_URL: Final = re.compile(r";(?=(?:amqps?|pyamqp)://)", re.IGNORECASE)
+"""The separator of Celery's URLs with several brokers."""
+
+_WAIT: Final = "connect with wait='60s', which tries the first connection again for that long"
+_TIMEOUT: Final = "give timeout=10, the limit in seconds for opening a connection"
+_NEGOTIATED: Final = "leave it out, the value of the broker applies"
+_REPLACED_OPTIONS: Final = {
+    "blocked_connection_timeout": "connect with timeout='30s', after which a publish fails, whatever holds it up",
+    "channel_max": _NEGOTIATED,
+    "client_properties": "give name=..., the name of the connection",
+    "connection_attempts": _WAIT,
+    "frame_max": _NEGOTIATED,
+    "locale": "leave it out",
+    "retry_delay": _WAIT,
+    "socket_timeout": _TIMEOUT,
+    "ssl_options": "give cafile=, certfile= and keyfile=, or connect with ssl_context=",
+    "stack_timeout": _TIMEOUT,
+    "tcp_options": "leave it out, heartbeats find broken connections",
+}
+"""Options of pika's URLs, and what replaces them."""
+
 _OPTIONS: Final = frozenset(
     {"heartbeat", "timeout", "cafile", "certfile", "keyfile", "verify", "auth", "name", "order"}
 )
@@ -37,6 +60,9 @@ class BrokerUrl:
     the nodes of a cluster; ``order=given`` tries them in the order of the URL. User, password and virtual host are
     percent-encoded; an empty virtual host means ``/``. The URL is always printed without its password.
 
+    Celery's URLs are read too: ``pyamqp://``, ``//`` at the end for the virtual host ``/``, and several URLs separated
+    by semicolons, which may differ in their hosts only.
+
     Attributes:
         hosts: host and port, in the order given.
         heartbeat: the requested heartbeat interval in seconds, 0 to 65,535; 0 disables heartbeats. The connection to a
@@ -47,6 +73,8 @@ class BrokerUrl:
         name: the connection's name in RabbitMQ's management UI.
         shuffle: whether hosts are tried in random order; off with ``order=given``.
         transport: the transport of connections; not part of the URL's text.
+        context: TLS settings instead of those of the URL, from ``ssl_context=`` of :func:`bide.connect`; not part of
+            the URL's text.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -64,6 +92,7 @@ class BrokerUrl:
     name: str = "bide"
     shuffle: bool = True
     transport: Transport = field(default=TCP, repr=False, compare=False)
+    context: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def parse(cls, text: str) -> BrokerUrl:
@@ -85,12 +114,24 @@ class BrokerUrl:
                 "percent-encoded"
             ) from None
         try:
-            return cls._parse(text)
+            return cls._joined([cls._parse(one) for one in _NEXT_URL.split(text)])
         except InvalidUrlError:
             raise
         except ValueError:
             # "from None", because the original error may quote the password.
             raise InvalidUrlError(f"the broker URL {_censored(text)!r} cannot be read: {_EXPECTED_FORM}") from None
+
+    @classmethod
+    def _joined(cls, urls: Sequence[BrokerUrl]) -> BrokerUrl:
+        """One URL with the hosts of several."""
+        first = urls[0]
+        for one in urls[1:]:
+            if replace(one, hosts=first.hosts) != first:
+                raise InvalidUrlError(
+                    f"the broker URLs {first} and {one} differ in more than their hosts: give all hosts of one cluster "
+                    "the same user, password, virtual host and options"
+                )
+        return replace(first, hosts=tuple(host for one in urls for host in one.hosts))
 
     @classmethod
     def _parse(cls, text: str) -> BrokerUrl:
@@ -107,15 +148,22 @@ class BrokerUrl:
             )
         credentials, _, addresses = parts.netloc.rpartition("@")
         user, separator, password = credentials.partition(":")
+        if ";" in addresses:
+            raise InvalidUrlError(
+                f"the broker URL {_censored(text)!r} has a semicolon between its hosts: separate them with commas"
+            )
         hosts = tuple(_address(one, _PORTS[parts.scheme], text) for one in addresses.split(","))
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        for name in sorted(options.keys() & _REPLACED_OPTIONS.keys()):
+            raise InvalidUrlError(f"the broker URL has the option {name!r} of pika: {_REPLACED_OPTIONS[name]}")
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
             raise InvalidUrlError(
                 f"the broker URL has the unknown option {unknown[0]!r}: known are {', '.join(sorted(_OPTIONS))}"
             )
         path = parts.path.removeprefix("/")
-        if "/" in path:
+        # Celery writes the virtual host "/" as an empty name between two slashes.
+        if "/" in path and path != "/":
             raise InvalidUrlError(f"the virtual host {path!r} in the broker URL holds a slash: write it as %2F")
         return cls(
             hosts=hosts,
@@ -142,14 +190,29 @@ class BrokerUrl:
         environment = os.environ if environment is None else environment
         return cls.parse(environment.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL)
 
+    def with_context(self, context: ssl.SSLContext) -> BrokerUrl:
+        """This URL with TLS settings that the caller has made.
+
+        Raises:
+            InvalidUrlError: the URL is without TLS, or has TLS settings of its own.
+        """
+        if not self.tls:
+            raise InvalidUrlError(f"ssl_context= is given, but the broker URL {self} is without TLS: give amqps://")
+        if self.cafile or self.certfile or self.keyfile or not self.verify:
+            raise InvalidUrlError(
+                "ssl_context= is given, and the broker URL has cafile, certfile, keyfile or verify too: put these "
+                "settings into the context, and remove them from the URL"
+            )
+        return replace(self, context=context, verify=context.verify_mode != ssl.CERT_NONE)
+
     def ssl_context(self) -> ssl.SSLContext | None:
         """The TLS settings, or None for a plain connection.
 
         Raises:
             InvalidUrlError: a certificate or key file cannot be read.
         """
-        if not self.tls:
-            return None
+        if not self.tls or self.context is not None:
+            return self.context
         try:
             context = ssl.create_default_context(cafile=self.cafile)
             if self.certfile:

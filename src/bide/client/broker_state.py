@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from bide.admin.apply import apply, check_streams, exists, is_into, names_in
+from bide.admin.apply import apply, check_streams, counts_of, exists, is_into, names_in
 from bide.admin.settling import settle
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
@@ -287,9 +287,10 @@ class BrokerState:
             await self._redeclare_probe_bindings(probes)
         elif self._declare:
             await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-            applied = await apply(self.connection, self.infrastructure.topology(), last=probes, can_move=False)
+            topology = self.infrastructure.topology()
+            log.info("declaring the delay infrastructure %s: %s", self.infrastructure.name, counts_of(topology))
+            await apply(self.connection, topology, last=probes, can_move=False)
             await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
-            log.info("declared the delay infrastructure %s: %s", self.infrastructure.name, applied)
         else:
             raise NotAppliedError(
                 f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
@@ -320,6 +321,7 @@ class BrokerState:
         try:
             if not await exists(self.connection, Topology([Exchange(delivery)])):
                 await check_streams(self.connection, prefix=delivery)
+            log.info("declaring the delay infrastructure %s: %s", self.infrastructure.name, counts_of(growth.core))
             await apply(self.connection, growth.core, can_move=False)
         except AccessRefusedError as error:
             raise growth.not_applied(reason or str(error)) from error

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import weakref
-from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterable, Generator, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bide.admin.apply import Applied, Removed, apply, destroy, exists
+from bide.admin.apply import Applied, Removed, apply, destroy
 from bide.amqp.url import BrokerUrl
+from bide.client.connection_watch import ConnectionWatch, OnDisconnected, OnReconnected
+from bide.client.private_queues import PrivateQueues
 from bide.client.publisher import OnLost, Publisher, Receipt, Stamp, checked_on_lost
+from bide.client.queue_methods import QueueMethods
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.schedule_methods import ScheduleMethods
 from bide.delay.clock import Clock
-from bide.delay.protocol import DelayInfrastructure, check_name
+from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike, parse_delay
 from bide.errors import BrokerUnreachableError, InvalidTopologyError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.arguments import whole_number
 from bide.schedules.outgoing import OutgoingSchedule
-from bide.topology import Queue, Topology
+from bide.topology import Topology
 
 if TYPE_CHECKING:
     from bide.client.bulk.publish import BulkPublish
@@ -32,25 +36,40 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-class Client(ScheduleMethods):
+class Client(QueueMethods, ScheduleMethods):
     """A client of one broker. Create it with :func:`connect`.
 
     It has one connection for publishing and one for consuming, so that a broker that blocks publishers still gets
     acknowledgements. It opens lost connections again.
     """
 
-    def __init__(self, url: BrokerUrl, publisher: Publisher, *, stamp: Stamp | None = None) -> None:
+    def __init__(
+        self,
+        url: BrokerUrl,
+        publisher: Publisher,
+        *,
+        stamp: Stamp | None = None,
+        wait: timedelta | None = None,
+        on_disconnected: OnDisconnected | None = None,
+        on_reconnected: OnReconnected | None = None,
+    ) -> None:
         self.url = url
         self._publisher = publisher
         self._stamp = stamp
+        self._wait = wait
         self._consuming_connection = ReconnectingConnection(replace(url, name=f"{url.name} (receiving)"))
+        self._watch = ConnectionWatch(on_disconnected, on_reconnected)
+        publisher.reconnecting.watch = self._consuming_connection.watch = self._watch
         publisher.reconnecting.on_leave = self._consuming_connection.leave
+        self._private_queues = PrivateQueues()
         # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     async def __aenter__(self) -> Self:
         self._consuming_connection.check_loop()
         try:
+            if self._wait is not None:
+                await self._publisher.reconnecting.wait_for_broker(self._wait)
             await self._publisher.connection()
         except BaseException:
             await self._publisher.close()
@@ -79,6 +98,15 @@ class Client(ScheduleMethods):
         for task in closing:
             task.cancel()
         await asyncio.wait(closing)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the client is connected: its publishing connection is open, and the receiving one too if it was used.
+
+        False while a lost connection is not back, and after :meth:`close`. A connection whose loss the operating system
+        has not reported yet counts as open, for two heartbeat intervals at most.
+        """
+        return self._publisher.reconnecting.is_open and not self._watch.is_lost
 
     def now(self) -> datetime:
         """The time in UTC by which delays are counted: this machine's, or that of an in-memory broker."""
@@ -214,46 +242,6 @@ class Client(ScheduleMethods):
                 "overloaded, and try again"
             ) from error
 
-    async def exists(self, queue: str) -> bool:
-        """Whether a queue of this name exists.
-
-        Raises:
-            InvalidNameError: the name is invalid.
-            TargetNotFoundError: the queue exists, but could not be reached for half a minute, for example because its
-                node is down.
-            ClosedError: the client was closed.
-            BrokerError: the broker cannot be reached, or this user may not see the queue.
-        """
-        check_name("queue", queue)
-        return await exists(await self._within_timeout(self._publisher.connection()), Topology(queues=[Queue(queue)]))
-
-    def consume(
-        self,
-        queue: str,
-        *,
-        prefetch: int = 100,
-        arguments: Mapping[str, Any] | None = None,
-        exclusive: bool = False,
-    ) -> Consumer:
-        """The messages of a queue: ``async for message in client.consume("orders")``; see :class:`bide.Consumer`.
-
-        Args:
-            prefetch: the maximum number of unsettled messages, 1 to 65,535.
-            arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
-            exclusive: refuse to share a classic queue with other consumers; quorum queues ignore this.
-
-        Raises:
-            InvalidInputError: the name or prefetch is invalid. Errors of the broker are raised for the first message.
-        """
-        # Imported here, because a client that only publishes does not need it.
-        from bide.client.consumer import Consumer
-
-        consumer = Consumer(
-            self._consuming_connection, queue, prefetch=prefetch, arguments=arguments, exclusive=exclusive
-        )
-        self._consumers.add(consumer)
-        return consumer
-
     async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """Declare exchanges, queues and bindings. Items that exist with these properties stay unchanged.
 
@@ -265,12 +253,14 @@ class Client(ScheduleMethods):
                 refer to.
 
         Raises:
-            InvalidTopologyError: it is not a topology, or contradicts itself; nothing was declared.
+            InvalidTopologyError: it is not a topology, contradicts itself, or has an exclusive or nameless queue. Then
+                nothing was declared.
             DeclarationMismatchError: an item exists with other properties.
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
         """
         _check_topology(topology)
+        _refuse_private_queues(topology)
         connection = await self._within_timeout(self._publisher.connection())
         return await apply(connection, topology, external=external, retry_for=self._publisher.timeout)
 
@@ -290,21 +280,6 @@ class Client(ScheduleMethods):
         connection = await self._within_timeout(self._publisher.connection())
         return await destroy(connection, topology, force=force, external=external, retry_for=self._publisher.timeout)
 
-    async def _within_timeout(self, operation: Awaitable[_Result]) -> _Result:
-        """Wait for a lost connection to be opened again, up to the client's timeout."""
-        try:
-            async with asyncio.timeout(self._publisher.timeout.total_seconds()):
-                return await operation
-        except TimeoutError as error:
-            raise self._unreachable_error() from error
-
-    def _unreachable_error(self) -> BrokerUnreachableError:
-        seconds = self._publisher.timeout.total_seconds()
-        return BrokerUnreachableError(
-            f"the connection to {self.url} broke and was not back within {seconds:g} s: check that the broker is "
-            "running and can be reached, or connect with a longer timeout"
-        )
-
 
 class Connecting:
     """The result of :func:`connect`: ``async with`` opens and closes the client, ``await`` opens it."""
@@ -320,33 +295,43 @@ class Connecting:
     ) -> None:
         await self._client.close()
 
-    def __await__(self) -> Any:
+    def __await__(self) -> Generator[Any, None, Client]:
         return self._client.__aenter__().__await__()
 
 
 def connect(
     url: str | BrokerUrl | None = None,
     *,
+    ssl_context: ssl.SSLContext | None = None,
     infrastructure: DelayInfrastructure | None = None,
     declare: bool = True,
     timeout: DelayLike = timedelta(seconds=30),
+    wait: DelayLike | None = None,
     on_lost: OnLost = "repeat",
     max_in_flight: int = 10_000,
     stamp: Stamp | None = None,
+    on_disconnected: OnDisconnected | None = None,
+    on_reconnected: OnReconnected | None = None,
 ) -> Connecting:
     """Connect to a broker: ``async with bide.connect("amqp://localhost") as client``.
 
     Args:
         url: the broker's URL; None uses ``BIDE_URL``, or RabbitMQ's default URL on this machine.
+        ssl_context: TLS settings, for an ``amqps://`` URL without such settings of its own.
         infrastructure: the delay infrastructure; ``Clock()`` if None.
         declare: declare the delay infrastructure at the first delayed message if it is missing.
         timeout: the limit for one publish, including reconnecting and sending again. For other calls, the limit for
             reconnecting and for retrying temporary refusals.
+        wait: how long to try the first connection again while no broker can be reached, for a broker that starts at the
+            same time; None tries once. A wrong password or virtual host is an error at once.
         on_lost: what to do with a message whose confirm was lost with the connection: ``"repeat"`` sends it again
             with the same message id, so that it arrives at least once; ``"raise"`` reports it as in doubt.
         max_in_flight: the maximum number of unconfirmed messages; further publishes wait.
         stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds the sending
             and returns headers to add. ``bide.observability.tracing`` has one.
+        on_disconnected: called with the error when a connection was lost and :attr:`Client.connected` becomes false.
+        on_reconnected: called when it is true again. The client reconnects by itself. Both are called in the event
+            loop, and must not block; in the synchronous client, they are called in its thread.
 
     Raises:
         InvalidInputError: a value is invalid. Errors of the broker are raised when the client is opened.
@@ -354,6 +339,8 @@ def connect(
     address = (
         url if isinstance(url, BrokerUrl) else BrokerUrl.from_environment() if url is None else BrokerUrl.parse(url)
     )
+    if ssl_context is not None:
+        address = address.with_context(ssl_context)
     publisher = Publisher(
         address,
         infrastructure or Clock(),
@@ -362,10 +349,32 @@ def connect(
         on_lost=checked_on_lost(on_lost),
         max_in_flight=whole_number("max_in_flight", max_in_flight, 1, 1_000_000),
     )
-    return Connecting(Client(address, publisher, stamp=stamp))
+    client = Client(
+        address,
+        publisher,
+        stamp=stamp,
+        wait=None if wait is None else parse_delay(wait),
+        on_disconnected=on_disconnected,
+        on_reconnected=on_reconnected,
+    )
+    return Connecting(client)
 
 
 def _check_topology(topology: Any) -> None:
     if not isinstance(topology, Topology):
         kind = type(topology).__name__
         raise InvalidTopologyError([f"it is of type {kind}: give a Topology, such as Topology(queues=[Queue('q')])"])
+
+
+def _refuse_private_queues(topology: Topology) -> None:
+    """Refuse queues that could not be used: the client declares, consumes and checks on different connections."""
+    problems = [
+        f"the queue {one.name!r} is exclusive, and could be used on one connection of the client only: use "
+        "client.private_queue()"
+        if one.exclusive
+        else "a queue has no name, and the client could not say which one the broker chose: use client.private_queue()"
+        for one in topology.queues
+        if one.exclusive or not one.name
+    ]
+    if problems:
+        raise InvalidTopologyError(problems)

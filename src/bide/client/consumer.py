@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from bide.client.message import Message
+from bide.client.private_queues import PrivateQueues
 from bide.client.reconnecting import ReconnectingConnection
 from bide.client.subscription import Subscription, retire_with
 from bide.delay.protocol import check_name
+from bide.durations import DelayLike, parse_delay
 from bide.errors import AccessRefusedError, BideError, BrokerError, ConsumerCancelledError, TargetNotFoundError
 from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
@@ -36,9 +38,12 @@ class Consumer:
 
     Args:
         prefetch: the maximum number of unsettled messages, 1 to 65,535.
+        timeout: end the iteration when no message comes for this long; None waits without a limit. The consumer stays
+            open, and a new iteration continues.
         arguments: consumer arguments, such as ``x-priority`` or ``x-stream-offset``.
         exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore this: declare them with
             ``x-single-active-consumer``.
+        private_queues: the queues that the consumer declares again on each connection.
     """
 
     def __init__(
@@ -47,15 +52,19 @@ class Consumer:
         queue: str,
         *,
         prefetch: int = 100,
+        timeout: DelayLike | None = None,
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
+        private_queues: PrivateQueues | None = None,
     ) -> None:
         check_name("queue", queue)
         self.queue = queue
         self._reconnecting = reconnecting
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
+        self._timeout = None if timeout is None else parse_delay(timeout).total_seconds()
         self._arguments = arguments
         self._exclusive = exclusive
+        self._private_queues = PrivateQueues() if private_queues is None else private_queues
         self._subscription: Subscription | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._subscribe_lock = asyncio.Lock()
@@ -92,6 +101,21 @@ class Consumer:
         await self.close()
 
     async def __anext__(self) -> Message:
+        if self._timeout is None:
+            return await self._next()
+        if not self._was_subscribed:
+            # Otherwise a slow connection would look like an empty queue.
+            await self._ensure_subscribed()
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                return await self._next()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StopAsyncIteration from None
+
+    async def _next(self) -> Message:
         while True:
             subscription = await self._ensure_subscribed()
             if subscription is None:
@@ -160,6 +184,7 @@ class Consumer:
         while True:
             connection = await self._reconnecting.connection()
             try:
+                await self._private_queues.ensure(connection, self.queue)
                 return await Subscription.open(
                     connection,
                     self.queue,

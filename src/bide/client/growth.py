@@ -133,6 +133,7 @@ class Growth:
             if not await exists(self._connection, queues):
                 raise self.not_applied(f"queues that a delay needs are missing, among {_names_text(queues)}")
         elif queues.queues:
+            log.info("declaring the delay queues %s", _names_text(queues))
             try:
                 await apply(self._connection, queues, external=names_in(queues), can_move=False)
                 await settle(self._connection, prefix=self._infrastructure.delivery_exchange, can_move=False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from bide.amqp.delivery import Delivery
 from bide.delay.protocol import HEADER_KEY, HEADER_SCHEDULE
@@ -20,11 +21,13 @@ from bide.recoverability.history import (
     nservicebus_due,
     read_nservicebus_time,
 )
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.amqp.channel import Channel
-    from bide.client.subscription import Subscription
+    from bide.client.subscription import DeliveryChannel
 
+log = logger(__name__)
 
 KEPT_PROPERTIES: Final = (
     "message_id",
@@ -42,11 +45,8 @@ KEPT_PROPERTIES: Final = (
 _EXPIRATION: Final = re.compile(r"[0-9]{1,13}")
 
 
-class Message:
-    """A received message as it was sent, without the changes of a delay infrastructure.
-
-    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. An unsettled message returns to its queue when the
-    consumer or its connection closes, or when nothing refers to message and consumer anymore.
+class ReceivedMessage:
+    """What :class:`Message` and :class:`bide.SyncMessage` have in common: everything except settling.
 
     Attributes:
         body: the body.
@@ -66,7 +66,7 @@ class Message:
         "redelivered",
     )
 
-    def __init__(self, delivery: Delivery, subscription: Subscription | None, received_at: datetime) -> None:
+    def __init__(self, delivery: Delivery, subscription: DeliveryChannel | None, received_at: datetime) -> None:
         self.raw = delivery
         self.body = delivery.body
         self.received_at = received_at
@@ -276,32 +276,11 @@ class Message:
             self._sent_message = replace(self._restored(), due=due, sent_at=self.sent_at)
         return self._sent_message
 
-    async def ack(self) -> None:
-        """Acknowledge the message: the queue deletes it.
-
-        Raises:
-            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
-            InvalidInputError: it was settled before.
-        """
+    async def _ack(self) -> None:
         await self._settle(lambda channel: channel.ack(self.raw.delivery_tag))
 
-    async def requeue(self) -> None:
-        """Return the message to the queue, which delivers it again. A quorum queue counts this for its delivery limit.
-
-        Raises:
-            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
-            InvalidInputError: it was settled before.
-        """
-        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=True))
-
-    async def reject(self) -> None:
-        """Reject the message: the queue dead-letters it, or drops it if it has no dead-letter exchange.
-
-        Raises:
-            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
-            InvalidInputError: it was settled before.
-        """
-        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=False))
+    async def _reject(self, *, requeue: bool) -> None:
+        await self._settle(lambda channel: channel.reject(self.raw.delivery_tag, requeue=requeue))
 
     async def _settle(self, how: Callable[[Channel], None]) -> None:
         # Drop the reference, so that settled messages that are kept do not keep the consumer's channel open.
@@ -319,8 +298,87 @@ class Message:
                 f"the message {self.message_id!r} can no longer be settled: the broker delivers it again ({error})"
             ) from error
 
+    async def _end(self, error: BaseException | None, *, requeue: bool) -> None:
+        """Settle the message after a block of :meth:`process`, unless the block has settled it."""
+        if self.settled:
+            return
+        if error is None:
+            await self._ack()
+            return
+        try:
+            # A block that was interrupted has not failed: the message is handled again.
+            await self._reject(requeue=requeue or not isinstance(error, Exception))
+        except DeliveryLostError as lost:
+            log.info("%s", lost)
+
     def __repr__(self) -> str:
         return (
-            f"<Message {self.message_id!r} {len(self.body)} bytes, exchange {self.exchange!r}, "
+            f"<{type(self).__name__} {self.message_id!r} {len(self.body)} bytes, exchange {self.exchange!r}, "
             f"routing key {self.routing_key!r}>"
         )
+
+
+class Message(ReceivedMessage):
+    """A received message as it was sent, without the changes of a delay infrastructure.
+
+    Settle it once: :meth:`ack`, :meth:`requeue` or :meth:`reject`. An unsettled message returns to its queue when the
+    consumer or its connection closes, or when nothing refers to message and consumer anymore.
+
+    Attributes:
+        body: the body.
+        received_at: when this process received it.
+        redelivered: whether the queue delivered it before.
+        raw: the delivery with all properties and headers, as the broker sent it.
+    """
+
+    __slots__ = ()
+
+    async def ack(self) -> None:
+        """Acknowledge the message: the queue deletes it.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._ack()
+
+    async def requeue(self) -> None:
+        """Return the message to the queue, which delivers it again. A quorum queue counts this for its delivery limit.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._reject(requeue=True)
+
+    async def reject(self) -> None:
+        """Reject the message: the queue dead-letters it, or drops it if it has no dead-letter exchange.
+
+        Raises:
+            DeliveryLostError: the connection that delivered it was lost; the broker delivers it again.
+            InvalidInputError: it was settled before.
+        """
+        await self._reject(requeue=False)
+
+    @asynccontextmanager
+    async def process(self, *, requeue: bool = False) -> AsyncIterator[Self]:
+        """Acknowledge the message at the end of the block, or reject it if an exception ends the block.
+
+        ``async with message.process(): ...``. The exception is raised again. If the block is cancelled, the message
+        returns to its queue. A message that was settled within the block stays as it is. For retries with delays, use
+        :class:`bide.Endpoint`.
+
+        Args:
+            requeue: after an exception, :meth:`requeue` the message instead of rejecting it. A queue without a
+                dead-letter exchange drops rejected messages.
+
+        Raises:
+            DeliveryLostError: the block succeeded, but the connection that delivered the message was lost; the broker
+                delivers it again.
+        """
+        try:
+            yield self
+        except BaseException as error:
+            await self._end(error, requeue=requeue)
+            raise
+        await self._end(None, requeue=requeue)

@@ -8,14 +8,19 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.client.connection_watch import ConnectionWatch
 from bide.client.failover import Failover, Trial
+from bide.durations import format_delay
 from bide.errors import (
     AuthenticationError,
+    BideError,
     BrokerError,
+    BrokerUnreachableError,
     ClosedError,
     ConnectionLostError,
     InvalidInputError,
@@ -45,18 +50,25 @@ class ReconnectingConnection:
 
     Attributes:
         on_leave: called with the address of a host that was left as broken, for other connections to the same hosts.
+        watch: hears of each loss and return. A connection with a watch is opened again at once, and not at its next
+            use.
     """
 
     def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
         self.url = url
         self.on_leave: Callable[[str], None] | None = None
+        self.watch: ConnectionWatch | None = None
         self._failover = Failover(trials, self._move_to)
         self._left_address = ""
         self._connection: Connection | None = None
+        self._last_opened: Connection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open_lock = asyncio.Lock()
         self._closed = asyncio.Event()
+        self._pause_ended = asyncio.Event()
+        self._callers = 0
         self._opened_at: float | None = None
+        self._reopening: asyncio.Task[None] | None = None
         self._backoff = Backoff(FIRST_PAUSE.total_seconds(), LONGEST_PAUSE.total_seconds())
 
     async def connection(self) -> Connection:
@@ -75,6 +87,18 @@ class ReconnectingConnection:
         connection = self._connection
         if connection is not None and connection.is_open and not self._closed.is_set():
             return connection
+        if asyncio.current_task() is self._reopening:
+            return await self._open_until_success()
+        self._callers += 1
+        if self._callers == 1:
+            # The first caller after a while does not wait for the end of a pause in the background.
+            self._pause_ended.set()
+        try:
+            return await self._open_until_success()
+        finally:
+            self._callers -= 1
+
+    async def _open_until_success(self) -> Connection:
         async with self._open_lock:
             while True:
                 if self._closed.is_set():
@@ -83,6 +107,39 @@ class ReconnectingConnection:
                     return self._connection
                 await self._pause_if_flapping()
                 await self._open()
+
+    async def wait_for_broker(self, wait: timedelta) -> None:
+        """Open the first connection to a broker that may not be running yet.
+
+        Args:
+            wait: how long to try again while the broker cannot be reached.
+
+        Raises:
+            BrokerUnreachableError: no broker was there in time.
+            BrokerError: as :meth:`connection`; other errors than an unreachable broker are raised at once.
+        """
+        reason: BrokerError | None = None
+        limit = asyncio.timeout(wait.total_seconds())
+        try:
+            async with limit:
+                while True:
+                    try:
+                        await self.connection()
+                    except (BrokerUnreachableError, ConnectionLostError) as error:
+                        if _is_untrusted(error):
+                            raise
+                        reason = error
+                        log.info("waiting for the broker: %s", error)
+                        await self._pause()
+                    else:
+                        self._backoff.reset()
+                        return
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise BrokerUnreachableError(
+                f"no broker was ready within {format_delay(wait)} (wait=): {reason or f'{self.url} did not answer'}"
+            ) from reason
 
     def check_loop(self) -> None:
         """Bind to the running event loop at the first call, and check it at later calls.
@@ -133,9 +190,31 @@ class ReconnectingConnection:
         self._adopt(connection)
 
     def _adopt(self, connection: Connection) -> None:
-        self._connection = connection
+        self._connection = self._last_opened = connection
         self._opened_at = connection.loop.time()
         self._failover.watch(connection)
+        if self.watch is not None:
+            connection.lost.add_done_callback(partial(self._on_lost, connection))
+            self.watch.on_open(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is open now."""
+        return self._connection is not None and self._connection.is_open and not self._closed.is_set()
+
+    def _on_lost(self, connection: Connection, lost: asyncio.Future[BideError]) -> None:
+        if self._last_opened is not connection or self._closed.is_set() or self.watch is None:
+            # The client has moved to another host, or was closed.
+            return
+        self._reopening = connection.loop.create_task(self._reopen())
+        self.watch.on_lost(self, lost.result())
+
+    async def _reopen(self) -> None:
+        try:
+            await self.connection()
+        except BideError as error:
+            # The next use of the connection raises it.
+            log.debug("the connection is not opened again in the background: %s", error)
 
     def _move_to(self, other: Connection) -> None:
         left = self._connection
@@ -158,9 +237,12 @@ class ReconnectingConnection:
         connection.give_up(ConnectionLostError(f"this client left the host {connection.address}: {why}"))
 
     async def _pause(self) -> None:
+        if self._closed.is_set():
+            return
+        self._pause_ended.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.next()):
-                await self._closed.wait()
+                await self._pause_ended.wait()
 
     async def close(self) -> None:
         """Close the connection for good.
@@ -170,13 +252,21 @@ class ReconnectingConnection:
         """
         self.check_loop()
         self._closed.set()
+        self._pause_ended.set()
         connection, self._connection = self._connection, None
         try:
+            await self._stop_reopening()
             await self._failover.stop()
         finally:
             # Even if this task is cancelled, the connection must not stay open.
             if connection is not None:
                 await connection.close()
+
+    async def _stop_reopening(self) -> None:
+        task, self._reopening = self._reopening, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 def _is_untrusted(error: BrokerError) -> bool:

@@ -74,19 +74,39 @@ class _Inbox:
             self._channel.nack(delivery.delivery_tag)
 
 
-class Subscription:
-    """A consumer on its own channel, which is closed when nothing refers to the subscription anymore.
+class DeliveryChannel:
+    """A channel with deliveries, which is closed when nothing refers to it anymore.
 
-    The consumer and every unsettled message refer to it. So a message can be settled as long as the application has a
-    reference to it, and goes back to its queue when there is none.
+    Every unsettled message refers to it. So a message can be settled as long as the application has a reference to it.
+
+    Attributes:
+        unsettled: the number of deliveries that the application has and has not settled.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.unsettled = 0
+        weakref.finalize(self, _call_in_loop, channel.connection.loop, channel.abandon).atexit = False
+
+    def delivered(self) -> None:
+        """Record that the application has got a delivery."""
+        self.unsettled += 1
+
+    def settled(self) -> None:
+        """Record that the application has settled a delivery."""
+        self.unsettled -= 1
+
+
+class Subscription(DeliveryChannel):
+    """A consumer on its own channel.
+
+    The :class:`bide.Consumer` and every unsettled message refer to it.
     """
 
     def __init__(self, channel: Channel, inbox: _Inbox, tag: str) -> None:
-        self.channel = channel
+        super().__init__(channel)
         self._inbox = inbox
         self._tag = tag
-        self._unsettled = 0
-        weakref.finalize(self, _call_in_loop, channel.connection.loop, channel.abandon).atexit = False
 
     @classmethod
     async def open(
@@ -117,17 +137,13 @@ class Subscription:
             BideError: no more deliveries will come; the error is the reason.
         """
         delivery = await self._inbox.get()
-        self._unsettled += 1
+        self.delivered()
         return delivery
 
     @property
     def ready(self) -> int:
         """The number of deliveries that :meth:`next` has without waiting."""
         return self._inbox.ready
-
-    def settled(self) -> None:
-        """Record that a delivery of :meth:`next` was settled."""
-        self._unsettled -= 1
 
     async def end(self) -> list[Delivery]:
         """Cancel the consumer, and return all deliveries received before that.
@@ -157,7 +173,7 @@ class Subscription:
         """Cancel the consumer and requeue deliveries not yet returned; the others can still be settled."""
         if not self.channel.is_open:
             return
-        if self._unsettled:
+        if self.unsettled:
             self._give_back()
         else:
             self.channel.abandon()

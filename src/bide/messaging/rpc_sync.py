@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +47,28 @@ class SyncCaller:
         """Close the connection. Pending calls fail."""
         self._client.wait_for(self._caller.close())
 
-    def call(self, body: bytes | str | None = None, **options: Any) -> Message:
+    def call(
+        self,
+        body: bytes | str | None = None,
+        *,
+        json: Any = None,
+        to: str | None = None,
+        exchange: str | None = None,
+        routing_key: str = "",
+        timeout: DelayLike | None = None,
+        headers: Mapping[str, Any] | None = None,
+        type: str | None = None,
+    ) -> Message:
         """See :meth:`bide.messaging.rpc.Caller.call`."""
-        return self._client.wait_for(self._caller.call(body, **options))
+        return self._client.wait_for(
+            self._caller.call(
+                body,
+                json=json,
+                to=to,
+                exchange=exchange,
+                routing_key=routing_key,
+                timeout=timeout,
+                headers=headers,
+                type=type,
+            )
+        )
