@@ -1,12 +1,11 @@
-"""Schedules that are cancelled when due, while brokers are killed and leaders change."""
+"""Schedules that are cancelled when due, while the broker is killed."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ import bide
 from bide import ScheduleOutcome
 from bide.schedules.names import ScheduleNames
 from tests.broker.schedule_log import gating
-from tests.faults.cluster import Cluster, cluster
 from tests.faults.conftest import DedicatedBroker
-from tests.support import Rabbitmq, flush_declarations
+from tests.support import flush_declarations
 from tests.timeouts import TIMEOUT
 
 COUNT = 400
@@ -80,26 +78,3 @@ async def test_a_broker_that_is_killed_three_times_leaves_every_answer_true(
             await client.declare(ScheduleNames().topology())
             await asyncio.to_thread(flush_declarations, broker)
             await cancel_when_due(client, [kill] * 3)
-
-
-@pytest.fixture(scope="module")
-def three_nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
-    with cluster(rabbitmq) as three_nodes:
-        yield three_nodes
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-async def test_leaders_that_change_leave_every_answer_true(three_nodes: Cluster, tmp_path: Path) -> None:
-    """Each node is killed once, and with it the leaders of the streams and queues that it has."""
-
-    def kill(number: int) -> None:
-        node = three_nodes.nodes[number]
-        node.kill()
-        node.start()
-
-    url = three_nodes.url
-    async with bide.connect(url, timeout=timedelta(seconds=TIMEOUT)) as client:
-        await client.declare(TOPOLOGY)
-        async with gating(url, tmp_path / "gate"), gating(url, tmp_path / "other"):
-            await cancel_when_due(client, [partial(kill, number) for number in range(3)])
