@@ -133,6 +133,7 @@ def test_a_target_is_crowded_until_few_wait_for_it() -> None:
     assert deliveries.crowded == {"q:full"}
     taken = deliveries.take(0.0, 100)
     assert not deliveries.crowded
+    assert deliveries.pending == CROWDED
     # Refused ones wait, too.
     for one in taken:
         deliveries.refused(one, 0.0)

@@ -68,6 +68,7 @@ class Deliveries:
         """Targets with queued occurrences and perhaps a place, in the order of their turns."""
         self._waiting = Counter[str]()
         """Occurrences that are queued or refused, by target."""
+        self._all_waiting = 0
         self._refusals: dict[str, int] = {}
         self._retries: list[tuple[float, OccurrenceHead]] = []
         self._unreported = deque[EndedOccurrence]()
@@ -86,8 +87,8 @@ class Deliveries:
 
     @property
     def pending(self) -> int:
-        """How many were claimed and did not end."""
-        return self.in_flight + self._waiting.total()
+        """How many were claimed and did not end. It may be read in other threads."""
+        return self.in_flight + self._all_waiting
 
     def add(self, occurrences: Iterable[OccurrenceHead]) -> None:
         """Take occurrences that are under way. Those that are known already are ignored."""
@@ -180,6 +181,7 @@ class Deliveries:
         self._turns.clear()
         self._retries.clear()
         self._waiting.clear()
+        self._all_waiting = 0
         self._refusals.clear()
         self.crowded.clear()
 
@@ -215,11 +217,13 @@ class Deliveries:
             self._on_place()
 
     def _waits(self, target: str) -> None:
+        self._all_waiting += 1
         self._waiting[target] += 1
         if self._waiting[target] >= CROWDED:
             self.crowded.add(target)
 
     def _waits_no_more(self, target: str) -> None:
+        self._all_waiting -= 1
         self._waiting[target] -= 1
         if self._waiting[target] < CROWDED:
             self.crowded.discard(target)
