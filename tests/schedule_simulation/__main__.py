@@ -30,8 +30,8 @@ def main() -> int:
     def report() -> None:
         say(
             f"{total.schedules} occurrences in {seed - first} histories (seeds {first} to {seed - 1}), {total.records} "
-            f"records, {total.received} deliveries, {total.starts} starts of gates, {time.monotonic() - started:.0f} s: "
-            f"{bad} bad histories"
+            f"records, {total.received} deliveries, {total.starts} starts of gates, "
+            f"{time.monotonic() - started:.0f} s: {bad} bad histories"
         )
 
     while total.schedules < wanted:
