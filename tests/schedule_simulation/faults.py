@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from heapq import heappop
 from itertools import cycle
 from typing import Any
 from unittest.mock import patch
@@ -279,7 +280,11 @@ def _blocking() -> _Patches:
     original = Deliveries.take
 
     def take(self: Deliveries, now: float, most: int) -> list[str]:
-        return original(self, now, most) if not self._retries or self._retries[0][0] <= now else []
+        if not self._refusals:
+            return original(self, now, most)
+        taken = [heappop(self._retries)[1]] if self._retries and self._retries[0][0] <= now else []
+        self.in_flight += len(taken)
+        return taken
 
     return [(Deliveries, "take", take)]
 

@@ -67,7 +67,8 @@ LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 /
 PARTITION = 3
 """In small logs all keys are in one partition."""
 
-CLAIM, CHUNK, REQUEST = b'"kind":"claim"', b'"kind":"snapshot"', b'"request":"'
+CLAIM, CHUNK, REQUEST, FENCE = b'"kind":"claim"', b'"kind":"snapshot"', b'"request":"', b'"after":-1,'
+"""What records contain. A gate that builds its index anew appends a fence."""
 
 TARGETS = (*("open",) * 6, "slow", "stuck", "gone", "foreign")
 """``slow`` refuses for a while, ``stuck`` always, ``gone`` does not exist, ``foreign`` is not allowed."""
@@ -129,6 +130,7 @@ class Simulation:
         # How often a connection breaks just when it carries something that matters.
         self.cut_claims = rng.choice((0.0, 0.0, 0.05, 0.3))
         self.cut_requests = rng.choice((0.0, 0.0, 0.02, 0.1))
+        self.freeze_starts = rng.choice((0.0, 0.2)) if self.is_small else 0.0
         self.carry_kills = rng.choice((0, 2, 4)) if self.is_small else 0
         self.weights: tuple[float, ...]
         if self.is_small:
@@ -237,6 +239,9 @@ class Simulation:
             return
         if CLAIM in data and self.rng.random() < self.cut_claims:
             self.soon(gate.network.cut, is_late=True)
+        if FENCE in data and self.rng.random() < self.freeze_starts and not gate.calls.is_frozen:
+            gate.calls.is_frozen = True
+            self.world.loop.call_later(60.0, self.world.loop.thaw, gate.calls)
         if CHUNK in data and self.carry_kills and self.rng.random() < 0.7:
             self.carry_kills -= 1
             self.soon(self.replace_gate, self.gates.index(gate))
@@ -405,6 +410,7 @@ class Simulation:
                 self.check_end(gate)
                 gate.network.kill()
                 self.gates[place] = self.start_gate(90 + place, None)
+        await self.leave_one()
         async with bide.connect(world.network().url, declare=False, timeout="60s") as client:
             for verdict in world.verdicts:
                 for key, entry in list(verdict.waiting.items()):
@@ -421,6 +427,18 @@ class Simulation:
             self.check_end(gate)
             gate.gate.stop()
         await asyncio.wait([one.task for one in self.gates if one.task is not None])
+
+    async def leave_one(self) -> None:
+        """In half of the histories, leave the rest of the work to one gate, which may have been frozen for long."""
+        if self.rng.random() < 0.5:
+            return
+        left = self.rng.choice(self.gates)
+        for gate in self.gates:
+            if gate is not left and gate.gate is not None and gate.task is not None:
+                gate.gate.stop()
+                await asyncio.wait({gate.task})
+                self.check_end(gate)
+        self.gates = [left]
 
     def check_end(self, gate: Process) -> None:
         task = gate.task
