@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,7 +12,7 @@ from unittest.mock import patch
 
 from bide.amqp.connection import Connection
 from bide.client.schedule_room import ScheduleRoom
-from bide.gate import leadership, partition_index
+from bide.gate import partition_index
 from bide.gate.carrier import Carrier
 from bide.gate.deliveries import Deliveries
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
@@ -64,9 +63,8 @@ FAULTS = {
     **{
         fault: model.FAULTS[fault]
         for fault in (
-            *("partial-snapshot", "snapshot-gap", "index-unchecked", "sessions-not-carried", "beats-awaited"),
-            *("greedy-gate", "repeats-forgotten", "ticks-race", "stray-keys", "own-calendar", "occurrence-by-key"),
-            *("blocking", "filter-ignores-due"),
+            *("partial-snapshot", "index-unchecked", "sessions-not-carried", "repeats-forgotten", "ticks-race"),
+            *("stray-keys", "own-calendar", "occurrence-by-key", "blocking", "filter-ignores-due"),
         )
     },
 }
@@ -216,21 +214,6 @@ def _partial_snapshot() -> _Patches:
 _UNCOUNTED: _Patches = [(LogFollower, "_compare", lambda self, offset, count: None)]
 
 
-def _snapshot_gap() -> _Patches:
-    async def begin(self: LogOpener) -> tuple[LogReader, list[LogRecord]]:
-        await self._index.begin()
-        if self._index.position.offset >= 0 and (found := await self._behind(self._index.position)) is not None:
-            return found
-        await self._rebuild()
-        await self._index.begin()
-        position = self._index.position
-        reader = await LogReader.open(self._connection, self._log, position.offset)
-        records = await reader.batch()
-        return reader, [one for one in records if one.offset > position.offset]
-
-    return [(LogOpener, "open", begin), *_UNCOUNTED]
-
-
 def _index_unchecked() -> _Patches:
     async def behind(self: LogOpener, position: LogPosition) -> tuple[LogReader, list[LogRecord]]:
         return await LogReader.open(self._connection, self._log, position.offset + 1), []
@@ -312,11 +295,8 @@ _PATCHES: dict[str, Callable[[], _Patches]] = {
     "drop-fifth": _drop_fifth,
     "forged": _forged,
     "partial-snapshot": _partial_snapshot,
-    "snapshot-gap": _snapshot_gap,
     "index-unchecked": _index_unchecked,
     "sessions-not-carried": _sessions_not_carried,
-    "beats-awaited": lambda: [(leadership, "REPEAT_AFTER", math.inf)],
-    "greedy-gate": lambda: [(LogRoom, "level", lambda self, position: "free")],
     "ticks-race": _ticks_race,
     "own-calendar": _own_calendar,
     "blocking": _blocking,
