@@ -132,12 +132,7 @@ class Simulation:
         self.cut_claims = rng.choice((0.0, 0.0, 0.05, 0.3))
         self.cut_requests = rng.choice((0.0, 0.0, 0.02, 0.1))
         self.weights: tuple[float, ...]
-        # So fast that retention removes what is a few seconds old. Answers are rare, for the same reason.
-        self.is_fast = self.is_small and rng.random() < 0.4
-        if self.is_fast:
-            self.pause, self.operations = 0.03, 3000
-            self.weights = (92, 0, 4, 1, 0, 0, 0, 0, 1, 1)
-        elif self.is_small:
+        if self.is_small:
             self.weights = (80, 1, 8, 4, 1, 2, 1, 0, 1, 1)
         elif self.is_recurring:
             self.weights = (10, 50, 16, 8, 3, 4, 3, 0.3, 2, 1)
@@ -145,7 +140,7 @@ class Simulation:
             self.weights = (50, 6, 16, 8, 3, 4, 3, 1, 2, 2)
         self.freeze_starts = rng.choice((0.0, 0.2)) if self.is_small else 0.0
         # A gate that crashes again and again while it carries stops before the log is lost, as it should.
-        self.carry_kills = rng.choice((0, 2, 4)) if self.is_small and not self.is_fast else 0
+        self.carry_kills = rng.choice((0, 1, 2)) if self.is_small else 0
         self.outages = 2 if self.is_small else 0
         self.outage_until = 0.0
         self.prefetch = rng.choice((3, 30, 1000)) if self.is_small else 1000
