@@ -32,6 +32,7 @@ SEEDS = {
     "sessions-not-carried": 347,
     "stale-carry": 347,
     "stray-keys": 1,
+    "ticks-race": 5,
     "trim-early": 463,
     "wall-clock": 15,
 }
