@@ -14,7 +14,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak soak test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases clean
+.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,10 @@ test-soak: setup ## cut connections in 200 bulk publishes, where `test` does so 
 soak: setup java ## kill Spark 500 times while it reads and writes (an hour; continues after an interruption; SOAK="--seconds 600")
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m tests.soak $(SOAK)
+
+race: setup ## cancel and replace 200,000 schedules as they are delivered, and kill gates and the broker (RACE="--operations 5000")
+	@env -u BIDE_URL scripts/install-rabbitmq.sh
+	@$(PYTHON_BIN) -m tests.schedule_race $(RACE)
 
 bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1")
 	@scripts/install-rabbitmq.sh

@@ -7,6 +7,7 @@ first record on, and forgets nothing.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ class Verdict:
 
     answers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     lives: dict[str, Life] = field(default_factory=dict)
+    under_way: Counter[str] = field(default_factory=Counter)
+    """How many occurrences of a key are under way."""
+    void_claims: int = 0
     waiting: dict[str, dict[str, Any]] = field(default_factory=dict)
     last_ended: dict[str, str] = field(default_factory=dict)
     repeats: set[str] = field(default_factory=set)
@@ -60,6 +64,9 @@ def read(verdict: Verdict, exchange: str, raw: bytes, partition: int, partitions
                 life = verdict.lives.get(occurrence)
                 if life is not None and life.fate == "under way":
                     life.fate = outcome
+                    verdict.under_way[life.key] -= 1
+                    if not verdict.under_way[life.key]:
+                        del verdict.under_way[life.key]
                     if life.key not in verdict.waiting:
                         verdict.last_ended[life.key] = occurrence
     elif exchange == "operations" and "request" in record:
@@ -124,8 +131,7 @@ def _begin(verdict: Verdict, key: str, entry: dict[str, Any]) -> None:
 def _change_key(verdict: Verdict, key: str, record: dict[str, Any]) -> tuple[Any, ...]:
     entry = verdict.waiting.get(key)
     if entry is None:
-        going = any(life.key == key and life.fate == "under way" for life in verdict.lives.values())
-        return ("too-late",) if going or key in verdict.last_ended else ("not-found",)
+        return ("too-late",) if key in verdict.under_way or key in verdict.last_ended else ("not-found",)
     wanted = record.get("if_version")
     if wanted is not None and entry["version"] != wanted:
         return ("changed", entry["version"])
@@ -154,10 +160,12 @@ def _change(verdict: Verdict, key: str, record: dict[str, Any]) -> None:
             entry["paused"] = False
         case "run-now" if entry["every"] is None:
             life.fate, life.due = "under way", 0
+            verdict.under_way[key] += 1
             del verdict.waiting[key]
             return
         case "run-now":
             verdict.lives[f"{entry['id']}!{request}"] = Life(key, entry["body"], entry["to"], 0, "under way")
+            verdict.under_way[key] += 1
             return
         case _:
             pass
@@ -166,11 +174,13 @@ def _change(verdict: Verdict, key: str, record: dict[str, Any]) -> None:
 
 def _claim(verdict: Verdict, item: dict[str, Any]) -> None:
     entry = verdict.waiting.get(item["key"])
-    if entry is None or entry["paused"] or entry["version"] != item["version"]:
-        return
-    if (entry["nominal"], entry["due"]) != (item["nominal"], item["due"]):
+    claimed = (item["version"], item["nominal"], item["due"])
+    if entry is None or entry["paused"] or (entry["version"], entry["nominal"], entry["due"]) != claimed:
+        verdict.void_claims += 1
         return
     verdict.lives[entry["occurrence"]].fate = "skipped" if item.get("skip") else "under way"
+    if not item.get("skip"):
+        verdict.under_way[item["key"]] += 1
     if "next_nominal" in item:
         entry["nominal"], entry["due"] = item["next_nominal"], item["next_due"]
         _begin(verdict, item["key"], entry)

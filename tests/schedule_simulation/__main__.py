@@ -6,9 +6,17 @@ import logging
 import sys
 import time
 
-from tests.schedule_simulation.simulation import run
+from tests.schedule_simulation.simulation import Result, run
 
-if __name__ == "__main__":
+_REPORT_EVERY = 60.0
+"""Seconds."""
+
+
+def say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
     numbers = [int(one) for one in sys.argv[1:] if one.isdigit()]
     wanted, seed, operations = [*numbers, *(1000, 0, 150)[len(numbers) :]]
     if "-v" in sys.argv:
@@ -16,19 +24,32 @@ if __name__ == "__main__":
     else:
         logging.getLogger("bide").setLevel(logging.CRITICAL)
     fault = sys.argv[sys.argv.index("--fault") + 1] if "--fault" in sys.argv else None
-    first, started, schedules, received, records, starts, bad = seed, time.monotonic(), 0, 0, 0, 0, 0
-    while schedules < wanted:
+    first, started, total, bad = seed, time.monotonic(), Result(), 0
+    reported = started
+
+    def report() -> None:
+        say(
+            f"{total.schedules} occurrences in {seed - first} histories (seeds {first} to {seed - 1}), {total.records} "
+            f"records, {total.received} deliveries, {total.starts} starts of gates, "
+            f"{time.monotonic() - started:.0f} s: {bad} bad histories"
+        )
+
+    while total.schedules < wanted:
         result = run(seed, operations, fault)
-        schedules += result.schedules
-        received += result.received
-        records += result.records
-        starts += result.starts
+        total.schedules += result.schedules
+        total.received += result.received
+        total.records += result.records
+        total.starts += result.starts
         bad += bool(result.problems)
         for line in result.problems[:5]:
-            print(line, flush=True)  # noqa: T201
+            say(line)
         seed += 1
-    print(  # noqa: T201
-        f"{schedules} occurrences in {seed - first} histories (seeds {first} to {seed - 1}), {records} records, "
-        f"{received} deliveries, {starts} starts of gates, {time.monotonic() - started:.0f} s: {bad} bad histories"
-    )
-    sys.exit(bool(bad))
+        if time.monotonic() - reported > _REPORT_EVERY and total.schedules < wanted:
+            reported = time.monotonic()
+            report()
+    report()
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

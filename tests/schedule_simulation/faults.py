@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
@@ -12,23 +14,29 @@ from bide.amqp.connection import Connection
 from bide.client.schedule_room import ScheduleRoom
 from bide.gate import partition_index
 from bide.gate.carrier import Carrier
-from bide.gate.deliveries import OccurrenceHead
+from bide.gate.deliveries import Deliveries, OccurrenceHead
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.leadership import PartitionLeadership
 from bide.gate.link import GateLink
 from bide.gate.log_follower import LogFollower
-from bide.gate.log_rebuild import LogOpener
+from bide.gate.log_reader import LogReader, LogRecord
+from bide.gate.log_rebuild import LogOpener, _FoundCycle
 from bide.gate.partition_index import AppliedRecords, PartitionIndex
+from bide.gate.partition_session import PartitionSession
 from bide.gate.room import LogRoom
 from bide.gate.spread import GateTime
+from bide.schedules import snapshot
 from bide.schedules.encoding import decode
-from bide.schedules.records import Claim
-from bide.schedules.state import LogPosition
+from bide.schedules.entries import RememberedAnswer, ScheduleSession, StateEntry
+from bide.schedules.fold import FoldResult, ScheduleFold
+from bide.schedules.records import Claim, ClaimedOccurrence, SnapshotChunk, Tick
+from bide.schedules.state import LogPosition, ScheduleState
 from tests.schedule_model import faults as model
 
 IN_FOLD = (
     *("claim-by-key", "claim-by-version", "claim-paused", "second-claim", "repeats", "repeats-by-maximum"),
-    *("repeats-answered-anew", "repeats-forgotten", "stray-keys", "occurrence-by-key", "filter-ignores-due"),
+    *("repeats-answered-anew", "repeats-forgotten", "ticks-race", "stray-keys", "occurrence-by-key"),
+    "filter-ignores-due",
 )
 """Faults of the fold that the model has, too."""
 
@@ -52,6 +60,13 @@ FAULTS = {
     "wall-clock": model.FAULTS["wall-clock"],
     "drop-fifth": model.FAULTS["drop-fifth"],
     "forged": model.FAULTS["forged"],
+    **{
+        fault: model.FAULTS[fault]
+        for fault in (
+            *("partial-snapshot", "index-unchecked", "sessions-not-carried", "repeats-forgotten", "ticks-race"),
+            *("stray-keys", "own-calendar", "occurrence-by-key", "blocking", "filter-ignores-due"),
+        )
+    },
 }
 
 
@@ -66,6 +81,9 @@ def plant(fault: str | None, stack: ExitStack) -> None:
 
 
 _Patches = list[tuple[Any, str, Any]]
+
+_RACING_TICK = 0.5
+"""Seconds between the ticks of a gate that believes that all of them count."""
 
 
 def _no_read_back() -> _Patches:
@@ -189,6 +207,77 @@ def _forged() -> _Patches:
     return [(LogFollower, "read", read)]
 
 
+def _partial_snapshot() -> _Patches:
+    return [(_FoundCycle, "is_complete", property(lambda self: True))]
+
+
+_UNCOUNTED: _Patches = [(LogFollower, "_compare", lambda self, offset, count: None)]
+
+
+def _index_unchecked() -> _Patches:
+    async def behind(self: LogOpener, position: LogPosition) -> tuple[LogReader, list[LogRecord]]:
+        return await LogReader.open(self._connection, self._log, position.offset + 1), []
+
+    return [(LogOpener, "_behind", behind), *_UNCOUNTED]
+
+
+def _sessions_not_carried() -> _Patches:
+    original = snapshot.cut
+
+    def cut(
+        cycle_name: str, position: LogPosition, entries: Iterable[StateEntry], **options: int
+    ) -> Iterator[SnapshotChunk]:
+        kept = (one for one in entries if not isinstance(one, ScheduleSession | RememberedAnswer))
+        return original(cycle_name, position, kept, **options)
+
+    return [(snapshot, "cut", cut)]
+
+
+def _ticks_race() -> _Patches:
+    def tick(self: PartitionSession, now: float) -> None:
+        if now - self._gate.ticked_at >= _RACING_TICK:
+            self._gate.ticked_at = now
+            self._append(Tick(number=self._index.position.tick + 1))
+
+    return [(PartitionSession, "_tick", tick)]
+
+
+def _own_calendar() -> _Patches:
+    errors = cycle((0, 7))
+
+    class OwnCalendar(ScheduleFold):
+        def __init__(self, state: ScheduleState, partition: int) -> None:
+            super().__init__(state, partition)
+            self.error = next(errors)
+
+        def _claim_one(self, item: ClaimedOccurrence) -> FoldResult:
+            if item.next_nominal is not None and item.next_due is not None:
+                nominal, due = item.next_nominal + self.error, item.next_due + self.error
+                item = replace(item, next_nominal=nominal, next_due=due)
+            return super()._claim_one(item)
+
+    return [(partition_index, "ScheduleFold", OwnCalendar)]
+
+
+def _blocking() -> _Patches:
+    original = Deliveries.take
+
+    def take(self: Deliveries, now: float, most: int) -> list[str]:
+        if not self._refusals:
+            return original(self, now, most)
+        queued, turns = self._queued, self._turns
+        self._queued, self._turns = {}, {}
+        try:
+            return original(self, now, most)
+        finally:
+            for target, rest in self._queued.items():
+                queued.setdefault(target, deque()).extendleft(rest)
+                turns[target] = None
+            self._queued, self._turns = queued, turns
+
+    return [(Deliveries, "take", take)]
+
+
 async def _take_nothing(self: ScheduleRoom, channel: Any, size: int) -> None:
     return
 
@@ -211,4 +300,10 @@ _PATCHES: dict[str, Callable[[], _Patches]] = {
     "wall-clock": lambda: [(GateTime, "now", _wall)],
     "drop-fifth": _drop_fifth,
     "forged": _forged,
+    "partial-snapshot": _partial_snapshot,
+    "index-unchecked": _index_unchecked,
+    "sessions-not-carried": _sessions_not_carried,
+    "ticks-race": _ticks_race,
+    "own-calendar": _own_calendar,
+    "blocking": _blocking,
 }

@@ -26,11 +26,17 @@ class Link(MemoryTransport):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, rng: random.Random, latency: float
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.Protocol,
+        rng: random.Random,
+        latency: float,
+        on_write: Callable[[bytes], None],
     ) -> None:
         super().__init__(loop, protocol)
         self._rng = rng
         self._latency = latency
+        self._on_write = on_write
         self._context = copy_context()
         self._to_broker = _Pipe(loop, self._arrive, None)
         self._to_client = _Pipe(loop, super().deliver, self._context)
@@ -39,7 +45,9 @@ class Link(MemoryTransport):
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Send to the broker."""
         if not self.is_closing() and not self.is_broken:
-            self._to_broker.put(bytes(data), self._delay())
+            sent = bytes(data)
+            self._to_broker.put(sent, self._delay())
+            self._on_write(sent)
 
     def deliver(self, data: bytes) -> None:
         """Send to the client."""
@@ -58,14 +66,19 @@ class Link(MemoryTransport):
         """Close the connection, and drop what was written."""
         self.cut()
 
-    def cut(self) -> None:
-        """Break the connection."""
+    def cut(self, *, is_late: bool = False) -> None:
+        """Break the connection.
+
+        Args:
+            is_late: whether everything that is on its way still arrives.
+        """
         if self.is_broken:
             return
         self.is_broken = True
         self._to_client.drop()
         rng = self._rng
-        self._to_broker.keep(rng.choice((0, 0, 1, 3, 10, 1000)), rng.choice((0.0, 0.01, 0.5, 3.0, 30.0)))
+        kept = 1000 if is_late else rng.choice((0, 0, 1, 3, 10, 1000))
+        self._to_broker.keep(kept, rng.choice((0.0, 0.01, 0.5, 3.0, 30.0)))
         self._loop.call_later(rng.choice((0.0, 0.0, 0.05, 1.0)), self._lose, context=self._context)
 
     def _delay(self) -> float:
@@ -143,6 +156,7 @@ class Network:
     Attributes:
         is_dead: whether the process was killed.
         clock_error: seconds by which the wall clock of the process is wrong.
+        on_write: called with what the process sends.
     """
 
     def __init__(self, broker: MemoryBroker, rng: random.Random, latency: float) -> None:
@@ -152,6 +166,7 @@ class Network:
         self._links: list[Link] = []
         self.is_dead = False
         self.clock_error = 0.0
+        self.on_write: Callable[[bytes], None] = lambda _: None
         self.url = BrokerUrl(hosts=(("memory", 5672),), heartbeat=0, transport=self)
 
     async def connect(
@@ -162,15 +177,15 @@ class Network:
         if self.is_dead:
             raise ConnectionRefusedError("the process is dead")
         protocol = factory()
-        link = Link(loop, protocol, self._rng, self._latency)
+        link = Link(loop, protocol, self._rng, self._latency, lambda data: self.on_write(data))
         self._links = [*(one for one in self._links if not one.is_broken), link]
         link.open(self._broker.accept)
         return protocol
 
-    def cut(self) -> None:
+    def cut(self, *, is_late: bool = False) -> None:
         """Break all links."""
         for one in self._links:
-            one.cut()
+            one.cut(is_late=is_late)
 
     def kill(self) -> None:
         """Break all links for good."""

@@ -15,7 +15,9 @@ import random
 import secrets
 import shutil
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, islice
@@ -27,6 +29,7 @@ from unittest.mock import patch
 import bide
 import bide.client.schedule_room
 import bide.gate.log_follower
+import bide.gate.log_reader
 import bide.gate.partition_session
 import bide.gate.room
 import bide.gate.worker
@@ -63,6 +66,9 @@ LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 /
 
 PARTITION = 3
 """In small logs all keys are in one partition."""
+
+CLAIM, CHUNK, REQUEST, FENCE = b'"kind":"claim"', b'"kind":"snapshot"', b'"request":"', b'"after":-1,'
+"""What records contain. A gate that builds its index anew appends a fence."""
 
 TARGETS = (*("open",) * 6, "slow", "stuck", "gone", "foreign")
 """``slow`` refuses for a while, ``stuck`` always, ``gone`` does not exist, ``foreign`` is not allowed."""
@@ -102,17 +108,18 @@ class Simulation:
         self.seed = seed
         self.folder = folder
         self.rng = rng = random.Random(seed * 7 + 1)
-        self.is_small = rng.random() < 0.1
+        self.is_small = rng.random() < 0.15
         self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
         # In a small log, enough that retention takes its beginning, and slowly enough that answers are forgotten.
         # More would outgrow an eighth of its retention: no answer is forgotten while no gate runs.
-        self.operations = 1200 if self.is_small else schedules
+        self.operations = 1500 if self.is_small else schedules
         self.pause = 0.2 if self.is_small else rng.choice((0.002, 0.02, 0.2))
         self.span = rng.choice((0.1, 0.5, 5.0) if self.is_small else (0.5, 5.0, 60.0))
         names = (f"k{number}" for number in count())
         if self.is_small:
             names = (one for one in names if partition_of(one) == PARTITION)
         self.keys = list(islice(names, rng.choice((3, 10) if self.is_small else (3, 30, 300))))
+        self.rare_keys = list(islice(names, 3))
         self.targets = tuple(one for one in TARGETS if not (self.is_small and one in ("slow", "stuck")))
         self.body_size = 600 if self.is_small else 10
         # In every fifth history, changes are aimed at the moments when schedules are claimed.
@@ -120,6 +127,23 @@ class Simulation:
         if self.is_aimed:
             self.span, self.pause = 0.3, 0.02
         self.trouble = rng.choice((0.0, 0.0002, 0.001, 0.005))
+        self.is_recurring = rng.random() < 0.15 and not self.is_small
+        # How often a connection breaks just when it carries something that matters.
+        self.cut_claims = rng.choice((0.0, 0.0, 0.05, 0.3))
+        self.cut_requests = rng.choice((0.0, 0.0, 0.02, 0.1))
+        self.weights: tuple[float, ...]
+        if self.is_small:
+            self.weights = (80, 1, 8, 4, 1, 2, 1, 0, 1, 1)
+        elif self.is_recurring:
+            self.weights = (10, 50, 16, 8, 3, 4, 3, 0.3, 2, 1)
+        else:
+            self.weights = (50, 6, 16, 8, 3, 4, 3, 1, 2, 2)
+        self.freeze_starts = rng.choice((0.0, 0.2)) if self.is_small else 0.0
+        # A gate that crashes again and again while it carries stops before the log is lost, as it should.
+        self.carry_kills = rng.choice((0, 1, 2)) if self.is_small else 0
+        self.outages = 2 if self.is_small else 0
+        self.outage_until = 0.0
+        self.prefetch = rng.choice((3, 30, 1000)) if self.is_small else 1000
         self.is_calm = True
         self.gates: list[Process] = []
         self.clients: list[Process] = []
@@ -143,6 +167,7 @@ class Simulation:
     def start_gate(self, number: int, index: Path | None = None) -> Process:
         process = Process(f"gate{number}", self.world.network())
         process.folder = self.new_folder(index)
+        process.network.on_write = partial(self.on_gate_write, process)
         process.start(self.world.loop, self.supervise(process, number))
         return process
 
@@ -169,6 +194,7 @@ class Simulation:
 
     def start_client(self, number: int) -> Process:
         process = Process(f"client{number}", self.world.network())
+        process.network.on_write = partial(self.on_client_write, process)
         process.start(self.world.loop, self.work(process, number))
         return process
 
@@ -182,16 +208,16 @@ class Simulation:
         gate = self.gates[place]
         if gate.task is None or gate.task.done():
             return
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0 | 1 | 2:
                 self.replace_gate(place)
             case 3:
                 gate.network.cut()
-            case 4:
-                rng.choice(self.clients).network.cut()
+            case 4 if (client := rng.choice(self.clients)).is_connected:
+                client.network.cut()
             case 5 if not gate.calls.is_frozen:
                 gate.calls.is_frozen = True
-                loop.call_later(rng.choice((0.05, 2.0, 7.0, 20.0)), loop.thaw, gate.calls)
+                loop.call_later(rng.choice((0.05, 2.0, 7.0, 60.0 if self.is_small else 20.0)), loop.thaw, gate.calls)
             # A gate that starts with a wrong clock is believed. Two that are wrong alike confirm each other.
             case 6 if self.is_beating(gate) and all(not one.network.clock_error for one in self.gates):
                 gate.network.clock_error = rng.choice((0.4, -0.3, 30.0))
@@ -201,13 +227,39 @@ class Simulation:
                 gate.is_stopping = True
                 gate.gate.stop()
                 loop.call_later(rng.choice((1.0, 5.0, 20.0)), self.replace_gate, place)
+            case 9 if self.outages:
+                self.outages -= 1
+                pause = rng.choice((10.0, 30.0, 60.0))
+                self.outage_until = loop.time() + pause
+                for one in range(len(self.gates)):
+                    self.replace_gate(one, pause)
             case _:
                 return
+
+    def on_gate_write(self, gate: Process, data: bytes) -> None:
+        if self.is_calm or gate not in self.gates:
+            return
+        if CLAIM in data and self.rng.random() < self.cut_claims:
+            self.soon(gate.network.cut, is_late=True)
+        if FENCE in data and self.rng.random() < self.freeze_starts and not gate.calls.is_frozen:
+            gate.calls.is_frozen = True
+            self.world.loop.call_later(60.0, self.world.loop.thaw, gate.calls)
+        if CHUNK in data and self.carry_kills and self.rng.random() < 0.7:
+            self.carry_kills -= 1
+            self.soon(self.replace_gate, self.gates.index(gate))
+
+    def on_client_write(self, client: Process, data: bytes) -> None:
+        if REQUEST in data and not self.is_calm and self.rng.random() < self.cut_requests:
+            self.soon(client.network.cut)
+
+    def soon(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call something after this turn of the loop, outside of the process that caused it."""
+        self.world.loop.call_soon(partial(call, *args, **kwargs), context=Context())
 
     def is_beating(self, gate: Process) -> bool:
         return gate.gate is not None and gate.gate.name.encode() in self.world.beating
 
-    def replace_gate(self, place: int) -> None:
+    def replace_gate(self, place: int, pause: float | None = None) -> None:
         """Kill a gate, and start another one after a while: with its index, with an old one, or without one."""
         if self.is_calm:
             return
@@ -215,7 +267,7 @@ class Simulation:
         assert gate.folder is not None
         assert gate.task is not None
         left = self.new_folder(gate.folder)
-        self.saved = [*self.saved[-2:], left]
+        self.saved = [*self.saved[:1], *self.saved[1:][-2:], left]
         index = rng.choice((left, left, None, *self.saved))
         gate.network.kill()
         if gate.calls.is_frozen:
@@ -225,16 +277,17 @@ class Simulation:
         number = int(gate.name.removeprefix("gate"))
 
         def start() -> None:
-            if self.gates[place] is gate:
+            if not self.is_calm and self.gates[place] is gate:
                 self.gates[place] = self.start_gate(number, index)
 
-        self.world.loop.call_later(rng.choice((0.0, 0.1, 1.0, 6.0)), start)
+        self.world.loop.call_later(rng.choice((0.0, 0.1, 1.0, 6.0)) if pause is None else pause, start)
 
     # -- applications
 
     async def work(self, process: Process, number: int) -> None:
         rng = random.Random(self.seed * 100 + number)
         async with bide.connect(process.network.url, declare=False, timeout="20s") as client:
+            process.is_connected = True
             running = set[asyncio.Task[None]]()
             for place in range(self.operations // 3):
                 await asyncio.sleep(rng.random() * self.pause)
@@ -251,12 +304,17 @@ class Simulation:
         version = rng.choice(self.versions[-5:]) if rng.random() < 0.1 else None
         what = rng.choices(
             ("schedule", "recurring", "cancel", "move", "pause", "resume", "run_now", "filter", "look", "forge"),
-            (80, 1, 8, 4, 1, 2, 1, 0, 1, 1) if self.is_small else (50, 6, 16, 8, 3, 4, 3, 0.3, 2, 1),
+            self.weights,
         )[0]
+        if asyncio.get_running_loop().time() < self.outage_until:
+            what, version = "burst", None
         if what == "forge":
-            await self.world.forge(rng)
+            await (self.world.forge(rng) if rng.random() < 0.5 else self.world.stray(rng))
             return
         delay = rng.random() * self.span
+        if self.is_small and rng.random() < 0.01:
+            # These wait for so long that retention removes their records, and nothing replaces what a gate has missed.
+            key, delay = rng.choice(self.rare_keys), rng.random() * 60
         await self.call(client, rng, name, what, key, version, delay)
         if self.is_aimed and what in ("schedule", "move"):
             await asyncio.sleep(max(delay + rng.uniform(-0.01, 0.03), 0))
@@ -280,17 +338,20 @@ class Simulation:
         body = f"{name} ".ljust(self.body_size)
         try:
             match what:
-                case "schedule":
+                case "schedule" | "burst":
                     operation.result = await client.schedule(
                         body,
                         key=key,
                         to=rng.choice(self.targets),
                         delay=delay,
-                        if_absent=version is None and rng.random() < 0.1,
+                        if_absent=what == "schedule" and version is None and rng.random() < 0.1,
                         if_version=version,
                     )
                 case "recurring":
                     first = client.now() + bide.durations.parse_delay(delay)
+                    if rng.random() < 0.5:
+                        # The same moment under the same key, as with cron expressions.
+                        first = first.replace(microsecond=0)
                     operation.result = await client.schedule(
                         body,
                         key=key,
@@ -303,13 +364,19 @@ class Simulation:
                 case "move":
                     operation.result = await client.reschedule(key, delay=delay, if_version=version)
                 case "filter":
-                    operation.result = await client.cancel_scheduled(prefix=key)
+                    until = client.now() + bide.durations.parse_delay(delay)
+                    operation.result = await client.cancel_scheduled(
+                        prefix=key, due_before=until if rng.random() < 0.7 else None
+                    )
                 case "look":
                     operation.result = await client.scheduled(key)
                 case _:
                     operation.result = await getattr(client, what)(key, if_version=version)
         except EXPECTED as error:
             operation.error = error
+            if isinstance(error, ScheduleLogError):
+                # An application that is refused tries again later.
+                await asyncio.sleep(rng.random() * 5)
         except BideError as error:
             self.problems.append(f"{what} of {key} raised {error!r}")
         operation.ended = len(self.world.history)
@@ -351,12 +418,10 @@ class Simulation:
                 self.check_end(gate)
                 gate.network.kill()
                 self.gates[place] = self.start_gate(90 + place, None)
-        async with bide.connect(world.network().url, declare=False, timeout="60s") as client:
-            for verdict in world.verdicts:
-                for key, entry in list(verdict.waiting.items()):
-                    if entry["paused"]:
-                        await client.resume(key)
+        await self.leave_one()
+        async with bide.connect(world.network().url, declare=False, timeout="20s") as client:
             for _ in range(60):
+                await self.resume_all(client)
                 await asyncio.sleep(5)
                 if self.is_at_rest():
                     break
@@ -368,6 +433,26 @@ class Simulation:
             gate.gate.stop()
         await asyncio.wait([one.task for one in self.gates if one.task is not None])
 
+    async def resume_all(self, client: bide.Client) -> None:
+        for verdict in self.world.verdicts:
+            for key, entry in list(verdict.waiting.items()):
+                if entry["paused"]:
+                    # The log may still be full, or no gate may lead.
+                    with suppress(ScheduleLogError, NoGateAnswerError):
+                        await client.resume(key)
+
+    async def leave_one(self) -> None:
+        """In half of the histories, leave the rest of the work to one gate, which may have been frozen for long."""
+        if self.rng.random() < 0.5:
+            return
+        left = self.rng.choice(self.gates)
+        for gate in self.gates:
+            if gate is not left and gate.gate is not None and gate.task is not None:
+                gate.gate.stop()
+                await asyncio.wait({gate.task})
+                self.check_end(gate)
+        self.gates = [left]
+
     def check_end(self, gate: Process) -> None:
         task = gate.task
         assert task is not None
@@ -376,7 +461,7 @@ class Simulation:
 
     def is_at_rest(self) -> bool:
         for verdict in self.world.verdicts:
-            if any(not one["paused"] for one in verdict.waiting.values()):
+            if verdict.waiting:
                 return False
             if any(one.fate == "under way" and one.target != "q:stuck" for one in verdict.lives.values()):
                 return False
@@ -440,6 +525,7 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
         stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
+        stack.enter_context(patch.object(bide.gate.log_reader, "PREFETCH", simulation.prefetch))
         stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
         # A batch ends after 50 ms, which must not depend on this machine.
         stack.enter_context(

@@ -16,8 +16,10 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.schedules.encoding import encode
-from bide.schedules.names import PARTITIONS, ScheduleNames
-from bide.schedules.records import Claim, ClaimedOccurrence, Done, EndedOccurrence
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
+from bide.schedules.records import AddSchedule, Claim, ClaimedOccurrence, Done, EndedOccurrence, ScheduleRecord
+from bide.schedules.requests import RequestId
 from bide.testing import MemoryBroker
 from bide.topology import Binding, Queue
 from tests.schedule_model.judge import Verdict, read
@@ -74,7 +76,11 @@ class Operation:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A gate or an application."""
+    """A gate or an application.
+
+    Attributes:
+        is_connected: whether an application has reached the broker. Before, it ends when its connection breaks.
+    """
 
     name: str
     network: Network
@@ -83,6 +89,7 @@ class Process:
     folder: Path | None = None
     gate: bide.Gate | None = None
     is_stopping: bool = False
+    is_connected: bool = False
 
     def start(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
         context = copy_context()
@@ -187,6 +194,21 @@ class World:
 
         await self.consume(queue, keep)
 
+    async def stray(self, rng: random.Random) -> None:
+        """Append a schedule to the log of another partition, as a CC header can."""
+        key, partition = f"stray{rng.randrange(100)}", rng.randrange(PARTITIONS)
+        if partition == partition_of(key):
+            return
+        record = AddSchedule(
+            request=RequestId(rng.randbytes(10).hex(), 1),
+            key=key,
+            target="q:open",
+            nominal=self.now,
+            due=self.now,
+            message=ScheduledMessage(b"\0\0", b"stray"),
+        )
+        await self._append(partition, record)
+
     async def forge(self, rng: random.Random) -> None:
         """Append a claim, or a report, as an application that pretends to be a gate."""
         partition = rng.randrange(PARTITIONS)
@@ -197,6 +219,10 @@ class World:
         entry = waiting[key]
         item = ClaimedOccurrence(key=key, version=entry["version"], nominal=entry["nominal"], due=entry["due"])
         ended = EndedOccurrence(occurrence=entry["occurrence"], outcome="delivered")
-        forged = rng.choice((Claim(gate="forged", items=(item,)), Done(gate="forged", items=(ended,))))
+        await self._append(
+            partition, rng.choice((Claim(gate="forged", items=(item,)), Done(gate="forged", items=(ended,))))
+        )
+
+    async def _append(self, partition: int, record: ScheduleRecord) -> None:
         async with await self.connection.channel(confirms=True) as channel:
-            await channel.publish(exchange=NAMES.operations, routing_key=str(partition), values={}, body=encode(forged))
+            await channel.publish(exchange=NAMES.operations, routing_key=str(partition), values={}, body=encode(record))

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import NewerRecordError
-from bide.gate.log_follower import RECORD_OVERHEAD, LogFollower
+from bide.gate.log_follower import LogFollower
 from bide.schedules.encoding import encode
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import ScheduleNames, partition_of
+from bide.schedules.names import RECORD_OVERHEAD, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule, Beat, ScheduleFilter, SnapshotChunk, Tick
 from bide.schedules.requests import RequestId
 from bide.schedules.state import LogPosition, ScheduleMemory

@@ -6,7 +6,7 @@ import asyncio
 
 from bide.amqp.channel import Channel
 from bide.errors import BideError, PublishRefusedError, ScheduleLogError
-from bide.schedules.names import TICKET_BYTES, ScheduleNames
+from bide.schedules.names import RECORD_OVERHEAD, TICKET_BYTES, ScheduleNames
 
 
 class ScheduleRoom:
@@ -24,6 +24,7 @@ class ScheduleRoom:
 
     def take_now(self, size: int) -> bool:
         """Take room for a record if enough is left and no other record waits for it; returns whether it was taken."""
+        size += RECORD_OVERHEAD
         if self._lock.locked() or self._left < size:
             return False
         self._left -= size
@@ -41,6 +42,7 @@ class ScheduleRoom:
             UnroutableError: the room queue is missing.
             BideError: the channel was closed, or the connection lost.
         """
+        size += RECORD_OVERHEAD
         async with self._lock:
             tickets = -(-(size - self._left) // TICKET_BYTES)
             if tickets > 0:

@@ -13,14 +13,10 @@ from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.schedules.encoding import decode
 from bide.schedules.fold import FoldResult, ScheduleFold
-from bide.schedules.names import ScheduleNames
+from bide.schedules.names import RECORD_OVERHEAD, ScheduleNames
 from bide.schedules.records import Beat, ScheduleRecord, SnapshotChunk
 
 log = logger(__name__)
-
-RECORD_OVERHEAD: Final = 250
-"""Bytes that a record takes in the stream beside its body, at most: names of exchange and key, properties, and the
-header of a chunk."""
 
 _SIZE_STEP: Final = 200_000
 

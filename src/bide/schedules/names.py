@@ -26,6 +26,10 @@ applications append at most a quarter of the retention. Gates leave them that qu
 
 TICKET_BYTES: Final = 64_000
 
+RECORD_OVERHEAD: Final = 250
+"""Bytes that a record takes in the stream beside its body, at most: names of exchange and key, properties, and the
+header of a chunk."""
+
 MAX_KEY_BYTES: Final = 255
 
 _LAYOUT_VERSION: Final = "v1"

@@ -1,0 +1,128 @@
+"""The recorded history of a race: one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+
+What = Literal["cancel", "replace", "replace-if"]
+"""``replace`` is unconditional; ``replace-if`` names the version to replace, and has an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The beginning of a race."""
+
+    seed: int
+    operations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A cancel or a replace, with its result.
+
+    Attributes:
+        first: the id of the schedule that it is aimed at; None if that schedule was in doubt.
+        second: the id of the schedule that it made; None if it made none, or is in doubt.
+        outcome: the value of the ``ScheduleOutcome``, or ``error``.
+        error: of a schedule, cancel or replace that raised one. Only the log says what it did.
+    """
+
+    what: What
+    key: str
+    first: str | None = None
+    second: str | None = None
+    outcome: str = "error"
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A message that the consumer received.
+
+    Attributes:
+        at: milliseconds since the Unix epoch.
+        is_redelivered: whether the queue delivered it to the consumer before.
+    """
+
+    id: str
+    body: str
+    at: int
+    is_redelivered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A process that was killed with SIGKILL, or that ended by itself.
+
+    Attributes:
+        code: the exit code of a gate that ended by itself; None for one that was killed.
+    """
+
+    process: str
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """The end of an occurrence by the log, as ``tests/schedule_model/judge.py`` reads it.
+
+    Attributes:
+        due: milliseconds since the Unix epoch.
+    """
+
+    id: str
+    key: str
+    body: str
+    due: int
+    fate: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSummary:
+    """Records in the log at the end.
+
+    Attributes:
+        claims: claimed occurrences.
+        void_claims: claimed occurrences that the claim did not get, because another record stands before it.
+    """
+
+    records: int
+    claims: int
+    void_claims: int
+
+
+Event = Start | Change | Receipt | Kill | Fate | LogSummary
+
+_KINDS: Final[dict[str, type[Event]]] = {one.__name__: one for one in (Start, Change, Receipt, Kill, Fate, LogSummary)}
+
+
+class HistoryWriter:
+    """Writes a history, so that it need not be kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w")
+
+    def add(self, event: Event) -> None:
+        """Write an event."""
+        self._file.write(json.dumps([type(event).__name__, asdict(event)]) + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def read_history(path: Path) -> Iterator[Event]:
+    """The events of a history."""
+    with path.open() as file:
+        for line in file:
+            kind, values = json.loads(line)
+            yield _KINDS[kind](**values)

@@ -1,0 +1,140 @@
+"""The check of a race finds each broken promise in its history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.schedule_race.checking import check
+from tests.schedule_race.history import (
+    Change,
+    Event,
+    Fate,
+    HistoryWriter,
+    Kill,
+    LogSummary,
+    Receipt,
+    Start,
+    What,
+    read_history,
+)
+
+
+def fate(schedule: str, ending: str, *, due: int = 100) -> Fate:
+    return Fate(id=schedule, key="k", body=schedule, due=due, fate=ending)
+
+
+def receipt(schedule: str, *, at: int = 100, body: str | None = None, is_redelivered: bool = False) -> Receipt:
+    return Receipt(id=schedule, body=schedule if body is None else body, at=at, is_redelivered=is_redelivered)
+
+
+def change(what: What, outcome: str, *, second: str | None = None) -> Change:
+    return Change(what=what, key="k", first="a", second=second, outcome=outcome)
+
+
+def violations(*events: Event) -> list[str]:
+    return check([Start(seed=1, operations=1), *events]).violations
+
+
+RIGHT: dict[str, list[Event]] = {
+    "cancelled": [change("cancel", "cancelled"), fate("a", "cancelled")],
+    "too late to cancel": [change("cancel", "too-late"), fate("a", "delivered"), receipt("a")],
+    "replaced": [
+        change("replace-if", "scheduled", second="b"),
+        *(fate("a", "superseded"), fate("b", "delivered"), receipt("b")),
+    ],
+    "too late to replace": [change("replace-if", "changed"), fate("a", "delivered"), receipt("a")],
+    "replaced in time": [
+        change("replace", "scheduled", second="b"),
+        *(fate("a", "superseded"), fate("b", "delivered"), receipt("b")),
+    ],
+    "scheduled behind the first": [
+        change("replace", "scheduled", second="b"),
+        *(fate("a", "delivered"), fate("b", "delivered"), receipt("a"), receipt("b")),
+    ],
+    "delivered twice": [change("cancel", "too-late"), fate("a", "delivered"), receipt("a"), receipt("a")],
+    "in doubt": [Change(what="cancel", key="k", first="a", error="NoGateAnswerError()"), fate("a", "cancelled")],
+}
+
+WRONG: dict[str, tuple[list[Event], str]] = {
+    "cancelled and delivered": (
+        [change("cancel", "cancelled"), fate("a", "delivered"), receipt("a")],
+        "cancelled, and a was received",
+    ),
+    "neither": (
+        [change("cancel", "too-late"), fate("a", "delivered")],
+        "too-late, and a was not received",
+    ),
+    "cancelled by the log, and delivered": (
+        [change("cancel", "cancelled"), fate("a", "cancelled"), receipt("a")],
+        "cancelled by the log, and was received",
+    ),
+    "not found": ([change("cancel", "not-found"), fate("a", "cancelled")], "not-found is impossible"),
+    "the first one came after a replacement": (
+        [
+            change("replace-if", "scheduled", second="b"),
+            *(fate("a", "superseded"), fate("b", "delivered"), receipt("a"), receipt("b")),
+        ],
+        "scheduled, and a was received",
+    ),
+    "a superseded one came": (
+        [
+            change("replace", "scheduled", second="b"),
+            *(fate("a", "superseded"), fate("b", "delivered"), receipt("a"), receipt("b")),
+        ],
+        "superseded by the log, and was received",
+    ),
+    "a replacement was lost": (
+        [change("replace", "scheduled", second="b"), fate("a", "superseded"), fate("b", "delivered")],
+        "scheduled, and b was not received",
+    ),
+    "not in the log": ([change("cancel", "cancelled")], "a is not in the log"),
+    "still waiting": ([change("cancel", "cancelled"), fate("a", "waiting")], "a of k is waiting by the log at the end"),
+    "early": ([change("cancel", "too-late"), fate("a", "delivered"), receipt("a", at=99)], "received 1 ms early"),
+    "another body": (
+        [change("cancel", "too-late"), fate("a", "delivered"), receipt("a", body="x")],
+        "with the body x instead of a",
+    ),
+    "another body the second time": (
+        [change("cancel", "too-late"), fate("a", "delivered"), receipt("a"), receipt("a", body="x")],
+        "came with the bodies a and x",
+    ),
+    "unknown": ([change("cancel", "cancelled"), fate("a", "cancelled"), receipt("c")], "c was received, and is not in"),
+    "no result": ([fate("a", "delivered"), receipt("a")], "0 changes have a result, and 1 were wanted"),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_a_kept_promise_is_no_violation(case: str) -> None:
+    assert violations(*RIGHT[case]) == []
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_broken_promise_is_a_violation(case: str) -> None:
+    events, expected = WRONG[case]
+    assert any(expected in one for one in violations(*events))
+
+
+def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
+    events: list[Event] = [
+        Start(seed=7, operations=2),
+        change("replace-if", "scheduled", second="b"),
+        receipt("b"),
+        receipt("b"),
+        receipt("b", is_redelivered=True),
+        Kill(process="gate1"),
+        Kill(process="gate2", code=1),
+        Kill(process="broker"),
+        fate("b", "delivered"),
+        LogSummary(records=9, claims=3, void_claims=1),
+    ]
+    with HistoryWriter(tmp_path / "history") as writer:
+        for event in events:
+            writer.add(event)
+    assert list(read_history(tmp_path / "history")) == events
+    lines = list(check(read_history(tmp_path / "history")).lines())
+    assert "seed 7: 1 of 2 changes at the moment of delivery" in lines
+    assert "received: 1 messages, 1 of them delivered twice, 1 redelivered by the queue" in lines
+    assert "kill -9: 1 of a gate, 1 of the broker" in lines
+    assert "gates that ended by themselves: 1 with exit code 1" in lines
