@@ -13,14 +13,11 @@ import pyarrow as pa
 import pytest
 
 import bide
-from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidRowError
 from bide.schedules.names import ScheduleNames, partition_of
 from bide.spark.rows import Rows
 from bide.spark.sink import Sent, SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
-from bide.topology import Queue
 from tests.broker.schedule_log import gating
 from tests.spark.receiving import drain, new_queue
 from tests.spark.spark_processes import Counter, kill_python_workers, wait_until
@@ -97,35 +94,6 @@ ALL_KEYS = {f"{'cr'[number % 2]}{number}" for number in range(ROWS)}
 def write(spark: SparkSession, url: str, **options: str) -> None:
     writer: Any = keyed(spark).write.format("rabbitmq").mode("append")
     writer.options(url=url, queue="q", idPrefix="job-1", **LATER, **options).save()
-
-
-async def limit_room(url: str, tickets: int | None) -> None:
-    """Let a client append 64 KB for each ticket to each partition of the log; None removes the limit."""
-    connection = await Connection.open(BrokerUrl.parse(url))
-    channel = await connection.channel()
-    topology = ScheduleNames().topology()
-    for queue in (one for one in topology.queues if one.name.endswith(".room")):
-        await channel.delete_queue(queue.name)
-        if tickets is not None:
-            await channel.declare_queue(Queue(queue.name, arguments={**queue.arguments, "x-max-length": tickets}))
-            for binding in (one for one in topology.bindings if one.destination == queue.name):
-                await channel.bind(binding)
-    await connection.close()
-
-
-def test_a_repeated_write_after_a_failed_one_brings_back_nothing_that_was_cancelled_or_replaced(
-    spark: SparkSession, vhost: Vhost, recorded: Counter, tmp_path: Path
-) -> None:
-    recorded.close()
-    asyncio.run(limit_room(vhost.url, 2))
-    with pytest.raises(Exception, match="BulkPublishError") as raised:
-        write(spark, vhost.url)
-    assert "start a gate" in str(raised.value)
-    asyncio.run(limit_room(vhost.url, None))
-    cancelled, replaced = with_gate(vhost.url, tmp_path / "gate", meddle)
-    write(spark, vhost.url)
-    waiting = with_gate(vhost.url, tmp_path / "gate", versions)
-    assert_nothing_came_back(waiting, ALL_KEYS, cancelled, replaced)
 
 
 @pytest.mark.slow
