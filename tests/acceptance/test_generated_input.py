@@ -78,17 +78,22 @@ ODD: tuple[dict[str, Any], ...] = (
 
 def with_odd_messages(some: Iterable[Case], url: str) -> Iterator[Case]:
     """Put odd messages into the queues ``error`` and ``x`` before each command that reads them."""
+    for case in some:
+        if case.command[0] in {"errors", "receive"}:
+            put_odd_messages(url)
+        yield case
+
+
+def put_odd_messages(url: str) -> None:
+    # A connection for each time: some of the commands close those of others.
     with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
-        for case in some:
-            if case.command[0] in {"errors", "receive"}:
-                for queue in ("error", "x"):
-                    channel.queue_declare(queue, durable=True)
-                    channel.queue_purge(queue)
-                    for one in ODD:
-                        channel.basic_publish("", queue, b"\xff\x00[", pika.BasicProperties(**one), mandatory=True)
-            yield case
+        for queue in ("error", "x"):
+            channel.queue_delete(queue)  # one of the commands makes it a quorum queue
+            channel.queue_declare(queue, durable=True)
+            for one in ODD:
+                channel.basic_publish("", queue, b"\xff\x00[", pika.BasicProperties(**one), mandatory=True)
 
 
 @pytest.mark.slow

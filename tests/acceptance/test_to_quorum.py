@@ -11,8 +11,10 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
+import pika
 import pytest
 
 import bide
@@ -194,6 +196,27 @@ def test_messages_stay_as_they_were(vhost: Vhost) -> None:
 
     asyncio.run(check())
     assert finish(vhost)["holding"] == ""
+
+
+def test_messages_with_odd_properties_are_moved(vhost: Vhost) -> None:
+    vhost.broker.rabbitmqctl("add_user", "publisher", "secret")
+    try:
+        vhost.broker.rabbitmqctl("set_permissions", "-p", vhost.name, "publisher", "", ".*", "")
+        declare(vhost)
+        odd = (
+            pika.BasicProperties(timestamp=(1 << 63) - 1),
+            pika.BasicProperties(user_id="publisher", headers={"CC": ["orders"], "x-death": 5}),
+        )
+        url = vhost.broker.vhost_url(vhost.name, user="publisher", password="secret")
+        with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for properties in odd:
+                channel.basic_publish("", "orders", b"odd", properties, mandatory=True)
+        assert finish(vhost)["moved"] == BEFORE + len(odd)
+        assert bodies(vhost)["odd"] == len(odd)
+    finally:
+        vhost.broker.rabbitmqctl("delete_user", "publisher")
 
 
 async def test_a_queue_that_cannot_be_converted_is_refused_unchanged(vhost: Vhost) -> None:

@@ -29,8 +29,10 @@ from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.reply_codes import PRECONDITION_FAILED
 from bide.delay import recognition
+from bide.delay.forwarding import carry_user_id
 from bide.errors import BideError, BrokerError, InvalidInputError, TargetNotFoundError
 from bide.management.api import FoundQueue, ManagementApi
+from bide.recoverability.copies import sendable
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
 from bide.topology import Argument, Binding, Exchange, Queue
@@ -271,7 +273,7 @@ class _Conversion:
             await self._connection.channel() as taking,
             await self._connection.channel(confirms=True) as sending,
         ):
-            mover = _Mover(taking, sending, self._holding)
+            mover = _Mover(taking, sending, self._holding, self._connection.url.user)
             await taking.qos(_WINDOW)
             tag = await taking.consume(queue, on_message=mover.take, on_end=mover.fail)
             while mover.is_busy() or (await _counts(self._connection, queue))[0]:
@@ -286,10 +288,10 @@ class _Conversion:
 
 
 class _Mover:
-    """Publishes deliveries again as they are, and acknowledges them."""
+    """Publishes deliveries again as they are, as far as AMQP lets it, and acknowledges them."""
 
-    def __init__(self, taking: Channel, sending: Channel, exchange: str) -> None:
-        self._taking, self._sending, self._exchange = taking, sending, exchange
+    def __init__(self, taking: Channel, sending: Channel, exchange: str, user: str | None) -> None:
+        self._taking, self._sending, self._exchange, self._user = taking, sending, exchange, user
         self._in_flight = 0
         self.moved = 0
         self._failed: asyncio.Future[BideError] = asyncio.get_running_loop().create_future()
@@ -304,11 +306,14 @@ class _Mover:
             raise self._failed.result()
 
     def take(self, delivery: Delivery) -> None:
+        values = sendable(delivery.values)
+        headers = dict(values.pop("headers", {}))
+        carry_user_id(values, headers, self._user)
         try:
             sent = self._sending.publish(
                 exchange=self._exchange,
                 routing_key=delivery.routing_key,
-                values=delivery.values,
+                values={**values, "headers": headers} if headers else values,
                 body=delivery.body,
             )
         except BideError as error:

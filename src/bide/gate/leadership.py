@@ -24,10 +24,17 @@ CURRENT_FOR: Final = 5.0
 class PartitionLeadership:
     """The leader of one partition, from the beats in its log.
 
-    A beat counts if its gate had read the latest beat of the leader when it sent it. If it says that its gate leads,
-    that gate does. So of two gates that take over at once the first one leads, and late copies of beats change nothing.
-    Gates that began to read at different places may disagree, until a leader sends a beat that no other beat crosses.
-    Two leaders would do no harm, so nothing but the speed depends on this.
+    Each gate appends a beat every second. It says whether its gate leads, and the offset of the last record that its
+    gate had read. Three rules give all gates that read the log the same leader:
+
+    1. A beat whose gate had not read the leader's latest beat is ignored.
+    2. Any other beat that says that its gate leads makes that gate the leader.
+    3. A leader that says that it no longer leads leaves the partition without one.
+
+    So of two gates that take over at once, the first one in the log leads, and a late copy of a beat changes nothing.
+
+    A gate that begins to read in the middle of a log may take another one for the leader at first, until it reads the
+    leader's next beat that no other beat overlaps. Two leaders cost time and do no harm: claims decide who delivers.
 
     All times are seconds by the monotonic clock of this process.
 
