@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 ROWS = 16_000
-SLOWLY = {"window": "200"}
+SLOWLY = {"window": "20"}
 DUE = datetime(2040, 1, 2, tzinfo=UTC)
 LATER = {"deliver_at": DUE.isoformat()}
-SOME_RECORDS = 300
+SOME_RECORDS = 30
 """Records in one partition of the log, long before the last of 2,000."""
 
 
@@ -91,14 +91,15 @@ def keyed(spark: SparkSession, rows: int = ROWS, partitions: int = 2) -> DataFra
 ALL_KEYS = {f"{'cr'[number % 2]}{number}" for number in range(ROWS)}
 
 
+def write(spark: SparkSession, url: str, **options: str) -> None:
+    writer: Any = keyed(spark).write.format("rabbitmq").mode("append")
+    writer.options(url=url, queue="q", idPrefix="job-1", **LATER, **options).save()
+
+
 @pytest.mark.slow
 def test_a_repeated_write_after_a_kill_brings_back_nothing_that_was_cancelled_or_replaced(
     spark: SparkSession, vhost: Vhost, recorded: Counter, tmp_path: Path
 ) -> None:
-    def write() -> None:
-        writer: Any = keyed(spark).write.format("rabbitmq").mode("append")
-        writer.options(url=vhost.url, queue="q", idPrefix="job-1", **LATER, **SLOWLY).save()
-
     def kill() -> int:
         wait_until(lambda: recorded() > SOME_RECORDS, "some of the rows are scheduled")
         return kill_python_workers(spark)
@@ -107,11 +108,11 @@ def test_a_repeated_write_after_a_kill_brings_back_nothing_that_was_cancelled_or
         killing = pool.submit(kill)
         # In this thread: in others Spark looks in vain for data sources that are written in Python.
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
-            write()
+            write(spark, vhost.url, **SLOWLY)
         assert killing.result()
     recorded.close()
     cancelled, replaced = with_gate(vhost.url, tmp_path / "gate", meddle)
-    write()
+    write(spark, vhost.url)
     waiting = with_gate(vhost.url, tmp_path / "gate", versions)
     assert_nothing_came_back(waiting, ALL_KEYS, cancelled, replaced)
 
@@ -132,7 +133,7 @@ def test_a_restarted_query_brings_back_nothing_that_was_cancelled_or_replaced(
         return stream.writeStream.format("rabbitmq").options(**options, **SLOWLY).trigger(availableNow=True).start()
 
     query = start()
-    wait_until(lambda: recorded() > ROWS // 4 // 8 + SOME_RECORDS // 4, "the second micro-batch has begun")
+    wait_until(lambda: recorded() > ROWS // 4 // 8 + SOME_RECORDS, "the second micro-batch has begun")
     # One that has nothing to do at the moment is replaced without a word.
     wait_until(lambda: not (query.isActive and kill_python_workers(spark) >= 0), "the query has ended")
     assert query.exception() is not None
