@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ settings.register_profile("thorough", settings.get_profile("bide"), max_examples
 settings.load_profile("bide")
 
 _SLOWEST_FILES = 15
+_TEARDOWN_LIMIT = 600
 _SPARK = "tests/spark/"
 
 _vhost_numbers = itertools.count(1)
@@ -91,6 +93,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
     return _SparkTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str) -> None:
+    """Name the test at once: if others do not end either, there is no summary."""
+    sys.stderr.write(f"\na worker ended while it ran {crashitem}\n")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the time of each folder and of the slowest files, for the table in CONTRIBUTING.md.
 
@@ -118,8 +126,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     A time limit that strikes inside an event loop may end a task that a fixture waits for. pytest's own last resort
     (faulthandler_timeout) is called off as soon as a test has failed, so it is set again here.
     """
-    limit = float(item.config.getini("faulthandler_timeout"))
-    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    faulthandler.dump_traceback_later(_TEARDOWN_LIMIT, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
     try:
         return (yield)
     finally:

@@ -158,8 +158,13 @@ def run_in_process(arguments: Sequence[str], *, seconds: float = 60) -> Outcome:
         TimeoutError: it did not end.
     """
 
+    late = False
+
     def too_long(*_: object) -> None:
-        raise TimeoutError(f"did not end within {seconds:g} s: {arguments}")
+        nonlocal late
+        late = True
+        # An event loop hands on KeyboardInterrupt, and keeps any other exception for the task that it hits.
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, too_long)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -186,6 +191,8 @@ def run_in_process(arguments: Sequence[str], *, seconds: float = 60) -> Outcome:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if late:
+            raise TimeoutError(f"did not end within {seconds:g} s: {arguments}")
 
 
 def fault(outcome: Outcome) -> str | None:

@@ -18,10 +18,11 @@ import pytest
 import bide
 from bide.local_broker.installation import HOME_VARIABLE
 from tests.generated_input import DEAD, Case, cases, fault, files, report, run_in_process
+from tests.relay_process import gate
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
-ENDLESS = frozenset({"relay"})
+ENDLESS = frozenset({"gate", "relay"})
 """Commands that a live broker keeps busy until a signal."""
 
 COSTLY = frozenset({"bench", "broker", "demo", "pipeline"})
@@ -101,7 +102,8 @@ def test_no_command_line_ends_in_an_internal_error_on_a_live_broker(tmp_path: Pa
     some: Iterable[Case] = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=400)
     # To put 370 queues there takes seconds.
     some = (one for one in some if one.command[0] not in COSTLY | ENDLESS and one.command != ("delay", "apply"))
-    assert check(with_odd_messages(of_one_pattern(some), vhost.idle_url)) > 40
+    with gate(vhost, tmp_path / "gate"):
+        assert check(with_odd_messages(of_one_pattern(some), vhost.idle_url)) > 40
 
 
 @pytest.mark.long
@@ -121,7 +123,8 @@ def test_no_option_of_a_pipeline_ends_in_an_internal_error(tmp_path: Path) -> No
 def test_no_value_of_any_option_ends_in_an_internal_error_on_a_live_broker(tmp_path: Path, vhost: Vhost) -> None:
     some: Iterable[Case] = cases(tmp_path, url=vhost.url, api=vhost.broker.management_url, every=12)
     some = of_one_pattern(one for one in some if one.command[0] not in COSTLY | ENDLESS)
-    assert check(with_odd_messages(some, vhost.idle_url)) > 1500
+    with gate(vhost, tmp_path / "gate"):
+        assert check(with_odd_messages(some, vhost.idle_url)) > 1500
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ class Publishers(threading.Thread):
     """
 
     def __init__(self, url: str) -> None:
-        super().__init__()
+        super().__init__(daemon=True)
         self._url = url
         self._stopping = threading.Event()
         self.sent: list[str] = []
@@ -60,7 +60,7 @@ class Publishers(threading.Thread):
                 self._publish(client, f"shop-{number}", exchange="shop", routing_key="order.created")
 
     def _publish(self, client: Any, name: str, **target: str) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 client.publish(name, **target)
             except BideError:
