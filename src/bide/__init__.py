@@ -138,15 +138,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    import importlib
+if not TYPE_CHECKING:
+    # Type checkers would take any name for a name of this module.
 
-    if name == "errors":
-        return importlib.import_module("bide.errors")
-    if (module := _MODULES.get(name)) is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(module), name)
-    return value
+    def __getattr__(name: str) -> Any:
+        import importlib
+
+        if name == "errors":
+            return importlib.import_module("bide.errors")
+        if (module := _MODULES.get(name)) is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(module), name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -19,6 +19,7 @@ _MICROSECONDS_PER_UNIT: Final = {
 }
 _MAX_TEXT_LENGTH: Final = 200
 _NUMBER_AND_UNIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*", re.ASCII)
+_NUMBER: Final = re.compile(r"\d+(\.\d+)?", re.ASCII)
 _ISO_DURATION: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
     r"(?:T(?=\d)(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?",
@@ -43,7 +44,8 @@ def parse_delay(value: DelayLike) -> timedelta:
     """A delay as a ``timedelta``.
 
     Text is a sum of numbers with units (``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``), or an ISO 8601
-    duration. Years and months are not accepted, because their length varies. Fractions of a microsecond are rounded up.
+    duration. Numbers without a unit are not accepted. Years and months are not accepted, because their length varies.
+    Fractions of a microsecond are rounded up.
 
     Raises:
         InvalidDelayError: the delay is negative, longer than :data:`LONGEST`, or in none of these forms.
@@ -53,7 +55,7 @@ def parse_delay(value: DelayLike) -> timedelta:
     elif isinstance(value, str):
         delay = _from_text(value.strip())
     else:
-        raise InvalidDelayError(f"the delay {value!r} has no unit: {_ACCEPTED_FORMS}")
+        raise InvalidDelayError(f"the delay {value!r} has no unit: {number_advice(value)}{_ACCEPTED_FORMS}")
     if delay < timedelta(0):
         raise InvalidDelayError(f"the delay {format_delay(delay)} is negative: give zero or more")
     if delay > LONGEST:
@@ -75,12 +77,23 @@ def _from_text(text: str) -> timedelta:
         parts = _NUMBER_AND_UNIT.findall(text)
         if "".join(text.split()) != "".join(number + unit for number, unit in parts):
             parts = []
+    if not parts and _NUMBER.fullmatch(text):
+        raise InvalidDelayError(f"the delay {text!r} has no unit: {number_advice(text)}{_ACCEPTED_FORMS}")
     if not parts:
         raise InvalidDelayError(f"the delay {text!r} cannot be read: {_ACCEPTED_FORMS}")
     try:
         return timedelta(microseconds=sum(_microseconds(number, unit) for number, unit in parts))
     except OverflowError as error:
         raise InvalidDelayError(f"the delay {text!r} is longer than {LONGEST.days} d: give a shorter one") from error
+
+
+def number_advice(value: object) -> str:
+    """The start of the advice for a number without a unit; empty for other values. Other libraries take seconds, or
+    milliseconds."""
+    text = str(value)
+    if not _NUMBER.fullmatch(text):
+        return ""
+    return f"give '{text}s' if it is in seconds, or '{text}ms' in milliseconds; "
 
 
 def _microseconds(number: str, unit: str) -> int:

@@ -87,8 +87,9 @@ async def test_the_end_of_the_wait_names_its_length_and_the_last_error(closed_po
 
 
 async def test_a_client_without_a_wait_fails_at_once(closed_port: int) -> None:
-    with pytest.raises(BrokerUnreachableError, match=r"^no broker answers"):
-        await bide.connect(f"amqp://127.0.0.1:{closed_port}")
+    for wait in (None, "0s"):
+        with pytest.raises(BrokerUnreachableError, match=r"^no broker answers"):
+            await bide.connect(f"amqp://127.0.0.1:{closed_port}", wait=wait)
 
 
 async def test_a_refusal_is_not_waited_for(vhost: Vhost) -> None:

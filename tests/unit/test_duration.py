@@ -89,7 +89,11 @@ def test_invalid_delays_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (5, "the delay 5 has no unit: give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601"),
+        (5, "the delay 5 has no unit: give '5s' if it is in seconds, or '5ms' in milliseconds; give a timedelta, text"),
+        (0.5, "the delay 0.5 has no unit: give '0.5s' if it is in seconds, or '0.5ms' in milliseconds"),
+        ("300", "the delay '300' has no unit: give '300s' if it is in seconds, or '300ms' in milliseconds"),
+        (1e-9, "the delay 1e-09 has no unit: give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601"),
+        (True, "the delay True has no unit: give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601"),
         ("soon", "the delay 'soon' cannot be read: give a timedelta, text such as '1h30m', "),
         ("-5s", "the delay '-5s' is negative: give zero or more"),
         (timedelta(seconds=-5), "the delay -0:00:05 is negative: give zero or more"),

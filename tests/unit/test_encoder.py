@@ -105,7 +105,7 @@ def made(message: OutgoingMessage) -> PreparedMessage:
 @example(CLOCKS[0], [OutgoingMessage(b"", to="q", delay="90s", priority=3, expiration=timedelta(seconds=1))])
 @example(
     CLOCKS[0],
-    [OutgoingMessage(b"", to="q", delay="1d", expiration="77", reply_to="r", correlation_id="c", timestamp=NOW)],
+    [OutgoingMessage(b"", to="q", delay="1d", expiration="77ms", reply_to="r", correlation_id="c", timestamp=NOW)],
 )
 @example(CLOCKS[1], [OutgoingMessage(b"", exchange="x", routing_key="a.b.c", delay="3199d", message_id="m")])
 @example(CLOCKS[0], [OutgoingMessage(b"", to="q", deliver_at=datetime(1970, 1, 5, tzinfo=UTC))])

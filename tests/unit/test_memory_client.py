@@ -238,3 +238,41 @@ async def test_a_timeout_of_the_caller_is_not_the_end_of_an_iteration() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await anext(messages)
+
+
+async def test_messages_are_got_counted_processed_and_purged() -> None:
+    async with bide.testing.broker() as b, b.connect() as client:
+        await client.declare(REMINDERS)
+        for body in "abc":
+            await client.publish(body, to="reminders")
+        assert await client.message_count("reminders") == 3
+        message = await client.get("reminders")
+        assert message is not None
+        async with message.process():
+            assert message.body == b"a"
+        assert await client.purge("reminders") == 2
+        assert await client.get("reminders") is None
+
+
+async def test_a_private_queue_is_declared_and_bound_again_after_a_lost_connection() -> None:
+    events: list[str] = []
+    async with (
+        bide.testing.broker() as b,
+        b.connect(
+            on_disconnected=lambda _: events.append("disconnected"), on_reconnected=lambda: events.append("reconnected")
+        ) as client,
+    ):
+        await client.declare(bide.Topology(exchanges=[bide.Exchange("events", "topic")]))
+        queue = await client.private_queue(bindings=[("events", "order.*")])
+        for _ in range(2):
+            assert await client.get(queue) is None
+            await client.publish("x", exchange="events", routing_key="order.created")
+            message = await client.get(queue)
+            assert message is not None
+            assert message.routing_key == "order.created"
+            b.drop_connections()
+            async with asyncio.timeout(TIMEOUT):
+                while len(events) % 2 or not events:  # noqa: ASYNC110 (the callback may be called twice)
+                    await asyncio.sleep(0.01)
+        assert set(events) == {"disconnected", "reconnected"}
+        assert client.connected

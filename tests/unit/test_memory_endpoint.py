@@ -12,6 +12,7 @@ import pytest
 
 import bide
 import bide.testing
+from bide.endpoint.event import Event
 from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 RELEASES = [(3, 10), (4, 0), (4, 3)]
@@ -66,7 +67,7 @@ class Kinds(bide.Observer):
         self._start = b.clock.now()
         self.seen: list[tuple[str, str | None, timedelta]] = []
 
-    async def happened(self, event: bide.Event) -> None:
+    async def happened(self, event: Event) -> None:
         self.seen.append((event.kind, event.message_id, self._clock.now() - self._start))
 
 

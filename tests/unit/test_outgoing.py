@@ -125,7 +125,7 @@ def test_expiration_and_priority_are_held_in_headers_during_the_delay(
 def test_without_a_delay_expiration_and_priority_are_sent_as_properties() -> None:
     waits: list[dict[str, Any]] = [{}, {"delay": timedelta(0)}, {"deliver_at": NOW - timedelta(hours=1)}]
     for options in waits:
-        values = wire(check_message(OutgoingMessage(b"", to="q", expiration="1500", priority=9, **options)))
+        values = wire(check_message(OutgoingMessage(b"", to="q", expiration="1500ms", priority=9, **options)))
         assert (values["expiration"], values["priority"]) == ("1500", 9)
 
 
@@ -134,12 +134,12 @@ def test_without_a_delay_expiration_and_priority_are_sent_as_properties() -> Non
     [
         ("5s", "5000"),
         ("0s", "0"),
-        ("1500", "1500"),
-        ("007", "7"),
+        ("1500ms", "1500"),
+        ("007ms", "7"),
         (timedelta(microseconds=1), "1"),
         (timedelta(milliseconds=1, microseconds=1), "2"),
         (timedelta(days=3650), "315360000000"),
-        ("315360000000", "315360000000"),
+        ("315360000000ms", "315360000000"),
     ],
 )
 def test_the_expiration_is_milliseconds_rounded_up(expiration: Any, text: str) -> None:
@@ -364,7 +364,7 @@ def test_values_that_json_cannot_express_are_refused(value: Any, message: str) -
             InvalidDelayError,
             "the expiration 3651d is longer than the broker accepts (3650 d 0:00:00): give a shorter one, or none",
         ),
-        ({"to": "q", "expiration": "315360000001"}, InvalidDelayError, "longer than the broker accepts"),
+        ({"to": "q", "expiration": "315360000001ms"}, InvalidDelayError, "longer than the broker accepts"),
         ({"to": "q", "body": 5}, InvalidInputError, "the body is of type int: give bytes, text, or json="),
         ({"to": "q", "body": ["x"]}, InvalidInputError, "the body is of type list"),
         ({"to": "q", "body": "\ud800"}, InvalidInputError, "the body has characters that UTF-8 cannot carry"),
@@ -484,7 +484,7 @@ options = st.fixed_dictionaries(
     optional={
         **dict.fromkeys(("message_id", "correlation_id", "reply_to", "content_type", "type", "app_id"), texts),
         "priority": st.integers(0, 255),
-        "expiration": st.integers(0, 10**9).map(str),
+        "expiration": st.integers(0, 10**9).map("{}ms".format),
         "persistent": st.booleans(),
     },
 )
@@ -524,6 +524,8 @@ def test_a_message_is_restored_after_encoding_and_decoding(
     arrival = restore(exchange, routing_key, decoding.properties(frames[1]))
 
     expected = {name: value for name, value in given_options.items() if name not in ("headers", "persistent")}
+    if "expiration" in expected:
+        expected["expiration"] = expected["expiration"].removesuffix("ms")
     received = dict(arrival.values)
     assert received.pop("headers", {}) == given_options["headers"]
     assert received.pop("delivery_mode") == (2 if given_options.get("persistent", True) else 1)

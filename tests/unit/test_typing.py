@@ -49,6 +49,14 @@ SNIPPETS = dedent("""
         client.consume("q", prefech=10)  # error: call-arg
         client.consume("q", timeout=1)  # error: arg-type
         bide.connect_sync("amqp://localhost", time_out="3s")  # error: call-arg
+        bide.conect("amqp://localhost")  # error: attr-defined
+        with bide.connect_sync(wait="60s", on_reconnected=print) as other:
+            received = other.get("q")
+            received.ack()  # error: union-attr
+            other.purge("q").bit_length()
+            other.message_count(3)  # error: arg-type
+            other.private_queue(bindings=["events"])  # error: list-item
+            other.connected()  # error: operator
         bide.connect_sync("amqp://localhost", on_lost="retry")  # error: arg-type
 
 
@@ -60,7 +68,12 @@ SNIPPETS = dedent("""
             await message.ack()
             message.ack()  # error: unused-coroutine
             message.boddy  # error: attr-defined
+        async with message.process(requeue=True) as same:
+            same.body.hex()
+        async with message.process(retry=True):  # error: call-arg
+            pass
         client.consume("q", timeout=1)  # error: arg-type
+        (await bide.connect()).publsh()  # error: attr-defined
         for summary in client.publish_many([]):  # error: attr-defined
             pass
 """).lstrip()

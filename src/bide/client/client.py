@@ -68,7 +68,7 @@ class Client(QueueMethods, ScheduleMethods):
     async def __aenter__(self) -> Self:
         self._consuming_connection.check_loop()
         try:
-            if self._wait is not None:
+            if self._wait:
                 await self._publisher.reconnecting.wait_for_broker(self._wait)
             await self._publisher.connection()
         except BaseException:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as json_codec
 import os
-import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -47,7 +46,6 @@ _TEXT_PROPERTIES: Final = (
     "user_id",
     "app_id",
 )
-_EXPIRATION_TEXT: Final = re.compile(r"[0-9]{1,20}")
 _MAX_EXPIRATION: Final = timedelta(days=3650)
 """RabbitMQ's limit. A message with a longer expiration makes the broker close the channel, and fails all messages in
 flight on it."""
@@ -331,11 +329,8 @@ def _is_text_list(value: Any) -> bool:
 
 
 def _expiration_text(value: DelayLike) -> str:
-    if isinstance(value, str) and _EXPIRATION_TEXT.fullmatch(value):
-        milliseconds = int(value)
-    else:
-        # Cap the value before negating it: the negative of timedelta.max overflows.
-        milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
+    # Cap the value before negating it: the negative of timedelta.max overflows.
+    milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
     if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
         raise InvalidDelayError(
             f"the expiration {value!s} is longer than the broker accepts ({format_delay(_MAX_EXPIRATION)}): give a "

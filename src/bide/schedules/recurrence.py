@@ -9,7 +9,15 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, Literal, Self, get_args
 
-from bide.durations import DelayLike, format_delay, from_milliseconds, parse_delay, parse_due_time, to_milliseconds
+from bide.durations import (
+    DelayLike,
+    format_delay,
+    from_milliseconds,
+    number_advice,
+    parse_delay,
+    parse_due_time,
+    to_milliseconds,
+)
 from bide.errors import InvalidDelayError, InvalidRecurrenceError, ScheduleRecordError
 from bide.schedules.cron import CronExpression
 from bide.schedules.fields import RecordFields
@@ -219,6 +227,8 @@ class Recurrence:
 
 def _interval(every: object) -> timedelta | None:
     """The interval, or None for text that may be a cron expression."""
+    if advice := number_advice(every):
+        raise InvalidRecurrenceError(f"every={every!r} has no unit: {advice}or a cron expression of five fields")
     if isinstance(every, str):
         try:
             interval = parse_delay(every)
