@@ -69,7 +69,8 @@ def run(vhost: Vhost, store: Store, command: str) -> str:
 
 def commands(page: str) -> list[tuple[str, str]]:
     """The commands of the page and their output."""
-    blocks = re.findall(r"^ *```\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    fences = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    blocks = [block for language, block in fences if not language]
     shown = [one.partition("\n") for block in blocks for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
     return [(command, output) for command, _, output in shown]
 
