@@ -22,6 +22,12 @@ def test_no_part_of_a_password_is_printed(option: list[str], password: str, host
     assert "et@" not in printed
 
 
+@pytest.mark.parametrize("name", ["password", "sslpassword", "PASSWORD"])
+def test_a_password_in_the_query_of_a_url_is_not_printed(name: str) -> None:
+    printed = command(["timeouts", "migrate", "--database", f"postgresql://ann@db/x?{name}=se/cr@et&sslmode=require"])
+    assert printed.endswith(f"'postgresql://ann@db/x?{name}=***&sslmode=require'")
+
+
 def test_a_url_without_a_password_is_unchanged() -> None:
     assert command(["send", "--url", "amqp://ann@a:5672,b:5672/"]) == "bide send --url amqp://ann@a:5672,b:5672/"
 

@@ -14,6 +14,9 @@ from bide.cli.settings import PROGRAM
 _PASSWORD: Final = re.compile(r"(://[^:/]*):[^/]*@")
 """The user and password of a URL. A password may have an unescaped ``@`` or ``:``, so the last ``@`` ends it."""
 
+_PASSWORD_OPTION: Final = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
+"""A password in the query of a URL, as PostgreSQL reads it."""
+
 
 def command(
     arguments: Sequence[str], *, changed: Mapping[str, str | None] | None = None, without: Collection[str] = ()
@@ -35,7 +38,7 @@ def command(
             if (value := changed[name]) is not None:
                 kept += [name, value]
         elif one not in without:
-            kept.append(_PASSWORD.sub(r"\1:***@", one))
+            kept.append(_PASSWORD.sub(r"\1:***@", _PASSWORD_OPTION.sub(r"\1***", one)))
     return shell_command([PROGRAM, *kept])
 
 
