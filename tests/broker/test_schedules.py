@@ -27,7 +27,7 @@ from bide.errors import (
 from bide.gate.log_reader import LogReader
 from bide.local_broker import LocalBroker
 from bide.schedules.encoding import RESERVE, decode
-from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
+from bide.schedules.names import PARTITIONS, RECORD_OVERHEAD, TICKET_BYTES, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, ScheduleRecord
 from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
@@ -296,6 +296,18 @@ async def test_a_full_log_refuses_and_asks_for_a_gate(vhost: Vhost, vhost_connec
         channel = await vhost_connection.channel()
         await channel.purge_queue(small.name)
         await client.schedule(bytes(30_000), key="k", to="q", delay="1d")
+
+
+async def test_small_records_take_room_for_what_the_broker_adds_to_them(
+    vhost: Vhost, vhost_connection: Connection
+) -> None:
+    count, smallest = 1000, 100
+    async with bide.connect(vhost.url) as client:
+        await client.declare(NAMES.topology())
+        await asyncio.gather(*(client.schedule(b"", key="k", to="q", delay="1d") for _ in range(count)))
+    async with await vhost_connection.channel() as channel:
+        room = await channel.declare_queue(Queue(NAMES.room(partition_of("k"))), passive=True)
+    assert room.message_count * TICKET_BYTES >= count * (smallest + RECORD_OVERHEAD)
 
 
 async def _refusal(operation: Awaitable[object]) -> Exception | None:
