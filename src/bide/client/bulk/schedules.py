@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -35,11 +36,13 @@ class BulkSchedules:
     Attributes:
         unsent: the number of schedules that wait for room, by partition. Later ones wait behind them, so that the last
             schedule of a key decides.
+        in_order: for each partition, the lock with which one schedule after the other gets its room.
     """
 
     def __init__(self, requests: ScheduleRequests, now: Callable[[], datetime]) -> None:
         self.requests = requests
         self.unsent = Counter[int]()
+        self.in_order = [asyncio.Lock() for _ in range(PARTITIONS)]
         self._now = now
         targets = [ExchangeTarget(requests.names.operations, str(number)) for number in range(PARTITIONS)]
         self._templates = [MessageTemplate(one, _VALUES, is_delayed=False) for one in targets]
@@ -154,13 +157,14 @@ class InFlightSchedule(InFlightMessage):
         requests, size = self._schedules.requests, len(self.message.body)
         if state.size_limit is not None and size > state.size_limit:
             raise too_large(self.message, state.size_limit)
-        try:
-            await requests.make_room(state.connection, self._partition, size)
-        except (UnroutableError, TargetNotFoundError):
-            # Parts of the log were deleted.
-            if not requests.report_missing():
-                raise
-            await requests.make_room(state.connection, self._partition, size)
+        async with self._schedules.in_order[self._partition]:
+            try:
+                await requests.make_room(state.connection, self._partition, size)
+            except (UnroutableError, TargetNotFoundError):
+                # Parts of the log were deleted.
+                if not requests.report_missing():
+                    raise
+                await requests.make_room(state.connection, self._partition, size)
         self.prepared_in = state
 
     def forget_preparation(self) -> None:
