@@ -16,6 +16,11 @@ from bide.patterns.rpc import DIRECT_REPLY_TO
 class ScheduleChannel:
     """A channel with confirms that consumes from direct reply-to. Open it with :meth:`open`.
 
+    Records of a stream need a channel on which nothing else is published. When a stream gets another leader, RabbitMQ
+    below 4.0.1 sends unconfirmed messages again with their numbers on the channel instead of their numbers in the
+    stream. If these differ, the leader takes later messages for duplicates: it confirms them and does not store them
+    (https://github.com/rabbitmq/rabbitmq-server/pull/12236). A returned message makes them differ too.
+
     Answers to requests that were sent on a channel come on that channel, and are lost with it.
 
     Attributes:

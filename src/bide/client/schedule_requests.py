@@ -74,7 +74,7 @@ class _Session:
 
 
 class ScheduleRequests:
-    """Sends operations and questions on a channel of the publishing connection, any number at the same time.
+    """Sends operations and questions on channels of the publishing connection, any number at the same time.
 
     Args:
         declare: whether to declare the schedule log if it is missing.
@@ -90,7 +90,8 @@ class ScheduleRequests:
         self._sessions = [_Session() for _ in range(PARTITIONS)]
         self._rooms = [ScheduleRoom(names, number) for number in range(PARTITIONS)]
         self._waiting: dict[str, ScheduleRequest] = {}
-        self._channel: ScheduleChannel | None = None
+        # The records of each partition have a channel of their own, by its number; None: for everything else.
+        self._links: dict[int | None, ScheduleChannel] = {}
         self._opening = asyncio.Lock()
         self._is_missing = False
         self._is_checked = False
@@ -211,8 +212,8 @@ class ScheduleRequests:
             if request.is_done:
                 # It ended while the client looked for a gate.
                 return request.answer.result() if request.answer.done() else None
-            channel = self._channel
-            blocked = channel.connection.blocked_by if channel is not None else None
+            link = self._links.get(None)
+            blocked = link.connection.blocked_by if link is not None else None
             reason = "" if blocked is None else f"the broker blocks publishing at the moment: {blocked}"
             raise request.out_of_time(seconds, reason) from error
         finally:
@@ -229,6 +230,7 @@ class ScheduleRequests:
             await connection.writable()
             if request.is_recorded:
                 await self._rooms[request.partition].take(link.channel, len(request.body))
+                link = await self._open(connection, request.partition)
             values = request.values
             if request.needs_answer or request.attempts:
                 values = {**values, "reply_to": DIRECT_REPLY_TO}
@@ -247,6 +249,8 @@ class ScheduleRequests:
                 return
             request.reason = str(error)
             was_sent = request.attempts > before
+            if was_sent and link is not None and isinstance(error, UnroutableError):
+                link.channel.abandon()
             request.refusals += was_sent and isinstance(error, PublishError)
             final = self._final_error(request, connection, link, error)
             if final is not None:
@@ -314,18 +318,18 @@ class ScheduleRequests:
                 f"{self._size_limit}: send a smaller body, or raise max_message_size on the broker"
             )
 
-    async def _open(self, connection: Connection) -> ScheduleChannel:
-        """The open channel, with the log declared."""
-        link = self._channel
+    async def _open(self, connection: Connection, partition: int | None = None) -> ScheduleChannel:
+        """The open channel for the records of a partition, or for everything else, with the log declared."""
+        link = self._links.get(partition)
         if link is not None and link.channel.is_open and not self._is_missing:
             return link
         async with self._opening:
-            link = self._channel
+            link = self._links.get(partition)
             if link is not None and link.channel.is_open and not self._is_missing:
                 return link
             await self._prepare_log(connection)
             if link is None or not link.channel.is_open:
-                link = self._channel = await ScheduleChannel.open(connection, self._on_answer)
+                link = self._links[partition] = await ScheduleChannel.open(connection, self._on_answer)
             return link
 
     async def _prepare_log(self, connection: Connection) -> None:

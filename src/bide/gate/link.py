@@ -13,7 +13,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
 from bide.client.target_sender import TargetSender
-from bide.errors import BideError
+from bide.errors import BideError, UnroutableError
 from bide.gate.delivery import ScheduledDelivery
 from bide.gate.target_windows import TargetWindows
 from bide.patterns.rpc import DIRECT_REPLY_TO
@@ -69,10 +69,8 @@ class GateLink:
         self.connection = connection
         self.windows = TargetWindows()
         self._names = names
-        # All beats are sent on one channel, in order.
-        self._to_log = ConfirmedSender[_GateRecord](
-            connection, on_result=lambda message, error: message.on_result(error), failed=failed
-        )
+        # Each log has a channel of its own; see ScheduleChannel.
+        self._to_logs: dict[str, ConfirmedSender[_GateRecord]] = {}
         self._to_undeliverable = ConfirmedSender[DeliveryInFlight](
             connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
         )
@@ -88,8 +86,19 @@ class GateLink:
         self._opening = asyncio.Lock()
 
     def append(self, partition: int, body: bytes, on_result: Callable[[BideError | None], None]) -> None:
-        """Append a record to the log of a partition."""
-        self._to_log.put(_GateRecord(self._names.gates, str(partition), body, on_result))
+        """Append a record to the log of a partition. Records of a partition are sent in order."""
+        log_key = str(partition)
+        sender = self._to_logs.get(log_key)
+        if sender is None:
+            sender = ConfirmedSender(self.connection, on_result=self._on_appended, failed=self._failed)
+            self._to_logs[log_key] = sender
+        sender.put(_GateRecord(self._names.gates, log_key, body, on_result))
+
+    def _on_appended(self, message: _GateRecord, error: BideError | None) -> None:
+        if isinstance(error, UnroutableError):
+            # The broker has numbered a message that the stream never got.
+            self._to_logs.pop(message.routing_key).close()
+        message.on_result(error)
 
     def deliver(
         self, delivery: ScheduledDelivery, on_result: Callable[[ScheduledDelivery, BideError | None], None]
@@ -154,7 +163,8 @@ class GateLink:
 
     def close(self) -> None:
         """Send no more, and report no more results."""
-        self._to_log.close()
+        for log_sender in self._to_logs.values():
+            log_sender.close()
         self._to_undeliverable.close()
         for sender in self._senders:
             sender.close()

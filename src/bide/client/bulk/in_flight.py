@@ -68,6 +68,11 @@ class InFlightMessage(Unconfirmed):
         return encoded.frames
 
     @property
+    def partition(self) -> int | None:
+        """The partition of the schedule log that it is a record of; None for other messages."""
+        return None
+
+    @property
     def mandatory(self) -> bool:
         """Whether the broker returns the message if no queue takes it."""
         mandatory: bool = self.outgoing.mandatory

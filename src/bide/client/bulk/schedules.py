@@ -125,6 +125,11 @@ class InFlightSchedule(InFlightMessage):
         self._header_size = header_size
 
     @property
+    def partition(self) -> int:
+        """The partition of its key."""
+        return self._partition
+
+    @property
     def mandatory(self) -> bool:
         """Records are always mandatory."""
         return True

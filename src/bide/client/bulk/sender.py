@@ -1,4 +1,4 @@
-"""The sender of a bulk publish: a window of messages on one channel."""
+"""The sender of a bulk publish: a window of messages on a few channels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from bide.amqp.channel import Channel
 from bide.client.broker_state import BrokerState
+from bide.client.bulk.channels import BulkChannels
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
 from bide.client.bulk.input import NOTHING, BulkInput, source_of
 from bide.client.bulk.preparing import Preparing, is_final_error
@@ -86,7 +86,7 @@ class BulkSender:
         self._on_lost = on_lost
         self._timeout = timeout
         self._state: BrokerState | None = None
-        self._channel: Channel | None = None
+        self._channels = BulkChannels()
         self._next_position = 0
         self._in_flight = 0
         self._in_flight_bytes = 0
@@ -135,8 +135,7 @@ class BulkSender:
                     raise with_unsent(cause, left, first=self._next_position) if isinstance(cause, BideError) else cause
         finally:
             self._publisher.trials.sources.discard(self._unconfirmed)
-            if self._channel is not None:
-                self._channel.abandon()
+            self._channels.abandon()
             for one in (*self._lost, *self._to_resend, *self._preparing):
                 one.give_up()
             await self._preparing.close()
@@ -144,7 +143,7 @@ class BulkSender:
 
     def _unconfirmed(self) -> Iterable[InFlightMessage]:
         """The messages that wait for their confirm or first sending, if they may be sent again."""
-        sent = self._channel.confirms.waiting if self._channel is not None else ()
+        sent = self._channels.waiting()
         waiting = (*(one for one in sent if isinstance(one, InFlightMessage)), *self._to_resend, *self._preparing)
         return waiting if self._on_lost == "repeat" else ()
 
@@ -212,19 +211,19 @@ class BulkSender:
             self._handle_lost()
         if not self._to_resend and not self._in_flight:
             self._current_window = self._window
-        state, channel = self._state, self._channel
-        if state is None or channel is None or not state.connection.is_open or not channel.is_open:
+        state, closed = self._state, self._channels.closed()
+        if state is None or closed or not state.connection.is_open:
             self._trouble = state.connection.trouble if state is not None else self._trouble
             async with self._confirm_timeout("the broker was not reached"):
                 state = self._state = await self._connected()
-                channel = self._channel = await state.connection.channel(confirms=True)
+                await self._channels.open(state.connection, closed)
         elif state.is_outdated:
             async with self._confirm_timeout("the broker was not reached"):
                 state = self._state = await self._connected()
         loop = asyncio.get_running_loop()
         started = loop.time()
         unprepared: list[InFlightMessage] = []
-        is_interrupted = self._send(source, state, channel, unprepared)
+        is_interrupted = self._send(source, state, unprepared)
         # Confirms are not processed while the input is read.
         took = loop.time() - started
         self._waiting_since += took
@@ -283,9 +282,9 @@ class BulkSender:
         self._has_progressed = True
         self._changed.set()
 
-    def _send(self, source: BulkInput, state: BrokerState, channel: Channel, unprepared: list[InFlightMessage]) -> bool:
+    def _send(self, source: BulkInput, state: BrokerState, unprepared: list[InFlightMessage]) -> bool:
         """Send messages that may be sent now, collect unprepared ones, and return whether there may be more to send."""
-        connection, number, clock = state.connection, channel.number, asyncio.get_running_loop().time
+        connection, clock = state.connection, asyncio.get_running_loop().time
         end, held = clock() + _MAX_TURN_SECONDS, 0
         for _ in range(_MAX_PER_TURN):
             if clock() >= end:
@@ -305,9 +304,13 @@ class BulkSender:
                 continue
             if message is None:
                 continue
+            if not self._channels.is_open(in_flight.partition):
+                self._to_resend.appendleft(in_flight)
+                return True
+            channel = self._channels[in_flight.partition]
             if in_flight.is_ready(state):
                 try:
-                    made = in_flight.encode(state, number)
+                    made = in_flight.encode(state, channel.number)
                 except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
                     self._report_final_error(in_flight, unsendable(in_flight.position, error))
                     continue
@@ -337,6 +340,7 @@ class BulkSender:
             if isinstance(outgoing, OutgoingSchedule):
                 if self._schedules is None:
                     self._schedules = self._make_schedules()
+                    self._channels.has_schedules = True
                 return self._schedules.check(outgoing, position, self.settled)
             if not isinstance(outgoing, OutgoingMessage):
                 raise InvalidInputError(
@@ -386,22 +390,27 @@ class BulkSender:
     def _handle_lost(self) -> None:
         """Settle or queue again the messages that were unconfirmed when their channel closed."""
         lost, self._lost = self._lost, []
-        state, channel = self._state, self._channel
+        state = self._state
         assert state is not None
-        assert channel is not None
-        assert channel.closed_with is not None
-        error = channel.closed_with
-        if channel.connection.is_open and not isinstance(error, ClosedError):
-            # The broker closed only the channel, for one of the messages on it.
-            lost = self._settle_rejected(
-                ChannelClosure(error, channel.close_text, Counter(one.exchange for one in lost)), state, lost
-            )
-        else:
-            for one in lost:
-                one.was_lost = True
-        self._to_resend = deque(sorted((*lost, *self._to_resend), key=lambda one: one.position))
-        if lost and (self._on_lost == "raise" or isinstance(error, ClosedError)):
-            raise self._in_doubt(str(error)) from error
+        doubt: BideError | None = None
+        for partition in dict.fromkeys(one.partition for one in lost):
+            channel = self._channels[partition]
+            error = channel.closed_with
+            assert error is not None
+            of_channel = [one for one in lost if one.partition == partition]
+            if channel.connection.is_open and not isinstance(error, ClosedError):
+                # The broker closed only the channel, for one of the messages on it.
+                closure = ChannelClosure(error, channel.close_text, Counter(one.exchange for one in of_channel))
+                of_channel = self._settle_rejected(closure, state, of_channel)
+            else:
+                for one in of_channel:
+                    one.was_lost = True
+            self._to_resend.extend(of_channel)
+            if of_channel and (self._on_lost == "raise" or isinstance(error, ClosedError)):
+                doubt = error
+        self._to_resend = deque(sorted(self._to_resend, key=lambda one: one.position))
+        if doubt is not None:
+            raise self._in_doubt(str(doubt)) from doubt
 
     def _settle_rejected(
         self, closure: ChannelClosure, state: BrokerState, lost: list[InFlightMessage]
@@ -425,9 +434,8 @@ class BulkSender:
 
     def _in_doubt(self, reason: str) -> BulkInDoubtError:
         """The error with the messages in doubt: those that were sent and not confirmed."""
-        if self._channel is not None and self._channel.is_open:
-            # Closing the channel settles the messages in flight.
-            self._channel.abandon()
+        # Closing the channels settles the messages in flight.
+        self._channels.abandon()
         waiting = sorted((*self._lost, *self._to_resend, *self._preparing.give_up()), key=lambda one: one.position)
         self._lost, self._to_resend = [], deque()
         for one in waiting:
