@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from math import ceil
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -232,7 +233,8 @@ class _MemoryNetwork:
 
         timers = [clock.call_at(clock.microseconds + round(seconds * 1_000_000), wake, is_upkeep=True)]
         if due is not None:
-            timers.append(clock.call_at(clock.microseconds + round(due * 1_000_000), wake))
+            # Rounded up: who waits for less than a microsecond would never see time pass.
+            timers.append(clock.call_at(clock.microseconds + ceil(due * 1_000_000), wake))
         try:
             await event.wait()
         finally:
