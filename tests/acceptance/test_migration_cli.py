@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import DelayInfrastructure
 from bide.local_broker import LocalBroker
 from bide.migration import Migration
@@ -247,7 +249,8 @@ async def test_bad_usage_is_one_line_and_exits_with_2(program: Program, vhost: V
 
 async def test_a_second_run_is_refused(program: Program, vhost: Vhost) -> None:
     await fill(vhost.url, 1, (600, 601))
-    async with bide.connect(vhost.url) as client:
-        lock = Queue("bide.migration.nsb.delay-delivery", exclusive=True, durable=False)
-        await client.declare(Topology(queues=[lock]))
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    async with await connection.channel() as channel:
+        await channel.declare_queue(Queue("bide.migration.nsb.delay-delivery", exclusive=True, durable=False))
         assert "runs on this virtual host already" in program.fails(1, *COMMAND)
+    await connection.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,7 +73,7 @@ def assert_nothing_came_back(
 
 
 @pytest.fixture
-def recorded(vhost: Vhost) -> Counter:
+def recorded(vhost: Vhost) -> Iterator[Counter]:
     """Counts the records in one partition of the log, which the last use of a client has declared."""
 
     async def declare() -> None:
@@ -79,7 +81,8 @@ def recorded(vhost: Vhost) -> Counter:
             await client.declare(ScheduleNames().topology())
 
     asyncio.run(declare())
-    return Counter(vhost.url, ScheduleNames().log(0))
+    with closing(Counter(vhost.url, ScheduleNames().log(0))) as counter:
+        yield counter
 
 
 def keyed(spark: SparkSession, rows: int = ROWS, partitions: int = 2) -> DataFrame:
@@ -100,16 +103,22 @@ def write(spark: SparkSession, url: str, **options: str) -> None:
 def test_a_repeated_write_after_a_kill_brings_back_nothing_that_was_cancelled_or_replaced(
     spark: SparkSession, vhost: Vhost, recorded: Counter, tmp_path: Path
 ) -> None:
-    def kill() -> int:
-        wait_until(lambda: recorded() > SOME_RECORDS, "some of the rows are scheduled")
-        return kill_python_workers(spark)
+    ended = threading.Event()
+
+    def kill() -> None:
+        wait_until(lambda: ended.is_set() or recorded() > SOME_RECORDS, "some of the rows are scheduled")
+        # One that has nothing to do at the moment is replaced without a word.
+        wait_until(lambda: ended.is_set() or kill_python_workers(spark) < 0, "the write has ended")
 
     with ThreadPoolExecutor(1) as pool:
         killing = pool.submit(kill)
-        # In this thread: in others Spark looks in vain for data sources that are written in Python.
-        with pytest.raises(Exception, match="Python worker exited unexpectedly"):
-            write(spark, vhost.url, **SLOWLY)
-        assert killing.result()
+        try:
+            # In this thread: in others Spark looks in vain for data sources that are written in Python.
+            with pytest.raises(Exception, match="Python worker exited unexpectedly"):
+                write(spark, vhost.url, **SLOWLY)
+        finally:
+            ended.set()
+        killing.result()
     recorded.close()
     cancelled, replaced = with_gate(vhost.url, tmp_path / "gate", meddle)
     write(spark, vhost.url)
