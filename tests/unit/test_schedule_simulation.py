@@ -23,7 +23,7 @@ SEEDS = {
     "no-read-back": 1,
     "no-room": 101,
     "own-calendar": 2,
-    "partial-snapshot": 111,
+    "partial-snapshot": 8,
     "repeats": 1,
     "repeats-answered-anew": 1,
     "repeats-by-maximum": 57,
@@ -33,7 +33,7 @@ SEEDS = {
     "stale-carry": 347,
     "stray-keys": 1,
     "ticks-race": 5,
-    "trim-early": 463,
+    "trim-early": 72,
     "wall-clock": 17,
 }
 """A history that shows each fault. After a change of the simulation another seed may be the first: try them in turn."""
