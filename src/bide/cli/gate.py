@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -12,13 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.running import stop_by_signals
+from bide.cli.running import run_until_signal
 from bide.cli.settings import Settings, allow_option, broker_options, json_option, pass_settings
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
-    from bide.gate import Gate, Gated
     from bide.observability.metrics import Metrics
 
 
@@ -102,7 +99,7 @@ def gate(
             metrics.watch_gate(worker)
             page = stack.enter_context(metrics.serve(metrics_port))
             echo(f"metrics on {page.url}", err=True)
-        done = asyncio.run(_run_until_signal(worker, started))
+        done = run_until_signal(worker.run(on_start=started), worker.stop)
     if as_json:
         print_json(asdict(done))
         return
@@ -118,8 +115,3 @@ def _metrics() -> Metrics:
     except ImportError as error:
         raise InvalidInputError(f"--metrics: {error}") from error
     return Metrics()
-
-
-async def _run_until_signal(worker: Gate, started: Callable[[Connection], None]) -> Gated:
-    stop_by_signals(worker.stop)
-    return await worker.run(on_start=started)

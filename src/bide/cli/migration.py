@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +9,7 @@ import click
 
 from bide.cli import continuation
 from bide.cli.output import echo, print_json, progress_bar
-from bide.cli.running import run_async, stop_by_signals
+from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
     allow_option,
@@ -25,7 +24,7 @@ from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
-    from bide.migration import Migrated, Migration, WaitingCount
+    from bide.migration import Migrated, WaitingCount
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -118,7 +117,7 @@ def _run(
         if dry_run:
             return _print_counts(run_async(migration.count()), as_json=as_json)
         try:
-            done = asyncio.run(_run_until_signal(migration))
+            done = run_until_signal(migration.run(), migration.stop)
         except BideError:
             if migration.done.taken:
                 _print_continuation(settings, migration.done)
@@ -134,11 +133,6 @@ def _run(
     elif done.left:
         echo("bide: messages are left; run the command again when their senders use the new infrastructure", err=True)
     return 0 if done.is_finished and not done.left and not done.set_aside else 1
-
-
-async def _run_until_signal(migration: Migration) -> Migrated:
-    stop_by_signals(migration.stop)
-    return await migration.run()
 
 
 def _print_continuation(settings: Settings, done: Migrated) -> None:

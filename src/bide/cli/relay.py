@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.running import stop_by_signals
+from bide.cli.running import run_until_signal
 from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.delay.waiting_hall import WaitingHall
-    from bide.relay import Relay, Relayed
 
 
 @click.command()
@@ -60,7 +57,7 @@ def relay(
     def started(connection: Connection) -> None:
         echo(f"relaying {hall.base} on {connection.address}, virtual host {connection.url.vhost}", err=True)
 
-    done = asyncio.run(_run_until_signal(worker, started))
+    done = run_until_signal(worker.run(on_start=started), worker.stop)
     if as_json:
         print_json(asdict(done))
         return
@@ -68,8 +65,3 @@ def relay(
         f"{done.delivered} delivered, {done.delayed} sent to the levels, {done.rounds} sent round, "
         f"{done.refused} times refused by targets, {done.undeliverable} undeliverable"
     )
-
-
-async def _run_until_signal(worker: Relay, started: Callable[[Connection], None]) -> Relayed:
-    stop_by_signals(worker.stop)
-    return await worker.run(on_start=started)

@@ -63,8 +63,15 @@ async def _run_cancellable(work: Coroutine[Any, Any, _Result], received: list[si
     return await work
 
 
-def stop_by_signals(stop: Callable[[], None]) -> None:
-    """Call *stop* at Ctrl-C, SIGTERM or SIGHUP, in the running event loop. A second signal ends the process at once."""
+def run_until_signal(work: Coroutine[Any, Any, _Result], stop: Callable[[], None]) -> _Result:
+    """Run *work* and return its result.
+
+    Ctrl-C, SIGTERM and SIGHUP call *stop*, which lets the work end. A second signal ends the process at once.
+    """
+    return asyncio.run(_run_stoppable(work, stop))
+
+
+async def _run_stoppable(work: Coroutine[Any, Any, _Result], stop: Callable[[], None]) -> _Result:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
@@ -76,6 +83,7 @@ def stop_by_signals(stop: Callable[[], None]) -> None:
     signals = [one for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
     for number in signals:
         loop.add_signal_handler(number, on_signal, number)
+    return await work
 
 
 def confirm(question: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -12,7 +11,7 @@ import click
 
 from bide.cli import continuation
 from bide.cli.output import echo, print_json, progress_bar, working
-from bide.cli.running import confirm, run_async, stop_by_signals
+from bide.cli.running import confirm, run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
     broker_options,
@@ -28,8 +27,7 @@ from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
-    from bide.timeouts import EndpointPreview, Retirement, RunStatus, TimeoutMigration
-    from bide.timeouts.dispatcher import Dispatched
+    from bide.timeouts import EndpointPreview, Retirement, RunStatus
     from bide.timeouts.migration import Past, TimeoutsMigrated
     from bide.timeouts.tables import TimeoutTable
 
@@ -165,7 +163,7 @@ def migrate(
             progress=progress,
         )
         try:
-            done = asyncio.run(_run_until_signal(migration))
+            done = run_until_signal(migration.run(), migration.stop)
         except BideError:
             if migration.done.run:
                 _print_continuation(settings, migration.done)
@@ -241,12 +239,8 @@ def dispatch(
     """
     from bide.timeouts import TimeoutDispatcher
 
-    async def run() -> Dispatched:
-        dispatcher = TimeoutDispatcher(database, settings.broker_url(), infrastructure, endpoint)
-        stop_by_signals(dispatcher.stop)
-        return await dispatcher.run()
-
-    done = asyncio.run(run())
+    dispatcher = TimeoutDispatcher(database, settings.broker_url(), infrastructure, endpoint)
+    done = run_until_signal(dispatcher.run(), dispatcher.stop)
     if as_json:
         print_json(asdict(done))
         return
@@ -292,11 +286,6 @@ def retire(
     else:
         _print_retirement(found)
     return 1 if found.problems else 0
-
-
-async def _run_until_signal(migration: TimeoutMigration) -> TimeoutsMigrated:
-    stop_by_signals(migration.stop)
-    return await migration.run()
 
 
 def _mapped(table: str | None, columns: str | None) -> TimeoutTable | None:
