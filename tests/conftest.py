@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -28,6 +29,9 @@ from xdist.workermanage import WorkerController
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import HOME_VARIABLE, numbers
 from tests.support import Rabbitmq, Vhost
+
+if TYPE_CHECKING:
+    from tests.databases import DatabaseServer
 
 _ROOT_VARIABLE = "BIDE_TEST_BROKER_ROOT"
 _HOME_VARIABLE = "BIDE_TEST_BROKER_HOME"
@@ -145,6 +149,15 @@ def pytest_runtest_call() -> Generator[None]:
         for logger in logging.root.manager.loggerDict.values():
             if isinstance(logger, logging.Logger):
                 logger.propagate = True
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mysql"])
+def database_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
+    """A private database server."""
+    from tests.databases import mariadb_server, postgresql_server  # the drivers take time to import
+
+    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -51,6 +51,15 @@ class Program:
             check=False,
         )
 
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bide", *arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def ok(self, *arguments: str, stdin: bytes = b"") -> str:
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr.decode()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -87,21 +86,11 @@ async def waiting(vhost: Vhost, source: DelayInfrastructure = SOURCE) -> int:
     return sum(one.messages for one in await Migration(vhost.url, source, TARGET, allow=["*"]).count())
 
 
-def start(program: Program, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "bide", *arguments],
-        env=program.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 async def run_until(
     program: Program, vhost: Vhost, left: int, number: signal.Signals, case: Case = V1_TO_CLOCK
 ) -> tuple[int, str, str]:
     """Run the command, and send it a signal once fewer messages are left."""
-    process = start(program, *case.command, "--json")
+    process = program.start(*case.command, "--json")
     deadline = time.monotonic() + TIMEOUT
     while await waiting(vhost, case.source) > left:
         assert process.poll() is None, process.communicate()

@@ -6,11 +6,9 @@ import asyncio
 import json
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import pytest
@@ -22,7 +20,7 @@ from bide.timeouts.migration import BATCH
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.acceptance.test_cli import Program
 from tests.broker.receiving import eventually, receive
-from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.databases import DatabaseServer
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -31,17 +29,10 @@ LAYOUT = ("--to-layout", "nservicebus", "--to-routing", "direct")
 INFRASTRUCTURE = bide.NServiceBus(routing="direct")
 
 
-@pytest.fixture(scope="module", params=["postgresql", "mysql"])
-def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
-    """A private database server."""
-    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
-        yield running
-
-
 @pytest.fixture
-def store(server: DatabaseServer) -> Store:
+def store(database_server: DatabaseServer) -> Store:
     """A database with the timeouts of one endpoint."""
-    store = Store(server, server.new_database())
+    store = Store(database_server, database_server.new_database())
     store.create("Sales")
     return store
 
@@ -61,16 +52,6 @@ def fill(store: Store, number: int, first: datetime, period: timedelta) -> dict[
     rows = [("Sales", moment, {"NServiceBus.MessageId": f"m-{body}"}, body.encode()) for body, moment in due.items()]
     store.add("Sales", *rows)
     return due
-
-
-def start(program: Program, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "bide", *arguments],
-        env=program.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 async def receive_all(client: bide.Client, due: dict[str, datetime]) -> Counter[str]:
@@ -116,7 +97,7 @@ async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
         due = fill(store, number, later(seconds=ahead.total_seconds()), timedelta(seconds=30))
         thresholds = sorted(random.sample(range(BATCH, number - BATCH), kills), reverse=True)
         for left in thresholds:
-            process = start(program, *command)
+            process = program.start(*command)
             deadline = time.monotonic() + TIMEOUT
             while store.count("Sales") > left:
                 assert process.poll() is None
@@ -150,7 +131,7 @@ async def test_a_stopped_migration_repeats_nothing_and_prints_the_command_that_c
     command = ("timeouts", "migrate", "--endpoint", "Sales", *LAYOUT, "--json")
     async with endpoints(vhost, INFRASTRUCTURE, "Sales"):
         fill(store, 20_000, later(hours=2), timedelta(hours=1))
-        process = start(program, *command)
+        process = program.start(*command)
         while store.count("Sales") > 18_000:
             assert process.poll() is None
             await asyncio.sleep(0.01)
@@ -285,13 +266,13 @@ async def test_a_killed_dispatcher_loses_nothing_and_repeats_at_most_a_batch(
     async with endpoints(vhost, INFRASTRUCTURE, "Sales") as client:
         due = fill(store, number, later(minutes=-10), timedelta(minutes=5))
         for left in (4000, 2000):
-            process = start(program, *command)
+            process = program.start(*command)
             while store.count("Sales") > left:
                 assert process.poll() is None
                 await asyncio.sleep(0.01)
             process.kill()
             await asyncio.to_thread(process.communicate)
-        process = start(program, *command)
+        process = program.start(*command)
         counts = await receive_all(client, due)
         while store.count("Sales"):
             assert process.poll() is None

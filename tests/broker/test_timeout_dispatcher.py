@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -15,24 +14,17 @@ from bide.delay.nservicebus import format_timestamp
 from bide.timeouts import TimeoutDispatcher
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, receive
-from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.databases import DatabaseServer
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
 
 INFRASTRUCTURE = bide.NServiceBus(routing="direct")
 
 
-@pytest.fixture(scope="module", params=["postgresql", "mysql"])
-def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
-    """A private database server."""
-    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
-        yield running
-
-
 @pytest.fixture
-def store(server: DatabaseServer) -> Store:
+def store(database_server: DatabaseServer) -> Store:
     """A database with the timeouts of one endpoint."""
-    store = Store(server, server.new_database())
+    store = Store(database_server, database_server.new_database())
     store.create("Dispatched")
     return store
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 import pytest
@@ -18,7 +17,7 @@ from bide.timeouts.runs import Runs
 from bide.timeouts.tables import find_tables
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
-from tests.databases import DatabaseServer, mariadb_server, postgresql_server
+from tests.databases import DatabaseServer, mariadb_server
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
 
@@ -31,17 +30,10 @@ INFRASTRUCTURES: dict[str, DelayInfrastructure] = {
 }
 
 
-@pytest.fixture(scope="module", params=["postgresql", "mysql"])
-def server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
-    """A private database server."""
-    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
-        yield running
-
-
 @pytest.fixture
-def store(server: DatabaseServer) -> Store:
+def store(database_server: DatabaseServer) -> Store:
     """An empty database."""
-    return Store(server, server.new_database())
+    return Store(database_server, database_server.new_database())
 
 
 @pytest.mark.parametrize("layout", INFRASTRUCTURES)

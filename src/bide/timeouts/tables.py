@@ -153,7 +153,7 @@ def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[T
     """The tables of the named endpoints; all tables if no endpoint is named.
 
     Raises:
-        TimeoutStoreError: there is no table of an endpoint, or none at all.
+        TimeoutStoreError: an endpoint has no table, or there is no table of timeouts.
     """
     if not found:
         raise TimeoutStoreError(
