@@ -8,17 +8,18 @@ from typing import Final
 
 from bide.errors import InvalidDelayError, InvalidDueTimeError
 
-_MICROSECONDS_PER_UNIT: Final = {
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "min": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-    "w": 604_800_000_000,
+_UNITS: Final = {
+    1_000: ("ms", "millisecond", "milliseconds"),
+    1_000_000: ("s", "sec", "second", "seconds"),
+    60_000_000: ("m", "min", "minute", "minutes"),
+    3_600_000_000: ("h", "hour", "hours"),
+    86_400_000_000: ("d", "day", "days"),
+    604_800_000_000: ("w", "week", "weeks"),
 }
+_MICROSECONDS_PER_UNIT: Final = {name: size for size, names in _UNITS.items() for name in names}
 _MAX_TEXT_LENGTH: Final = 200
-_NUMBER_AND_UNIT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])\s*", re.ASCII)
+_UNIT: Final = "|".join(sorted(_MICROSECONDS_PER_UNIT, key=len, reverse=True))
+_NUMBER_AND_UNIT: Final = re.compile(rf"(\d+(?:\.\d+)?)\s*({_UNIT})\s*", re.ASCII)
 _NUMBER: Final = re.compile(r"\d+(\.\d+)?", re.ASCII)
 _ISO_DURATION: Final = re.compile(
     r"P(?:(?P<w>\d+)W)?(?:(?P<d>\d+(?:\.\d+)?)D)?"
@@ -43,9 +44,9 @@ LONGEST: Final = timedelta(days=999_999_999)
 def parse_delay(value: DelayLike) -> timedelta:
     """A delay as a ``timedelta``.
 
-    Text is a sum of numbers with units (``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``), or an ISO 8601
-    duration. Numbers without a unit are not accepted. Years and months are not accepted, because their length varies.
-    Fractions of a microsecond are rounded up.
+    Text is a sum of numbers with units (``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``, or words such as
+    ``3 days``), or an ISO 8601 duration. Numbers without a unit are not accepted. Years and months are not accepted,
+    because their length varies. Fractions of a microsecond are rounded up.
 
     Raises:
         InvalidDelayError: the delay is negative, longer than :data:`LONGEST`, or in none of these forms.
