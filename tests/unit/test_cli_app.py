@@ -1,4 +1,4 @@
-"""Exit codes of commands that end with an error of Python."""
+"""Exit codes, other forms of options, and completion in a shell."""
 
 from __future__ import annotations
 
@@ -24,3 +24,39 @@ def test_ctrl_c_ends_a_command_without_an_error(capsys: pytest.CaptureFixture[st
 
     assert run([], command=interrupted) == 130
     assert capsys.readouterr().err.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["help"], ["--help"]),
+        (["help", "schedule", "add"], ["schedule", "add", "--help"]),
+        (["version"], ["--version"]),
+    ],
+)
+def test_help_and_version_are_also_commands(
+    words: list[str], options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 0
+    by_words = capsys.readouterr().out
+    assert run(options) == 0
+    assert by_words == capsys.readouterr().out != ""
+
+
+def test_help_for_an_unknown_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["help", "sned"]) == 2
+    assert "No such command 'sned'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"), [("bide sch", "schedule"), ("bide schedule ad", "add"), ("bide send --lay", "--layout")]
+)
+def test_a_shell_completes_commands_and_options(
+    line: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_BIDE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    with pytest.raises(SystemExit):
+        run([])
+    assert capsys.readouterr().out.split() == [f"plain,{completed}"]

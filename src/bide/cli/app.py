@@ -73,7 +73,7 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
     settings = Settings(arguments=tuple(arguments))
     configure_logging(0)
     try:
-        result = command.main(args=list(arguments), prog_name=program, obj=settings, standalone_mode=False)
+        result = command.main(args=_as_options(arguments), prog_name=program, obj=settings, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return BAD_USAGE
@@ -102,6 +102,17 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
     except Exception as error:  # noqa: BLE001 (the last line of defence: a stranger gets no traceback)
         return _fail_internally(error, settings, program)
     return result if isinstance(result, int) else 0
+
+
+def _as_options(arguments: Sequence[str]) -> list[str]:
+    """``help send`` as ``send --help``, and ``version`` as ``--version``: many programs have both forms."""
+    match list(arguments):
+        case ["help", *command]:
+            return [*command, "--help"]
+        case ["version"]:
+            return ["--version"]
+        case others:
+            return others
 
 
 def _fail_internally(error: Exception, settings: Settings, program: str) -> int:

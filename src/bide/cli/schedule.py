@@ -86,7 +86,7 @@ _version_option = click.option("--if-version", metavar="VERSION", help="Do nothi
 @click.option("--to", metavar="QUEUE", help="Target queue.")
 @click.option("--exchange", metavar="NAME", help="Target exchange, instead of a queue.")
 @click.option("--routing-key", metavar="KEY", help="Routing key, with --exchange.")
-@click.option("--in", "delay", metavar="DELAY", help="Time until delivery: 90s, 1h30m, 3d.")
+@click.option("--in", "--delay", "delay", metavar="DELAY", help="Time until delivery: 90s, 1h30m, 3d.")
 @click.option("--at", "deliver_at", metavar="TIME", help="Due time: 2026-12-24T18:00:00+01:00.")
 @click.option("--every", metavar="RULE", help="Cron expression '0 8 * * MON-FRI', or interval 15m.")
 @click.option("--time-zone", metavar="ZONE", help="Time zone of the cron expression. [default: UTC]")
@@ -239,7 +239,7 @@ def cancel(
 
 @schedule.command()
 @click.argument("key", required=False)
-@click.option("--in", "delay", metavar="DELAY", help="New time until delivery: 90s, 1h30m, 3d.")
+@click.option("--in", "--delay", "delay", metavar="DELAY", help="New time until delivery: 90s, 1h30m, 3d.")
 @click.option("--at", "deliver_at", metavar="TIME", help="New due time: 2026-12-24T18:00:00+01:00.")
 @_filter_options
 @_version_option

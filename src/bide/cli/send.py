@@ -30,7 +30,7 @@ IN_FLIGHT: Final = 1_000
 @click.option("--to", metavar="QUEUE", help="Target queue.")
 @click.option("--exchange", metavar="NAME", help="Target exchange, instead of a queue.")
 @click.option("--routing-key", metavar="KEY", help="Routing key, with --exchange.")
-@click.option("--in", "delay", metavar="DELAY", help="Time until delivery: 90s, 1h30m, PT1H30M.")
+@click.option("--in", "--delay", "delay", metavar="DELAY", help="Time until delivery: 90s, 1h30m, PT1H30M.")
 @click.option("--at", "deliver_at", metavar="TIME", help="Due time: 2026-12-24T18:00:00+01:00.")
 @click.option("--file", type=click.File("rb"), help="File with the body; - is standard input.")
 @click.option(
