@@ -18,7 +18,7 @@ import bide
 from bide.topology import Queue
 from tests.acceptance.test_cli import Program, lines
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import connected, ready_at, receive
+from tests.broker.receiving import connected, eventually, ready_at, receive
 from tests.broker.test_error_queues import park
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -56,6 +56,12 @@ async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
         while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:
             assert process.poll() is None, f"it was done before it could be killed: {process.communicate()}"
         process.kill()
+
+    async def none_is_unacknowledged() -> bool:
+        return await ready_at(vhost.url, "error") + await ready_at(vhost.url, "orders") >= PARKED
+
+    # The broker still reads what the program had sent, and then returns what it had not acknowledged.
+    await eventually(none_is_unacknowledged)
 
 
 def ids_in(vhost: Vhost, queue: str, number: int) -> list[str]:
