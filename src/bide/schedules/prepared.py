@@ -48,7 +48,7 @@ class PreparedSchedule:
     """A checked schedule.
 
     Attributes:
-        message: with target and properties.
+        message: the message with its target and properties.
         nominal: the first run before jitter, in milliseconds since the Unix epoch.
         recurrence: None for a single message.
     """
