@@ -62,12 +62,12 @@ def _choosing(command: _Decorated) -> _Decorated:
     for option in (
         layout_options(which="to"),
         click.option(
-            "--columns", metavar="USE=NAME,...", help="Its columns: id, destination, body, due, headers (JSON)."
+            "--columns", metavar="USE=NAME,...", help="Columns of --table: id, destination, body, due, headers."
         ),
-        click.option("--table", metavar="NAME", help="Any other table, with --columns."),
+        click.option("--table", metavar="NAME", help="Table of any other kind, with --columns."),
         click.option("--allow", multiple=True, metavar="PATTERN", help="Allowed target. Repeatable. [default: any]"),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
-        click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="An endpoint. Repeatable."),
+        click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="Only this endpoint. Repeatable."),
         _database_option,
     ):
         command = option(command)
@@ -124,7 +124,7 @@ def preview(
     type=click.Choice(["leave", "send"]),
     default="leave",
     show_default=True,
-    help="Timeouts that are due already.",
+    help="What to do with timeouts that are due already.",
 )
 @json_option("the counts")
 @broker_options
@@ -270,9 +270,9 @@ def dispatch(
 @_database_option
 @click.option("--endpoint", required=True, metavar="NAME", help="The endpoint, with its dots: Sales.Orders.")
 @click.option(
-    "--watch", default="1m", show_default=True, metavar="TIME", help="How long its queues have to stay empty."
+    "--watch", default="1m", show_default=True, metavar="TIME", help="Time that the queues have to stay empty."
 )
-@click.option("--dry-run", is_flag=True, help="Only show whether they are unused now.")
+@click.option("--dry-run", is_flag=True, help="Only show whether the queues are unused now.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the result")
 @broker_options
