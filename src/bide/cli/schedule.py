@@ -162,6 +162,8 @@ def add(
 @pass_settings
 def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_count: bool, as_json: bool) -> None:
     """List schedules in the order of their keys. A schedule has to match every condition."""
+    if only_count and limit is not None:
+        raise click.UsageError("--count counts all schedules that match: leave out --limit")
 
     async def work(client: Client) -> int:
         if only_count:
