@@ -25,8 +25,8 @@ log = logger(__name__)
 _RECORD_WAIT: Final = 5.0
 """Seconds to wait for the last record of the index. The log may be a new one, in which there is no such record."""
 
-_FENCE_WAIT: Final = 60.0
-"""Seconds to wait for the beat that marks the end. Retention may remove it before this gate has read it."""
+_FENCE_AGAIN_AFTER: Final = 5.0
+"""Seconds after which the end is marked again: retention may have removed the mark before this gate has read it."""
 
 _CHUNK: Final = re.compile(
     rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\]+)","as_of":(?P<as_of>-?\d+),"count":(?P<count>\d+),'
@@ -146,26 +146,30 @@ class LogOpener:
         fence = encode(Beat(gate=self._gate, clock=to_milliseconds(self._connection.now()), after=-1, count=0))
         hint = None
         try:
-            async with await self._connection.channel(confirms=True) as channel:
-                await channel.publish(
-                    exchange=self._names.gates,
-                    routing_key=str(self._partition),
-                    values={"delivery_mode": 2},
-                    body=fence,
-                )
-            async with asyncio.timeout(_FENCE_WAIT):
-                while True:
-                    for one in await reader.batch():
-                        if one.exchange != self._names.gates:
-                            continue
-                        if one.body == fence:
-                            return one.offset, hint
-                        if isinstance(beat := _decode(one), Beat) and beat.snapshot is not None:
-                            hint = beat.snapshot
-        except TimeoutError:
-            raise self._overtaken() from None
+            await self._append(fence)
+            appended_at = self._connection.monotonic()
+            while True:
+                for one in await reader.batch():
+                    if one.exchange != self._names.gates:
+                        continue
+                    if one.body == fence:
+                        return one.offset, hint
+                    if isinstance(beat := _decode(one), Beat) and beat.snapshot is not None:
+                        hint = beat.snapshot
+                if self._connection.monotonic() - appended_at > _FENCE_AGAIN_AFTER:
+                    await self._append(fence)
+                    appended_at = self._connection.monotonic()
         finally:
             reader.close()
+
+    async def _append(self, body: bytes) -> None:
+        async with await self._connection.channel(confirms=True) as channel:
+            await channel.publish(
+                exchange=self._names.gates,
+                routing_key=str(self._partition),
+                values={"delivery_mode": 2},
+                body=body,
+            )
 
     async def _first(self) -> int:
         """The first offset in the log."""
