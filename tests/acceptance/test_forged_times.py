@@ -82,6 +82,12 @@ def test_forged_times_do_not_break_the_errors_commands(program: Program, channel
         program.ok("errors", "list", selection, "1s")
 
 
+def test_a_schedule_at_the_end_of_the_calendar_is_shown(program: Program) -> None:
+    shown = program.ok("schedule", "add", "k", "--to", "reminders", "--at", "9999-12-31T23:59:59Z")
+    local = "18:59:59.000-05:00" if program.environment["TZ"] == "America/New_York" else "23:59:59.000+00:00"
+    assert f"k: scheduled, due 9999-12-31 {local}" in shown
+
+
 RECORD = {
     "at": "2026-11-21T12:00:00.000+00:00",
     "who": "ann@ops",

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 
 import bide
@@ -148,6 +149,90 @@ def exported(vhost: str, due: datetime, body: str, *, keys: tuple[str, ...] = ("
         "encoded_properties": b64encode(b"\x10\x00\x02").decode(),
         "body": b64encode(body.encode()).decode(),
     }
+
+
+WAITING = {
+    "due": 4_102_444_800_000,
+    "vhost": "/",
+    "exchange": "shop",
+    "routing_keys": ["k"],
+    "encoded_properties": b64encode(b"\0\0").decode(),
+    "body": "",
+}
+DAMAGED_LINES = [
+    b'{"due"',
+    b"[1]",
+    b"[" * 100_000,
+    b"\xff",
+    *(
+        json.dumps(one).encode()
+        for one in (
+            {"due": 1},
+            {**WAITING, "due": "\u00b2"},
+            {**WAITING, "due": True},
+            {**WAITING, "due": 10**30},
+            {**WAITING, "exchange": 5},
+            {**WAITING, "routing_keys": "k"},
+            {**WAITING, "routing_keys": []},
+            {**WAITING, "body": "\u00e4"},
+        )
+    ),
+]
+
+
+def test_a_damaged_export_is_bad_usage(program: Program, tmp_path: Path) -> None:
+    first, end = b'{"bide-export": 1}\n', b'{"end": true, "messages": 1, "node": "n"}\n'
+    for number, line in enumerate(DAMAGED_LINES):
+        file = tmp_path / str(number)
+        file.write_bytes(first + line + b"\n" + end)
+        for command in (["import", str(file)], ["apply", "--yes", "--exported", str(file)]):
+            assert f"{file} is damaged in the line at the byte {len(first)}" in program.fails(
+                2, "migrate-plugin", *command
+            )
+    file = tmp_path / "pages"
+    for line in (b'{"page": 5}', b'{"page"', b'{"page": "a", "messages": "b"}'):
+        file.write_bytes(first + line + b"\n")
+        error = program.fails(2, "migrate-plugin", "export", str(file), "--rabbitmqctl", "false")
+        assert f"{file} is damaged in the line at the byte {len(first)}" in error
+
+
+def test_a_message_with_odd_properties_does_not_hold_up_the_others(
+    program: Program, vhost: Vhost, tmp_path: Path
+) -> None:
+    odd: list[dict[str, Any]] = [
+        {"headers": {"x-delay": "soon"}},
+        {"headers": {"x-delay": "inf"}},
+        {"headers": {"x-delay": [1]}},
+        {"expiration": "soon"},
+    ]
+    waiting = [
+        {
+            **WAITING,
+            "due": int(time.time() * 1000) + 3_600_000,
+            "vhost": vhost.name,
+            "exchange": "amq.topic",
+            "encoded_properties": b64encode(b"".join(pika.BasicProperties(**one).encode())).decode(),
+        }
+        for one in [*odd, {"message_id": "good"}]
+    ]
+    file = tmp_path / "export"
+    lines = [{"bide-export": 1}, *waiting, {"end": True, "messages": len(waiting), "node": "n"}]
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    done = program.run("migrate-plugin", "import", str(file), "--json")
+    assert done.returncode == 1, done.stderr
+    counts = json.loads(done.stdout)
+    assert (counts["scheduled"], counts["refused"]) == (1, 4)
+    reasons = [json.loads(line)["reason"] for line in (tmp_path / "export.refused").read_text().splitlines()]
+    assert sum("x-delay" in one for one in reasons) == 3, reasons
+    assert sum("expiration" in one for one in reasons) == 1, reasons
+
+
+def test_a_damaged_record_of_progress_is_bad_usage(program: Program, tmp_path: Path) -> None:
+    file, noted = tmp_path / "export", tmp_path / "export.progress"
+    file.write_bytes(b'{"bide-export": 1}\n{"end": true, "messages": 0, "node": "n"}\n')
+    for text in ("", "{", "[]", '{"place": -1}', '{"place": "x"}', '{"other": 1}'):
+        noted.write_text(text)
+        assert f"{noted} is damaged" in program.fails(2, "migrate-plugin", "import", str(file))
 
 
 def test_forty_exchanges_of_a_definitions_file_are_planned_at_once(program: Program, tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ async def test_a_timeout_manager_is_removed_only_when_it_is_unused(
 async def test_a_killed_dispatcher_loses_nothing_and_repeats_at_most_a_batch(
     program: Program, vhost: Vhost, store: Store
 ) -> None:
-    number, command = 5000, ("timeouts", "dispatch", "--endpoint", "Sales", *LAYOUT, "--json")
+    number, command = 5000, ("timeouts", "dispatch", "--endpoint", "Sales", "--allow", "Sales", *LAYOUT, "--json")
     async with endpoints(vhost, INFRASTRUCTURE, "Sales") as client:
         due = fill(store, number, later(minutes=-10), timedelta(minutes=5))
         for left in (4000, 2000):

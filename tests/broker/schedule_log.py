@@ -26,6 +26,7 @@ from bide.schedules.questions import QuestionAnswer, ScheduleQuestion, decode_qu
 from bide.schedules.records import Action, AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.recurrence import Recurrence
 from bide.schedules.requests import RequestId
+from tests.broker.workers import at_work
 from tests.timeouts import TIMEOUT
 
 NAMES = ScheduleNames()
@@ -168,16 +169,5 @@ async def read_log(url: str, partition: int) -> list[LogRecord]:
 async def gating(url: str, state: Path, **settings: Any) -> AsyncIterator[bide.Gate]:
     """A gate at work; that it fails is an error."""
     gate = bide.Gate(url, **{"allow": ["*"], "state": state, **settings})
-    reading = asyncio.Event()
-    running = asyncio.create_task(gate.run(on_start=lambda _: reading.set()))
-    started = asyncio.create_task(reading.wait())
-    try:
-        await asyncio.wait({running, started}, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            running.result()
+    async with at_work(gate):
         yield gate
-    finally:
-        started.cancel()
-        gate.stop()
-        async with asyncio.timeout(TIMEOUT):
-            await running

@@ -193,6 +193,28 @@ async def test_a_server_does_not_reply_where_the_caller_may_not_write(vhost: Vho
         serving.cancel()
 
 
+async def test_a_server_does_not_reply_to_a_delay_queue(vhost: Vhost) -> None:
+    """A reply has no keys of a target, and would block the level of a cascade."""
+    infrastructure = bide.NServiceBus(routing="direct")
+    level = infrastructure.waiting_queues()[-1].name
+    async with bide.connect(vhost.url, infrastructure=infrastructure) as client, asyncio.TaskGroup() as tasks:
+        queues = Topology(queues=[Queue(name) for name in ("requests", "replies")])
+        await client.declare(infrastructure.topology() | queues)
+
+        async def answer(request: bide.Message) -> bytes:
+            return request.body
+
+        serving = tasks.create_task(serve(client, "requests", answer))
+        await client.publish(b"no", to="requests", reply_to=level)
+        await client.publish(b"yes", to="requests", reply_to="replies")
+        (reply,) = await receive(client, "replies", 1)
+        assert reply.body == b"yes"
+        serving.cancel()
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        assert await ready(connection, level) == 0
+        await connection.close()
+
+
 STRANGERS_HEADERS: tuple[dict[str, Any], ...] = (
     {"bide-failed-queue": "{}"},
     {"NServiceBus.FailedQ": "{}"},

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import bide
-from bide.errors import BrokerError, DeliveryLostError, InvalidNameError, TargetNotFoundError
+from bide.errors import BrokerError, ConnectionLostError, DeliveryLostError, InvalidNameError, TargetNotFoundError
 from tests.broker.receiving import connection_of, consuming_connection_of, eventually, fresh
 from tests.support import Vhost
 
@@ -122,8 +122,7 @@ async def test_a_lost_connection_returns_the_message_and_get_goes_on(client: bid
     message = await client.get(queue)
     assert message is not None
     connection = await consuming_connection_of(client)
-    assert connection._transport is not None
-    connection._transport.abort()
+    connection.give_up(ConnectionLostError("the test cut it"))
     await connection.lost
     with pytest.raises(DeliveryLostError):
         await message.ack()
@@ -165,10 +164,9 @@ async def test_streams_are_refused_at_once(client: bide.Client) -> None:
 async def test_a_purge_is_repeated_when_its_connection_is_lost(client: bide.Client, queue: str) -> None:
     await filled(client, queue, 1)
     connection = await connection_of(client)
-    assert connection._transport is not None
     purging = asyncio.create_task(client.purge(queue))
     await asyncio.sleep(0)
-    connection._transport.abort()
+    connection.give_up(ConnectionLostError("the test cut it"))
     assert await purging in (0, 1)
     assert await client.message_count(queue) == 0
 
@@ -244,8 +242,7 @@ async def test_the_error_of_a_block_is_kept_when_the_connection_is_lost(
     connection = await consuming_connection_of(client)
 
     async def lose() -> None:
-        assert connection._transport is not None
-        connection._transport.abort()
+        connection.give_up(ConnectionLostError("the test cut it"))
         await connection.lost
 
     async def fail() -> None:

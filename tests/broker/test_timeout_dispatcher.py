@@ -53,7 +53,7 @@ async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(v
         await client.publish(b"no headers", to=f"{name}.Timeouts")
         clear = {"NServiceBus.ClearTimeouts": "True", "NServiceBus.SagaId": saga}
         await client.publish(b"", to=f"{name}.Timeouts", headers=clear)
-        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name)
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
         running = asyncio.create_task(dispatcher.run())
         found = {one.body: one for one in await receive(client, name, 3)}
         assert set(found) == {b"overdue", b"stored", b"legacy"}
@@ -74,12 +74,70 @@ async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(v
         assert aside.body == b"no headers"
 
 
+async def test_a_legacy_sender_reaches_only_allowed_targets(vhost: Vhost, store: Store) -> None:
+    """The dispatcher sends with its own permissions, and a header names the target."""
+    name = "Dispatched"
+    level = INFRASTRUCTURE.waiting_queues()[-1].name
+    async with endpoints(vhost, INFRASTRUCTURE, name, "Salaries") as client:
+        await client.declare(Topology(queues=[Queue(f"{name}.Timeouts")]))
+        (of_table,) = store.add(name, ("Salaries", later(minutes=-5), {}, b"from the table"))
+        for place in ("Salaries", level, name):
+            headers = {
+                "NServiceBus.Timeout.Expire": format_timestamp(later(minutes=-5)),
+                "NServiceBus.Timeout.RouteExpiredTimeoutTo": place,
+                "mine": "kept",
+            }
+            await client.publish(
+                place.encode(), to=f"{name}.Timeouts", headers=headers, message_id=place, type="A", app_id="legacy"
+            )
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=[name, "nsb.*"])
+        running = asyncio.create_task(dispatcher.run())
+        (arrived,) = await receive(client, name, 1)
+        assert (arrived.message_id, arrived.type, arrived.app_id) == (name, "A", "legacy")
+
+        async def is_done() -> bool:
+            return bool(dispatcher.done.left) and dispatcher.done.set_aside == 2
+
+        await eventually(is_done)
+        dispatcher.stop()
+        await running
+        assert store.stored(name) == {of_table}
+        aside = {one.message_id: one for one in await receive(client, dispatcher.set_aside, 2)}
+    reasons = {place: one.raw.values["headers"]["bide-set-aside"] for place, one in aside.items()}
+    assert "matches no allowed pattern" in reasons["Salaries"]
+    assert "belongs to a delay infrastructure" in reasons[level]
+    # Set aside with everything that it had, so that it can be sent later.
+    for one in aside.values():
+        assert (one.type, one.app_id, one.headers["mine"]) == ("A", "legacy", "kept")
+
+
+async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: Store) -> None:
+    name = "Dispatched"
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        full = Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+        await client.declare(Topology(queues=[Queue(f"{name}.Timeouts"), full]))
+        for place in ("full", name):
+            headers = {
+                "NServiceBus.Timeout.Expire": format_timestamp(later(minutes=-5)),
+                "NServiceBus.Timeout.RouteExpiredTimeoutTo": place,
+            }
+            await client.publish(b"", to=f"{name}.Timeouts", headers=headers, message_id=place)
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
+        running = asyncio.create_task(dispatcher.run())
+        (arrived,) = await receive(client, name, 1)
+        (aside,) = await receive(client, dispatcher.set_aside, 1)
+        dispatcher.stop()
+        done = await running
+    assert (arrived.message_id, aside.message_id, done.set_aside) == (name, "full", 1)
+
+
 async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: Vhost, store: Store) -> None:
     number, name = 3000, "Dispatched"
     async with endpoints(vhost, INFRASTRUCTURE, name) as client:
         store.add(name, *[(name, later(minutes=-5), {}, f"{place}".encode()) for place in range(number)])
         dispatchers = [
-            TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, poll=timedelta(seconds=0.1)) for _ in range(3)
+            TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=[name], poll=timedelta(seconds=0.1))
+            for _ in range(3)
         ]
         running = [asyncio.create_task(one.run()) for one in dispatchers]
         counts = Counter(one.body for one in await receive(client, name, number))

@@ -35,6 +35,7 @@ from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, ready, receive
+from tests.broker.workers import at_work
 from tests.leaks import no_leaks
 from tests.relay_process import Process, relay
 from tests.support import Vhost
@@ -116,19 +117,8 @@ async def connection(vhost: Vhost, quiet: None) -> AsyncIterator[Connection]:
 async def relaying(url: str, hall: bide.WaitingHall = HALL, **settings: Any) -> AsyncIterator[Relay]:
     """A relay at work; that it fails is an error."""
     relay = Relay(url, hall=hall, **{"allow": ["*"], **settings})
-    consuming = asyncio.Event()
-    running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
-    started = asyncio.create_task(consuming.wait())
-    try:
-        await asyncio.wait({running, started}, timeout=TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
-        if not started.done():
-            running.result()
+    async with at_work(relay):
         yield relay
-    finally:
-        started.cancel()
-        relay.stop()
-        async with asyncio.timeout(TIMEOUT):
-            await running
 
 
 async def test_queues_and_exchanges_get_the_message_as_it_was_sent(client: bide.Client, vhost: Vhost) -> None:

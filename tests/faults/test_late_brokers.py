@@ -83,7 +83,7 @@ async def test_the_end_of_the_wait_names_its_length_and_the_last_error(closed_po
     begun = time.monotonic()
     with pytest.raises(BrokerUnreachableError, match=r"within 0:00:00\.4 \(wait=\): no broker answers at 127\.0\.0\.1"):
         await bide.connect(f"amqp://127.0.0.1:{closed_port}", wait="400ms")
-    assert 0.4 <= time.monotonic() - begun < 5
+    assert time.monotonic() - begun >= 0.4
 
 
 async def test_a_client_without_a_wait_fails_at_once(closed_port: int) -> None:

@@ -16,6 +16,7 @@ from bide.local_broker import LocalBroker
 from bide.relay import Relay
 from bide.topology import Queue, Topology
 from tests.broker.receiving import connected, eventually, ready
+from tests.broker.workers import at_work
 from tests.faults.conftest import DedicatedBroker
 from tests.support import Rabbitmq, flush_declarations
 from tests.timeouts import TIMEOUT
@@ -27,15 +28,8 @@ HALL = bide.WaitingHall(prefix="faults", levels=4, resolution=timedelta(millisec
 async def relaying(url: str) -> AsyncIterator[Relay]:
     """A relay at work, which ends in time whatever the broker does."""
     relay = Relay(url, hall=HALL, allow=["*"], grace="1s")
-    consuming = asyncio.Event()
-    running = asyncio.create_task(relay.run(on_start=lambda _: consuming.set()))
-    try:
-        await asyncio.wait_for(consuming.wait(), TIMEOUT)
+    async with at_work(relay):
         yield relay
-    finally:
-        relay.stop()
-        async with asyncio.timeout(TIMEOUT):
-            await running
 
 
 async def _run(relay: Relay, consuming: asyncio.Event) -> None:

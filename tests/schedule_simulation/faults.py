@@ -13,7 +13,6 @@ from unittest.mock import patch
 from bide.amqp.connection import Connection
 from bide.client.schedule_room import ScheduleRoom
 from bide.gate import partition_index
-from bide.gate.carrier import Carrier
 from bide.gate.deliveries import Deliveries, OccurrenceHead
 from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.leadership import PartitionLeadership
@@ -24,6 +23,7 @@ from bide.gate.log_rebuild import LogOpener, _FoundCycle
 from bide.gate.partition_index import AppliedRecords, PartitionIndex
 from bide.gate.partition_session import PartitionSession
 from bide.gate.room import LogRoom
+from bide.gate.snapshot_writer import SnapshotWriter
 from bide.gate.spread import GateTime
 from bide.schedules import snapshot
 from bide.schedules.encoding import decode
@@ -174,15 +174,15 @@ def _trim_early() -> _Patches:
             state.position.carried, state.position.carried_size = state.position.count, state.position.size
         return position
 
-    async def step(self: Carrier, now: float) -> None:
+    async def step(self: SnapshotWriter, now: float) -> None:
         before = self._cycle
         await step_before(self, now)
         if self._cycle not in (None, before):
             async with await self._connection.channel() as channel:
                 await channel.purge_queue(self._queue)
 
-    step_before = Carrier.step
-    return [(PartitionIndex, "_begin_snapshot", begin), (Carrier, "step", step)]
+    step_before = SnapshotWriter.step
+    return [(PartitionIndex, "_begin_snapshot", begin), (SnapshotWriter, "step", step)]
 
 
 def _drop_fifth() -> _Patches:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 import bide
-from bide.errors import InvalidDueTimeError, InvalidInputError, InvalidNameError, InvalidRecurrenceError
+from bide.errors import (
+    InvalidDueTimeError,
+    InvalidInputError,
+    InvalidNameError,
+    InvalidRecurrenceError,
+    UnsupportedTargetError,
+)
 from bide.schedules.encoding import RESERVE, decode, encode, with_reserve
 from bide.schedules.prepared import check_due, check_filter, check_schedule
 from bide.schedules.records import AddSchedule, ScheduleFilter
@@ -43,12 +49,16 @@ def record(**fields: Any) -> AddSchedule:
         ({"delay": None, "every": "15m", "first_run": "1960-01-01T00:00:00Z"}, InvalidRecurrenceError),
         ({"delay": None, "every": "15m", "time_zone": "UTC"}, InvalidRecurrenceError),
         ({"delay": None, "every": "15m", "catch_up": "some"}, InvalidRecurrenceError),
+        ({"delay": None, "every": "0 8 * * *", "time_zone": ""}, InvalidRecurrenceError),
+        ({"delay": None, "every": "0 8 * * *", "time_zone": 5}, InvalidRecurrenceError),
         ({"if_absent": 1}, InvalidInputError),
         ({"if_absent": True, "if_version": "a-1"}, InvalidInputError),
         ({"if_version": ""}, InvalidNameError),
         ({"if_version": 5}, InvalidNameError),
         ({"to": None}, InvalidInputError),
         ({"exchange": "x"}, InvalidInputError),
+        ({"to": "bide.v1.schedule.0"}, UnsupportedTargetError),
+        ({"to": None, "exchange": "bide.v1.schedule.gates"}, UnsupportedTargetError),
         ({"body": b"x", "json": 1}, InvalidInputError),
         ({"headers": {"bide-key": "x"}}, InvalidInputError),
         ({"headers": {"CC": ["x"]}}, InvalidInputError),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
+from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import InvalidInputError, TimeoutStoreError
 from bide.timeouts.dialects import MySql, PostgreSql, dialect_of
 from bide.timeouts.messages import timeout_message
 from bide.timeouts.tables import StoredTimeout, TimeoutTable, choose_tables, mapped_table, stored_timeout
 
 NOW = datetime(2026, 12, 1, 12, tzinfo=UTC)
+ALLOWED = AllowedTargets.of(["Sales", "bide.*"])
 TIMEOUT = StoredTimeout("t-1", "Sales", "{}", b"body", NOW + timedelta(hours=1))
 
 
 def message(**changed: Any) -> Any:
-    return timeout_message(TIMEOUT._replace(**changed), now=NOW, max_delay=timedelta(days=3))
+    return timeout_message(TIMEOUT._replace(**changed), now=NOW, max_delay=timedelta(days=3), allowed=ALLOWED)
 
 
 def test_a_timeout_without_headers_gets_its_id_and_its_due_time() -> None:
@@ -55,6 +58,8 @@ def test_properties_are_those_that_nservicebus_makes_of_the_headers() -> None:
     [
         ({"destination": None}, "no destination"),
         ({"destination": ""}, "no destination"),
+        ({"destination": "Salaries"}, "matches no allowed pattern"),
+        ({"destination": "bide.v1.h1"}, "belongs to a delay infrastructure"),
         ({"headers": "{"}, "not JSON"),
         ({"headers": "[" * 100_000}, "not JSON"),
         ({"headers": "7"}, "not an object"),
@@ -98,8 +103,25 @@ def test_names_with_quotes_and_percent_signs_are_quoted() -> None:
     assert MySql().quote("a`b%") == "`a``b%%`"
 
 
-@pytest.mark.parametrize("url", ["sqlite:///secret", "secret", "postgresql://u:secret@h:port/d"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:///secret",
+        "secret",
+        "postgresql://u:secret@h:port/d",
+        "postgresql://u:secret/x@h/d",
+        "mysql://u:secret#x@h/d",
+        "mysql://u:p@secret/x@h/d",
+        "postgresql://u:secret%zz@h/d",
+    ],
+)
 def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(InvalidInputError) as error:
-        dialect_of(url)
-    assert "secret" not in str(error.value)
+        dialect_of(url).connect(url)
+    assert "secret" not in "".join(traceback.format_exception(error.value))
+
+
+def test_a_missing_certificate_file_is_bad_usage() -> None:
+    url = "mysql://u@127.0.0.1:1/d?ssl_ca=/missing.pem"
+    with pytest.raises(InvalidInputError, match=r"'/missing\.pem'.*No such file"):
+        dialect_of(url).connect(url)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -112,7 +112,7 @@ async def plan_conversion(connection: Connection, api: ManagementApi, name: str)
     return QuorumConversion(
         queue=name,
         found=main.type if main is not None else "missing",
-        holding=name + HOLDING,
+        holding=holding,
         arguments=arguments,
         dropped=tuple(one for one in dropped if one != "x-queue-type"),
         bindings=len({(one.source, one.routing_key, json.dumps(dict(one.arguments))) for one in bindings}),
@@ -161,17 +161,7 @@ async def convert(
             await work.declare()
     elif plan.found != "quorum":
         await work.declare()
-    moved = await work.give_back()
-    return QuorumConversion(
-        queue=name,
-        found=plan.found,
-        holding=plan.holding,
-        arguments=plan.arguments,
-        dropped=plan.dropped,
-        bindings=plan.bindings,
-        messages=plan.messages,
-        moved=moved,
-    )
+    return replace(plan, moved=await work.give_back())
 
 
 class _Conversion:

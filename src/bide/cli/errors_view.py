@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cli.output import echo, print_json, print_json_line, text_or_base64
+from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -243,9 +243,7 @@ def _local_time(moment: datetime | None) -> str:
     """A time in this machine's time zone; in UTC with a Z if the local time would be outside the years 1 to 9999."""
     if moment is None:
         return f"{'?':<19}"
-    try:
-        local, zone = moment.astimezone(), ""
-    except (OverflowError, ValueError):
-        local, zone = moment, "Z"
+    local = in_local_time(moment)
+    zone = "Z" if local is moment else ""
     # strftime writes years before 1000 with fewer digits.
     return local.replace(tzinfo=None).isoformat(" ", "seconds") + zone

@@ -120,6 +120,14 @@ def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
+def in_local_time(moment: datetime) -> datetime:
+    """A time in this machine's time zone; unchanged if the local time would be outside the years 1 to 9999."""
+    try:
+        return moment.astimezone()
+    except (OverflowError, ValueError):
+        return moment
+
+
 class LineWriter:
     """Writes lines to standard output without buffering: when :meth:`write` returns, the line has left the process.
 

@@ -156,12 +156,14 @@ def add(
 @schedule.command("list")
 @_filter_options
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of schedules.")
-@click.option("--count", "only_count", is_flag=True, help="Only count them.")
+@click.option("--count", "only_count", is_flag=True, help="Only count the schedules.")
 @json_option("the schedules", lines=True)
 @broker_options
 @pass_settings
 def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_count: bool, as_json: bool) -> None:
     """List schedules in the order of their keys. A schedule has to match every condition."""
+    if only_count and limit is not None:
+        raise click.UsageError("--count counts all schedules that match: leave out --limit")
 
     async def work(client: Client) -> int:
         if only_count:

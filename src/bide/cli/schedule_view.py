@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cli.output import echo, print_json, print_json_line, text_or_base64
+from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -21,8 +21,8 @@ _TEXTS: Final = {
     "resumed": "resumed",
     "running": "delivered now",
     "cancelled": "cancelled",
-    "too-late": "too late: it is being delivered, or was within the last hour",
-    "not-found": "not found: nothing waits, and nothing was delivered within the last hour",
+    "too-late": "too late: it is being delivered, or was delivered or set aside within the last hour",
+    "not-found": "not found: nothing waits, and nothing was delivered or set aside within the last hour",
     "exists": "not scheduled: a schedule waits under this key",
     "changed": "nothing was done: the schedule has another version",
     "forgotten": "applied before, more than an hour ago",
@@ -142,7 +142,7 @@ def _every(one: ScheduleView) -> str:
 
 
 def _local(moment: datetime) -> str:
-    return moment.astimezone().isoformat(sep=" ", timespec="milliseconds")
+    return in_local_time(moment).isoformat(sep=" ", timespec="milliseconds")
 
 
 def _precise(moment: datetime) -> str:

@@ -14,6 +14,7 @@ from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import confirm, run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
+    allow_option,
     broker_options,
     duration_of,
     json_option,
@@ -61,11 +62,12 @@ def _choosing(command: _Decorated) -> _Decorated:
     for option in (
         layout_options(which="to"),
         click.option(
-            "--columns", metavar="USE=NAME,...", help="Its columns: id, destination, body, due, headers (JSON)."
+            "--columns", metavar="USE=NAME,...", help="Columns of --table: id, destination, body, due, headers."
         ),
-        click.option("--table", metavar="NAME", help="Any other table, with --columns."),
+        click.option("--table", metavar="NAME", help="Table of any other kind, with --columns."),
+        click.option("--allow", multiple=True, metavar="PATTERN", help="Allowed target. Repeatable. [default: any]"),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
-        click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="An endpoint. Repeatable."),
+        click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="Only this endpoint. Repeatable."),
         _database_option,
     ):
         command = option(command)
@@ -85,6 +87,7 @@ def preview(
     table: str | None,
     columns: str | None,
     cutoff: str | None,
+    allow: tuple[str, ...],
     infrastructure: DelayInfrastructure,
     as_json: bool,
 ) -> int:
@@ -103,6 +106,7 @@ def preview(
                 endpoints=endpoints,
                 table=_mapped(table, columns),
                 cutoff=_cutoff(cutoff),
+                allow=allow or ("*",),
             )
         )
     if as_json:
@@ -120,7 +124,7 @@ def preview(
     type=click.Choice(["leave", "send"]),
     default="leave",
     show_default=True,
-    help="Timeouts that are due already.",
+    help="What to do with timeouts that are due already.",
 )
 @json_option("the counts")
 @broker_options
@@ -134,6 +138,7 @@ def migrate(
     table: str | None,
     columns: str | None,
     cutoff: str | None,
+    allow: tuple[str, ...],
     past: Past,
     infrastructure: DelayInfrastructure,
     as_json: bool,
@@ -141,7 +146,8 @@ def migrate(
     """Move stored timeouts into a delay infrastructure.
 
     Each timeout keeps its due time. Its endpoint can go on meanwhile: a timeout that is claimed is no longer in the
-    endpoint's table. Timeouts that cannot be sent stay there. With --past send, stop the endpoints first.
+    endpoint's table. Timeouts that cannot be sent, or that --allow does not allow, stay there. With --past send, stop
+    the endpoints first.
 
     Run the command again, with the same options, after it was stopped or killed: it continues the run. After a kill, up
     to 2000 timeouts can arrive twice, with the same message id; the output counts them. The exit code is 1 if the run
@@ -159,6 +165,7 @@ def migrate(
             endpoints=endpoints,
             table=_mapped(table, columns),
             cutoff=_cutoff(cutoff),
+            allow=allow or ("*",),
             past=past,
             progress=progress,
         )
@@ -223,23 +230,32 @@ def abort(*, database: str, yes: bool, as_json: bool) -> None:
 @_database_option
 @click.option("--endpoint", required=True, metavar="NAME", help="The endpoint, with its dots: Sales.Orders.")
 @layout_options(which="to")
+@allow_option
 @json_option("the counts at the end")
 @broker_options
 @pass_settings
 def dispatch(
-    settings: Settings, *, database: str, endpoint: str, infrastructure: DelayInfrastructure, as_json: bool
+    settings: Settings,
+    *,
+    database: str,
+    endpoint: str,
+    infrastructure: DelayInfrastructure,
+    allow: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Do the work of an endpoint's timeout manager, until Ctrl-C or SIGTERM.
 
     Stored timeouts are sent when they are due. Messages that legacy senders publish to ENDPOINT.Timeouts go into the
     delay infrastructure. Switch the endpoint's own timeout manager off first. Several processes can share the work.
 
+    The command sends with its own permissions, so it sends only to the targets that --allow names.
+
     After a kill, up to 100 timeouts and 100 messages can arrive twice. Messages that cannot be sent go to the queue
     bide.set-aside.ENDPOINT.Timeouts; stored timeouts stay in the table, and are tried again every minute.
     """
     from bide.timeouts import TimeoutDispatcher
 
-    dispatcher = TimeoutDispatcher(database, settings.broker_url(), infrastructure, endpoint)
+    dispatcher = TimeoutDispatcher(database, settings.broker_url(), infrastructure, endpoint, allow=allow)
     done = run_until_signal(dispatcher.run(), dispatcher.stop)
     if as_json:
         print_json(asdict(done))
@@ -254,9 +270,9 @@ def dispatch(
 @_database_option
 @click.option("--endpoint", required=True, metavar="NAME", help="The endpoint, with its dots: Sales.Orders.")
 @click.option(
-    "--watch", default="1m", show_default=True, metavar="TIME", help="How long its queues have to stay empty."
+    "--watch", default="1m", show_default=True, metavar="TIME", help="Time that the queues have to stay empty."
 )
-@click.option("--dry-run", is_flag=True, help="Only show whether they are unused now.")
+@click.option("--dry-run", is_flag=True, help="Only show whether the queues are unused now.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the result")
 @broker_options

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from bide.client.publisher import Publisher, Stamp
 from bide.durations import DelayLike, DueTimeLike
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import takes
-from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.outgoing import OutgoingSchedule, ScheduleConditions, ScheduleListing, ScheduleMove
 
 if TYPE_CHECKING:
     from bide.client.bulk.schedules import BulkSchedules
@@ -166,16 +167,8 @@ class ScheduleMethods:
         """
         return await self._on_schedules.view(key)
 
-    def list_scheduled(
-        self,
-        *,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-        bodies: bool = False,
-    ) -> AsyncGenerator[ScheduleView, None]:
+    @takes(ScheduleListing)
+    def list_scheduled(self, listing: ScheduleListing) -> AsyncGenerator[ScheduleView, None]:
         """The schedules that wait and match all conditions, in the order of keys; all if there is no condition.
 
         The list is read page by page, so a schedule that changes meanwhile may be listed as before or after the change.
@@ -191,36 +184,25 @@ class ScheduleMethods:
         Raises:
             BideError: as :meth:`scheduled`.
         """
-        chosen = _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
-        return self._on_schedules.views(chosen, bodies=bodies)
+        return self._list(listing)
 
-    async def count_scheduled(
-        self,
-        *,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-    ) -> int:
+    def _list(self, listing: ScheduleListing) -> AsyncGenerator[ScheduleView, None]:
+        return self._on_schedules.views(_filter(listing), bodies=listing.bodies)
+
+    @takes(ScheduleConditions)
+    async def count_scheduled(self, conditions: ScheduleConditions) -> int:
         """The number of schedules that wait and match all conditions; see :meth:`list_scheduled`.
 
         Raises:
             BideError: as :meth:`scheduled`.
         """
-        return await self._on_schedules.count(
-            _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
-        )
+        return await self._count(conditions)
 
-    async def cancel_scheduled(
-        self,
-        *,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-    ) -> FilterResult:
+    async def _count(self, conditions: ScheduleConditions) -> int:
+        return await self._on_schedules.count(_filter(conditions))
+
+    @takes(ScheduleConditions)
+    async def cancel_scheduled(self, conditions: ScheduleConditions) -> FilterResult:
         """Cancel all schedules that match all conditions.
 
         The operation is one record in each of the eight partitions, and atomic there. ``prefix=""`` matches all keys.
@@ -231,47 +213,32 @@ class ScheduleMethods:
                 there when a gate reads it.
             BideError: as :meth:`reschedule`.
         """
-        _check_condition(prefix, to, exchange, due_from, due_before)
-        chosen = _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
-        return await self._on_schedules.change_all("cancel", chosen)
+        return await self._cancel_all(conditions)
 
-    async def move_scheduled(
-        self,
-        *,
-        delay: DelayLike | None = None,
-        deliver_at: DueTimeLike | None = None,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-    ) -> FilterResult:
+    async def _cancel_all(self, conditions: ScheduleConditions) -> FilterResult:
+        return await self._on_schedules.change_all("cancel", _filter(conditions, is_required=True))
+
+    @takes(ScheduleMove)
+    async def move_scheduled(self, move: ScheduleMove) -> FilterResult:
         """Move all schedules that match all conditions to another time; see :meth:`cancel_scheduled`.
 
         Raises:
             BideError: as :meth:`cancel_scheduled`.
         """
-        _check_condition(prefix, to, exchange, due_from, due_before)
-        chosen = _filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
-        return await self._on_schedules.move_all(chosen, delay=delay, deliver_at=deliver_at)
+        return await self._move_all(move)
+
+    async def _move_all(self, move: ScheduleMove) -> FilterResult:
+        chosen = _filter(move, is_required=True)
+        return await self._on_schedules.move_all(chosen, delay=move.delay, deliver_at=move.deliver_at)
 
 
-def _filter(
-    *,
-    prefix: str | None,
-    to: str | None,
-    exchange: str | None,
-    due_from: DueTimeLike | None,
-    due_before: DueTimeLike | None,
-) -> ScheduleFilter:
+def _filter(conditions: ScheduleConditions, *, is_required: bool = False) -> ScheduleFilter:
     from bide.schedules.prepared import check_filter
 
-    return check_filter(prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before)
-
-
-def _check_condition(*conditions: object) -> None:
-    if all(one is None for one in conditions):
+    given = {one.name: getattr(conditions, one.name) for one in fields(ScheduleConditions)}
+    if is_required and all(one is None for one in given.values()):
         raise InvalidInputError(
             "no condition was given: give prefix=, to=, exchange=, due_from= or due_before=; prefix='' stands for all "
             "schedules"
         )
+    return check_filter(**given)

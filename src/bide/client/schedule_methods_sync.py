@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from bide.client.schedule_methods import ScheduleMethods
 from bide.durations import DelayLike, DueTimeLike
 from bide.messages.outgoing import takes
-from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.outgoing import OutgoingSchedule, ScheduleConditions, ScheduleListing, ScheduleMove
 
 if TYPE_CHECKING:
     from bide.client.schedule_result import FilterResult, Scheduled, ScheduleResult, ScheduleView
@@ -68,22 +68,10 @@ class SyncScheduleMethods(ABC):
         """See :meth:`bide.Client.scheduled`."""
         return self.wait_for(self.client.scheduled(key))
 
-    def list_scheduled(
-        self,
-        *,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-        bodies: bool = False,
-    ) -> Iterator[ScheduleView]:
+    @takes(ScheduleListing)
+    def list_scheduled(self, listing: ScheduleListing) -> Iterator[ScheduleView]:
         """See :meth:`bide.Client.list_scheduled`."""
-        return self._batched(
-            self.client.list_scheduled(
-                prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before, bodies=bodies
-            )
-        )
+        return self._batched(self.client._list(listing))  # noqa: SLF001
 
     def _batched(self, views: AsyncGenerator[ScheduleView, None]) -> Iterator[ScheduleView]:
         try:
@@ -92,61 +80,20 @@ class SyncScheduleMethods(ABC):
         finally:
             self.wait_for(_close(views))
 
-    def count_scheduled(
-        self,
-        *,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-    ) -> int:
+    @takes(ScheduleConditions)
+    def count_scheduled(self, conditions: ScheduleConditions) -> int:
         """See :meth:`bide.Client.count_scheduled`."""
-        return self.wait_for(
-            self.client.count_scheduled(
-                prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before
-            )
-        )
+        return self.wait_for(self.client._count(conditions))  # noqa: SLF001
 
-    def cancel_scheduled(
-        self,
-        *,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-    ) -> FilterResult:
+    @takes(ScheduleConditions)
+    def cancel_scheduled(self, conditions: ScheduleConditions) -> FilterResult:
         """See :meth:`bide.Client.cancel_scheduled`."""
-        return self.wait_for(
-            self.client.cancel_scheduled(
-                prefix=prefix, to=to, exchange=exchange, due_from=due_from, due_before=due_before
-            )
-        )
+        return self.wait_for(self.client._cancel_all(conditions))  # noqa: SLF001
 
-    def move_scheduled(
-        self,
-        *,
-        delay: DelayLike | None = None,
-        deliver_at: DueTimeLike | None = None,
-        prefix: str | None = None,
-        to: str | None = None,
-        exchange: str | None = None,
-        due_from: DueTimeLike | None = None,
-        due_before: DueTimeLike | None = None,
-    ) -> FilterResult:
+    @takes(ScheduleMove)
+    def move_scheduled(self, move: ScheduleMove) -> FilterResult:
         """See :meth:`bide.Client.move_scheduled`."""
-        return self.wait_for(
-            self.client.move_scheduled(
-                delay=delay,
-                deliver_at=deliver_at,
-                prefix=prefix,
-                to=to,
-                exchange=exchange,
-                due_from=due_from,
-                due_before=due_before,
-            )
-        )
+        return self.wait_for(self.client._move_all(move))  # noqa: SLF001
 
 
 async def _next_batch(views: AsyncGenerator[ScheduleView, None]) -> list[ScheduleView]:

@@ -18,15 +18,15 @@ class ScheduleRequest:
     """A request: an operation that is appended to the log, or a question to a gate.
 
     Attributes:
-        what: it is, for errors: ``"cancelling 'invoice:42'"``.
-        id: by which answers and returns are recognised.
+        what: the operation or question, for errors: ``"cancelling 'invoice:42'"``.
+        id: the id by which answers and returns are recognised.
         partition: its number.
-        routing_key: on the exchange for operations.
+        routing_key: the routing key on the exchange for operations.
         values: properties by their AMQP names, without ``reply_to``.
         is_recorded: whether it is an operation; a question leaves no trace.
         needs_answer: whether the request is done when a gate has answered, not when the broker has confirmed it.
         header_size: the bytes of the properties of its message.
-        answer: of a gate.
+        answer: the answer of a gate.
         attempts: the number of times it was sent.
         refusals: how many of these attempts the broker certainly did not accept.
         is_confirmed: whether the broker has confirmed it.

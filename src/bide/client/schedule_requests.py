@@ -80,7 +80,7 @@ class ScheduleRequests:
         declare: whether to declare the schedule log if it is missing.
 
     Attributes:
-        names: of the log.
+        names: the names of the log.
     """
 
     def __init__(self, publisher: Publisher, names: ScheduleNames, *, declare: bool) -> None:
@@ -104,7 +104,7 @@ class ScheduleRequests:
         """Append an operation to the log of a partition, at least once; gates apply it once.
 
         Args:
-            what: it is, for errors.
+            what: the operation, for errors.
             make: the operation with this id.
             needs_answer: whether to wait until a gate has answered, not only for the confirm.
 

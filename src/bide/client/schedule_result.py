@@ -115,15 +115,15 @@ class ScheduleView:
     """A schedule, as a gate knew it when it was asked.
 
     Attributes:
-        version: for ``if_version``; None if nothing waits.
-        due_time: of the message, or of the next run.
-        nominal_time: of that run, before jitter and moves.
+        version: its version for ``if_version``; None if nothing waits.
+        due_time: the due time of the message, or of the next run.
+        nominal_time: the time of that run, before jitter and moves.
         state: ``under-way``: nothing waits, and gates have claimed the last run and deliver it.
         to: the target queue, or None.
         exchange: the target exchange, or None.
         recurrence: all rules of a recurring schedule, as the log has them.
-        body: of the message; None in lists without bodies.
-        properties: of the message by their AMQP names; empty in lists without bodies.
+        body: the body of the message; None in lists without bodies.
+        properties: the properties of the message by their AMQP names; empty in lists without bodies.
         under_way: ids of runs that gates have claimed. Lists do not have them.
     """
 

@@ -34,8 +34,8 @@ class ScheduleRoom:
         """Take room for a record, which publishes tickets and waits for their confirms if there is not enough left.
 
         Args:
-            channel: with confirms.
-            size: of the record in bytes.
+            channel: a channel with confirms.
+            size: the size of the record in bytes.
 
         Raises:
             ScheduleLogError: the room queue is full.

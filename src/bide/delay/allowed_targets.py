@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from bide.delay.protocol import QueueTarget, Target
+from bide.delay.recognition import refuse_target
 from bide.errors import InvalidInputError, TargetNotAllowedError
 
 
@@ -69,6 +70,17 @@ class AllowedTargets:
                 f"the target {str(target)!r} matches no allowed pattern ({', '.join(self.patterns) or 'none'}): "
                 "allow it with --allow, or with allow=[...] in Python, if its senders may write there"
             )
+
+    def check_delivery(self, target: Target) -> None:
+        """Refuse a target that is not on the list, and every delay queue, for a process that knows only its name.
+
+        Raises:
+            TargetNotAllowedError: no pattern matches the target.
+            DelayQueueError: the name of the queue is one of a delay infrastructure.
+        """
+        self.check(target)
+        if isinstance(target, QueueTarget):
+            refuse_target(target.queue)
 
 
 ANY_TARGET = AllowedTargets(("*",))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Final
 
-from bide.delay.protocol import HEADER_TO, ExchangeTarget, QueueTarget, Target
+from bide.delay.protocol import (
+    HEADER_EXPIRATION,
+    HEADER_SET_ASIDE,
+    HEADER_TO,
+    ExchangeTarget,
+    QueueTarget,
+    Target,
+)
 from bide.errors import InvalidInputError
 
 HEADER_USER: Final = "bide-user-id"
@@ -39,3 +47,21 @@ def carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: str
     """
     if properties.get("user_id") not in (None, user):
         headers[HEADER_USER] = properties.pop("user_id")
+
+
+def set_aside_values(values: Mapping[str, Any], reason: str, *, user: str | None) -> dict[str, Any]:
+    """The properties of a message in a queue for messages that cannot be sent on.
+
+    Its expiration is moved to a header, because the broker would delete the message.
+
+    Args:
+        values: its properties by their AMQP names.
+        reason: why it cannot be sent, for the header ``bide-set-aside``.
+        user: the user of the connection.
+    """
+    properties = {name: value for name, value in values.items() if name != "headers"}
+    headers = {**(values.get("headers") or {}), HEADER_SET_ASIDE: reason[:MAX_REASON]}
+    if (expiration := properties.pop("expiration", None)) is not None:
+        headers[HEADER_EXPIRATION] = expiration
+    carry_user_id(properties, headers, user)
+    return {**properties, "headers": headers}

@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from bide.delayed_plugin.pending import PAGE_MESSAGES, PendingMessage, read_page
+from bide.durations import from_milliseconds
 from bide.errors import InvalidInputError
 from bide.foreign_text import visible_json
+
+_Read = TypeVar("_Read")
 
 FORMAT: Final = 1
 
@@ -100,8 +103,8 @@ def _resume(file: BinaryIO, done: Exported) -> str:
         if line.startswith(_END):
             raise InvalidInputError(f"{file.name} is a complete export already: name another file, or delete it")
         if line.startswith(_PAGE):
-            marker = json.loads(line)
-            kept, key, done.messages = place + len(line), marker["page"], marker["messages"]
+            key, done.messages = _parsed(line, _read_marker, Path(file.name), place)
+            kept = place + len(line)
     done.resumed = done.messages
     file.seek(kept)
     file.truncate()
@@ -151,11 +154,12 @@ def read_export(path: Path, *, start: int = 0) -> Iterator[tuple[PendingMessage,
         _check_complete(file, path)
         file.seek(start)
         for line in file:
-            start += len(line)
             if line.startswith(_END):
                 return
+            after = start + len(line)
             if not line.startswith((_FIRST, _PAGE)):
-                yield _message(json.loads(line)), start
+                yield _parsed(line, _message, path, start), after
+            start = after
 
 
 def _check_complete(file: BinaryIO, path: Path) -> None:
@@ -166,15 +170,47 @@ def _check_complete(file: BinaryIO, path: Path) -> None:
         raise InvalidInputError(f"{path} is not a complete export: run 'bide migrate-plugin export' again to finish it")
 
 
-def _message(values: Mapping[str, Any]) -> PendingMessage:
+def _parsed(line: bytes, read: Callable[[Any], _Read], path: Path, place: int) -> _Read:
+    """A line of the file.
+
+    Raises:
+        InvalidInputError: it is damaged.
+    """
+    try:
+        return read(json.loads(line))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidInputError(
+            f"{path} is damaged in the line at the byte {place}: export the messages into a new file"
+        ) from error
+
+
+def _read_marker(values: Any) -> tuple[str, int]:
+    return _of(str, values["page"]), _of(int, values["messages"])
+
+
+def _message(values: Any) -> PendingMessage:
+    first, *others = _of(list, values["routing_keys"])
     return PendingMessage(
-        due=values["due"],
-        vhost=values["vhost"],
-        exchange=values["exchange"],
-        routing_keys=tuple(values["routing_keys"]),
-        encoded_properties=b64decode(values["encoded_properties"]),
-        body=b64decode(values["body"]),
+        due=_due(values["due"]),
+        vhost=_of(str, values["vhost"]),
+        exchange=_of(str, values["exchange"]),
+        routing_keys=tuple(_of(str, one) for one in (first, *others)),
+        encoded_properties=b64decode(values["encoded_properties"], validate=True),
+        body=b64decode(values["body"], validate=True),
     )
+
+
+def _due(value: Any) -> int:
+    due = _of(int, value)
+    if from_milliseconds(due) is None:
+        raise ValueError(f"{due} ms are beyond the years 1 to 9999")
+    return due
+
+
+def _of(kind: type[_Read], value: Any) -> _Read:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
 
 
 def count_waiting(path: Path, vhost: str, *, now: datetime) -> Counter[str]:

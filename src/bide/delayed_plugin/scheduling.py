@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from bide.durations import EPOCH
 from bide.errors import BideError, InvalidInputError, TargetNotFoundError
 from bide.messages.outgoing import OutgoingMessage
 from bide.relay.decision import HEADER_DELAY
+from bide.runtime.arguments import whole_number
 from bide.topology import Exchange, Topology
 
 BATCH: Final = 5000
@@ -80,13 +82,13 @@ async def import_messages(
         progress: called after each batch.
 
     Raises:
-        InvalidInputError: the file is not a complete export.
+        InvalidInputError: the file is not a complete export, or a file is damaged.
         TargetNotFoundError: an exchange does not exist.
         BrokerError: the broker cannot be reached, or refuses; run it again.
         OSError: a file cannot be read or written.
     """
     noted = path.with_name(path.name + ".progress")
-    done = Imported(**json.loads(noted.read_text())) if noted.exists() else Imported()
+    done = _read_progress(noted)
     targets: dict[str, str] = {}
     run = _Importer(client.url.vhost, client.url.user, _file_id(path), delivered_before)
     messages = read_export(path, start=done.place)
@@ -104,6 +106,20 @@ async def import_messages(
         _write(noted, json.dumps(asdict(done)))
         if progress is not None:
             progress(done)
+    return done
+
+
+def _read_progress(noted: Path) -> Imported:
+    if not noted.exists():
+        return Imported()
+    try:
+        done = Imported(**json.loads(noted.read_text()))
+        for count in asdict(done).values():
+            whole_number("the count", count, 0, sys.maxsize)
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"{noted} is damaged: without it, an import of the file starts at the beginning"
+        ) from error
     return done
 
 
@@ -153,7 +169,7 @@ class _Importer:
         values = one.properties()
         headers: dict[str, Any] = dict(values.pop("headers", {}))
         if (delay := headers.pop(HEADER_DELAY, None)) is not None:
-            headers[HEADER_DELAY] = -int(float(delay))
+            headers[HEADER_DELAY] = -_whole(f"its header {HEADER_DELAY}", delay)
         known = {name: values.pop(name) for name in _SENT_AS_IS if name in values}
         if not isinstance(values.get("timestamp", EPOCH), datetime):
             raise InvalidInputError(f"its timestamp {values['timestamp']} is beyond the year 9999")
@@ -171,9 +187,16 @@ class _Importer:
             persistent=values.get("delivery_mode") == 2,
             timestamp=values.get("timestamp"),
             user_id=values.get("user_id"),
-            expiration=None if expiration is None else timedelta(milliseconds=int(expiration)),
+            expiration=None if expiration is None else timedelta(milliseconds=_whole("its expiration", expiration)),
             **{"message_id": message_id, **known},
         )
+
+
+def _whole(what: str, value: Any) -> int:
+    try:
+        return int(float(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidInputError(f"{what} is {value!r}: it must be milliseconds") from error
 
 
 def _note_refused(path: Path, refused: Iterable[tuple[PendingMessage, str]]) -> None:

@@ -16,10 +16,9 @@ from bide.delay.protocol import (
     HEADER_PRIORITY,
     HEADER_SET_ASIDE,
     HEADER_TO,
-    QueueTarget,
 )
 from bide.delay.received import OWN_PREFIX
-from bide.delay.recognition import part_of, refuse_target
+from bide.delay.recognition import part_of
 from bide.error_queues.browser import browse
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.errors import (
@@ -102,9 +101,7 @@ async def resend(
             message = Message(held.delivery, None, client.now())
             try:
                 copy = _copy_for_target(message)
-                allowed.check(copy.target)
-                if isinstance(copy.target, QueueTarget):
-                    refuse_target(copy.target.queue)
+                allowed.check_delivery(copy.target)
                 await client.forward(copy)
             except _TARGET_ERRORS as error:
                 kept[f"{_target(message)}: {type(error).__name__}"] += 1

@@ -45,7 +45,7 @@ class ClaimPlanner:
 
         Args:
             due: schedules that are due and not paused, :attr:`passed_over` more than :data:`CLAIM_ITEMS` if there are.
-            now: by the gate's clock, in milliseconds since the Unix epoch.
+            now: the time by the gate's clock, in milliseconds since the Unix epoch.
         """
         items = list[ClaimedOccurrence]()
         for one in due:

@@ -32,7 +32,7 @@ class OccurrenceHead(NamedTuple):
     """A claimed occurrence without its message.
 
     Attributes:
-        target: of the message.
+        target: the target of the message.
         size: bytes of the message.
     """
 

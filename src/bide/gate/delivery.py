@@ -18,7 +18,6 @@ from bide.delay.protocol import (
     QueueTarget,
     Target,
 )
-from bide.delay.recognition import refuse_target
 from bide.errors import InvalidInputError, ScheduleRecordError, TargetNotAllowedError, UnsupportedTargetError
 from bide.schedules.entries import UnderWay
 from bide.schedules.names import ScheduleNames
@@ -98,9 +97,7 @@ class DeliveryRules:
         target = parse_target(text, routing_key)
         if self._names.owns(text[2:]):
             raise UnsupportedTargetError(f"the target {text!r} is a part of the schedule log itself")
-        self._allowed.check(target)
-        if isinstance(target, QueueTarget):
-            refuse_target(target.queue)
+        self._allowed.check_delivery(target)
         return target
 
     def _check_copies(self, headers: Mapping[str, Any]) -> None:

@@ -25,6 +25,9 @@ log = logger(__name__)
 _RECORD_WAIT: Final = 5.0
 """Seconds to wait for the last record of the index. The log may be a new one, in which there is no such record."""
 
+_FENCE_AGAIN_AFTER: Final = 5.0
+"""Seconds after which the end is marked again: retention may have removed the mark before this gate has read it."""
+
 _CHUNK: Final = re.compile(
     rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\]+)","as_of":(?P<as_of>-?\d+),"count":(?P<count>\d+),'
     rb'"tick":(?P<tick>\d+),"number":(?P<number>\d+)(?P<is_last>,"is_last":true)?,"entries":'
@@ -40,6 +43,8 @@ class _FoundCycle:
     position: LogPosition
     numbers: set[int] = field(default_factory=set)
     last: int | None = None
+    end: int = -1
+    """The offset of the chunk that was read last, a copy or not."""
 
     @classmethod
     def of(cls, head: re.Match[bytes], first_offset: int) -> Self:
@@ -92,7 +97,7 @@ class LogOpener:
             # There is a record: at least the beat that was appended to find the end.
             records = await reader.batch()
             if records[0].offset != max(position.offset, 0):
-                raise ScheduleIndexError(f"retention removed the beginning of {self._log} while it was read")
+                raise self._overtaken()
         except BaseException:
             reader.close()
             raise
@@ -125,6 +130,8 @@ class LogOpener:
         if cycle is None:
             cycle, first = await self._search("first", end)
             if cycle is None and first > 0:
+                if first > end or await self._first() != first:
+                    raise self._overtaken()
                 raise ScheduleLogError(
                     f"the schedule log {self._log} begins at offset {first} and has no complete snapshot: records are "
                     "lost. Delete the stream to begin with an empty one; the schedules in it are lost, too"
@@ -139,13 +146,8 @@ class LogOpener:
         fence = encode(Beat(gate=self._gate, clock=to_milliseconds(self._connection.now()), after=-1, count=0))
         hint = None
         try:
-            async with await self._connection.channel(confirms=True) as channel:
-                await channel.publish(
-                    exchange=self._names.gates,
-                    routing_key=str(self._partition),
-                    values={"delivery_mode": 2},
-                    body=fence,
-                )
+            await self._append(fence)
+            appended_at = self._connection.monotonic()
             while True:
                 for one in await reader.batch():
                     if one.exchange != self._names.gates:
@@ -154,8 +156,31 @@ class LogOpener:
                         return one.offset, hint
                     if isinstance(beat := _decode(one), Beat) and beat.snapshot is not None:
                         hint = beat.snapshot
+                if self._connection.monotonic() - appended_at > _FENCE_AGAIN_AFTER:
+                    await self._append(fence)
+                    appended_at = self._connection.monotonic()
         finally:
             reader.close()
+
+    async def _append(self, body: bytes) -> None:
+        async with await self._connection.channel(confirms=True) as channel:
+            await channel.publish(
+                exchange=self._names.gates,
+                routing_key=str(self._partition),
+                values={"delivery_mode": 2},
+                body=body,
+            )
+
+    async def _first(self) -> int:
+        """The first offset in the log."""
+        reader = await LogReader.open(self._connection, self._log, "first")
+        try:
+            return (await reader.batch())[0].offset
+        finally:
+            reader.close()
+
+    def _overtaken(self) -> ScheduleIndexError:
+        return ScheduleIndexError(f"retention removed the beginning of {self._log} while it was read")
 
     async def _read(self, start: _Start, end: int) -> AsyncIterator[LogRecord]:
         reader = await LogReader.open(self._connection, self._log, start)
@@ -179,6 +204,7 @@ class LogOpener:
                 continue
             cycle = cycles.setdefault(head["cycle"], _FoundCycle.of(head, one.offset))
             cycle.numbers.add(int(head["number"]))
+            cycle.end = one.offset
             if head["is_last"]:
                 cycle.last = int(head["number"])
             if cycle.is_complete and (found is None or found.position.offset < cycle.position.offset):
@@ -193,6 +219,8 @@ class LogOpener:
         try:
             while missing:
                 for one in await reader.batch():
+                    if missing and one.offset > cycle.end:
+                        raise self._overtaken()
                     head = _CHUNK.match(one.body) if one.exchange == self._names.gates else None
                     if head is not None and head["cycle"] == cycle.name and int(head["number"]) in missing:
                         missing.discard(int(head["number"]))

@@ -31,9 +31,9 @@ class GateEvent:
         occurrence: the id of the occurrence.
         schedule_id: the id of the schedule.
         target: ``q:`` and a queue, or ``x:`` and an exchange.
-        routing_key: for an exchange.
-        message_id: of the message.
-        headers: of the message.
+        routing_key: the routing key for an exchange.
+        message_id: the id of the message.
+        headers: the headers of the message.
         due_at: when the occurrence was due.
         sent_at: when the gate sent the message, by its own clock.
         ended_at: when the broker had confirmed or refused it.

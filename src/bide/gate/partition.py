@@ -77,7 +77,7 @@ class PartitionGate:
         retention: the retention of the log, in bytes.
         time: the clock of this gate.
         counts: the counts of this gate.
-        observers: of this gate.
+        observers: the observers of this gate.
         now: seconds by the monotonic clock.
         executor: runs the calls of the index; a thread if None.
     """

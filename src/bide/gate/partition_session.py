@@ -12,7 +12,6 @@ from bide.errors import (
     ScheduleIndexError,
     ScheduleLogError,
 )
-from bide.gate.carrier import Carrier
 from bide.gate.deliverer import Deliverer
 from bide.gate.delivery import DeliveryRules
 from bide.gate.link import GateLink
@@ -21,7 +20,8 @@ from bide.gate.log_rebuild import LogOpener
 from bide.gate.observer import GateEvent
 from bide.gate.partition import PartitionGate
 from bide.gate.partition_index import AppliedRecords
-from bide.gate.question_desk import QuestionDesk
+from bide.gate.question_consumer import QuestionConsumer
+from bide.gate.snapshot_writer import SnapshotWriter
 from bide.gate.spread import LeadershipSpread
 from bide.runtime.logs import logger
 from bide.schedules.encoding import encode
@@ -63,7 +63,7 @@ class PartitionSession:
         self._index = gate.index
         self._leadership = gate.leadership
         self._deliveries = gate.deliveries
-        self._carrier = Carrier(
+        self._snapshots = SnapshotWriter(
             link.connection,
             gate.index,
             gate.room,
@@ -71,7 +71,7 @@ class PartitionSession:
             queue=gate.names.room(gate.number),
             append=self._append_body,
         )
-        self._desk = QuestionDesk(
+        self._questions = QuestionConsumer(
             link,
             gate.names.queries(gate.number),
             gate.index,
@@ -119,7 +119,7 @@ class PartitionSession:
                 task.cancel()
             await asyncio.gather(reading, acting, return_exceptions=True)
             reader.close()
-            self._desk.close()
+            self._questions.close()
 
     def _fail(self, error: BideError) -> None:
         if not self._failed.done():
@@ -162,7 +162,7 @@ class PartitionSession:
             for reply_to, request, body in applied.answers:
                 await self._link.answer(reply_to, request, body)
             self._gate.counts.answered += len(applied.answers)
-        await self._carrier.read(
+        await self._snapshots.read(
             applied.chunks, applied.completed, is_leading=lambda: self._leadership.leads(self._now())
         )
 
@@ -227,9 +227,9 @@ class PartitionSession:
             self._report(now)
         if is_leading:
             if self._leadership.proven_at is not None:
-                self._gate.counts.answered += await self._desk.answer(self._leadership.proven_at)
+                self._gate.counts.answered += await self._questions.answer(self._leadership.proven_at)
             if level != "full" and not self._gate.is_stopping:
-                await self._carrier.step(now)
+                await self._snapshots.step(now)
         if self._gate.is_stopping:
             self._finish()
         if level != "free" or not self._may_claim or self._next_due is None:
@@ -239,14 +239,14 @@ class PartitionSession:
     # -- leading
 
     def _beat(self, now: float) -> None:
-        if now < self._look_at_gates_at and not self._desk.is_waiting:
+        if now < self._look_at_gates_at and not self._questions.is_waiting:
             return
         self._look_at_gates_at = now + _LOOK_AT_GATES_EVERY
         leads = self._leadership.next_beat(
             now,
             may_take=not self._gate.is_stopping and self._spread.may_take(now),
             let_go=self._is_letting_go or self._spread.to_release(now) == self._gate.number,
-            is_asked=self._desk.is_waiting,
+            is_asked=self._questions.is_waiting,
         )
         if leads is None:
             return
@@ -269,12 +269,12 @@ class PartitionSession:
             log.info("leading %s", self._gate.log)
             # Occurrences that another gate claimed, and whose record landed later too, are read as they come.
             self._deliveries.add(await self._index.under_way())
-            await self._desk.open()
+            await self._questions.open()
         else:
             log.info("no longer leading %s", self._gate.log)
-            self._desk.close()
+            self._questions.close()
             self._deliveries.release()
-            await self._carrier.stop()
+            await self._snapshots.stop()
 
     def _on_question(self) -> None:
         self._wake.set()

@@ -23,7 +23,7 @@ class LogRoom:
         retention: the retention of the log, in bytes.
         tickets: tickets of applications in the room queue, when it was last counted.
         last_cycle: bytes from the position of this gate's last snapshot to its last chunk; less if the state shrank.
-        state_size: of the state in that snapshot.
+        state_size: the size of the state in that snapshot.
     """
 
     retention: int
@@ -51,7 +51,7 @@ class LogRoom:
         """Expect a smaller snapshot than the last one, if the state is smaller.
 
         Args:
-            size: of the state now.
+            size: the size of the state now.
         """
         if size < self.state_size:
             self.last_cycle = self.last_cycle * size // self.state_size

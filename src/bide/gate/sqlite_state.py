@@ -78,7 +78,7 @@ class SqliteState:
     :meth:`flush` only.
 
     Args:
-        connection: to a database with :data:`SCHEMA`.
+        connection: a connection to a database with :data:`SCHEMA`.
 
     Attributes:
         position: the last record that the state contains.
@@ -244,7 +244,7 @@ class SqliteState:
         """Schedules that are due and not paused, by due time, without their messages.
 
         Args:
-            now: in milliseconds since the Unix epoch.
+            now: the time in milliseconds since the Unix epoch.
             without: targets to leave out.
         """
         query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {_others(without)}ORDER BY due LIMIT ?"

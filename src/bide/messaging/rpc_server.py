@@ -103,7 +103,7 @@ async def _reply(
 ) -> bool:
     """Send a reply; False if the request is finished without one."""
     try:
-        allowed.check(QueueTarget(request.reply_to or ""))
+        allowed.check_delivery(QueueTarget(request.reply_to or ""))
         try:
             await _send(client, request, result, headers)
         except InvalidInputError as error:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from bide.amqp.delivery import Delivery
-from bide.delay.forwarding import carry_user_id
+from bide.delay.forwarding import carry_user_id, set_aside_values
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -47,8 +47,6 @@ _OF_THE_WAIT: Final = frozenset(
     }
 )
 """Headers of bide that belong to the wait in the old infrastructure. Others, such as the number of retries, stay."""
-
-_MAX_REASON: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +107,8 @@ def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str
 def set_aside_copy(taken: TakenMessage, exchange: str, reason: str, *, user: str) -> PreparedMessage:
     """The message as it was taken, with the reason, for the exchange of set-aside messages."""
     delivery = taken.delivery
-    values = dict(delivery.values)
-    headers = {
-        **taken.headers,
-        HEADER_SET_ASIDE: reason[:_MAX_REASON],
-        HEADER_QUEUE: taken.queue,
-        HEADER_AT: to_milliseconds(taken.at),
-    }
-    if (expiration := values.pop("expiration", None)) is not None:
-        # It would delete the message there.
-        headers[HEADER_EXPIRATION] = expiration
-    carry_user_id(values, headers, user)
-    values["headers"] = headers
+    values = set_aside_values(delivery.values, reason, user=user)
+    values["headers"] |= {HEADER_QUEUE: taken.queue, HEADER_AT: to_milliseconds(taken.at)}
     return PreparedMessage(
         target=ExchangeTarget(exchange, delivery.routing_key),
         body=delivery.body,

@@ -343,7 +343,7 @@ class Migration:
                 self._source, taken.queue, routing_key=delivery.routing_key, headers=taken.headers, now=taken.at
             )
             to = self._resolved(found.target)
-            self._allowed.check(to)
+            self._allowed.check_delivery(to)
             copy = onward_copy(taken, to, found.latest, user=self._client.url.user)
             await self._client.forward(copy)
         except _MESSAGE_ERRORS as error:

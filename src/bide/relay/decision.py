@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, Final, Literal, Self
 
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
-from bide.delay.forwarding import LONGEST_PAUSE, MAX_REASON, carry_user_id, parse_target
+from bide.delay.forwarding import LONGEST_PAUSE, carry_user_id, parse_target, set_aside_values
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -22,7 +22,6 @@ from bide.delay.protocol import (
     Target,
 )
 from bide.delay.received import DEATH_HEADERS
-from bide.delay.recognition import refuse_target
 from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall, delivery_exchange_of
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
@@ -225,13 +224,10 @@ def set_aside(
     Args:
         user: the user of the relay's connection.
     """
-    headers = {name: value for name, value in (values.get("headers") or {}).items() if name not in _COUNT_HEADERS}
-    properties = {name: value for name, value in values.items() if name != "headers"}
-    for name, header in _CARRIED_PROPERTIES:
-        if (value := properties.pop(name, None)) is not None:
-            headers[header] = value
-    carry_user_id(properties, headers, user)
-    headers[HEADER_SET_ASIDE] = reason[:MAX_REASON]
+    properties = set_aside_values(values, reason, user=user)
+    headers = {name: value for name, value in properties["headers"].items() if name not in _COUNT_HEADERS}
+    if (priority := properties.pop("priority", None)) is not None:
+        headers[HEADER_PRIORITY] = priority
     return RelayDecision(
         step="aside",
         exchange=hall.undeliverable,
@@ -248,9 +244,7 @@ def _check_allowed(target: Target, cc: Any, hall: WaitingHall, allowed: AllowedT
         targets += [_target(f"q:{key}", "", hall) for key in cc]
     for one in targets:
         if one != ExchangeTarget(hall.delivery_exchange, getattr(one, "routing_key", "")):
-            allowed.check(one)
-        if isinstance(one, QueueTarget):
-            refuse_target(one.queue)
+            allowed.check_delivery(one)
 
 
 def _target(text: Any, routing_key: str, hall: WaitingHall) -> Target:

@@ -38,10 +38,10 @@ class ScheduleAnswer:
         outcome: ``exists``: ``if_absent``, and a schedule waits. ``changed``: ``if_version``, and another version waits
             or none. ``too-late``: nothing waits, and the last occurrence is under way or ended a short while ago.
             ``forgotten``: the request was applied before, too long ago to know its answer.
-        version: of the schedule that waits now, or that was cancelled or claimed by the request.
+        version: the version of the schedule that waits now, or that was cancelled or claimed by the request.
         under_way: occurrences of the key that are claimed and may still be delivered; the first 1,000 in their order.
         count: how many schedules a filter matched.
-        keys: of these, the first 20,000 in the order of keys.
+        keys: the keys of these schedules, the first 20,000 in their order.
     """
 
     outcome: AnswerOutcome
@@ -110,7 +110,7 @@ class FinishedKey:
     """A key whose last occurrence ended a short while ago.
 
     Attributes:
-        version: of the schedule that it belonged to.
+        version: the version of the schedule that it belonged to.
         tick: when the occurrence ended, in ticks.
     """
 

@@ -23,7 +23,7 @@ def zone_of(name: str) -> ZoneInfo:
     """
     try:
         return ZoneInfo(name)
-    except (KeyError, OSError, ValueError) as error:
+    except (KeyError, OSError, TypeError, ValueError) as error:
         raise InvalidRecurrenceError(
             f"the time zone {name!r} is unknown: give an IANA name such as 'Europe/Berlin', and install the package "
             "tzdata where the system has no time zone database"

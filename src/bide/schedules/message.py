@@ -20,7 +20,7 @@ class ScheduledMessage:
     Attributes:
         properties: flags and property list of a content header. A stream drops lists and tables from headers (3.10 to
             4.3), so the properties travel in the body of the record.
-        body: as its sender gave it.
+        body: the body as its sender gave it.
     """
 
     properties: bytes
@@ -31,7 +31,7 @@ class ScheduledMessage:
         """Encode properties.
 
         Args:
-            values: by their AMQP names.
+            values: the properties by their AMQP names.
 
         Raises:
             InvalidInputError: a value cannot be encoded.

@@ -83,3 +83,29 @@ class NumberedSchedule(OutgoingSchedule):
 
     _: KW_ONLY
     request: RequestId
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleConditions:
+    """Conditions for waiting schedules; see :meth:`bide.Client.list_scheduled`. A schedule has to match all of them."""
+
+    prefix: str | None = None
+    to: str | None = None
+    exchange: str | None = None
+    due_from: DueTimeLike | None = None
+    due_before: DueTimeLike | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleListing(ScheduleConditions):
+    """What to list: the schedules that match, and whether with their messages."""
+
+    bodies: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleMove(ScheduleConditions):
+    """Another time for all schedules that match: a delay from now on, or a due time."""
+
+    delay: DelayLike | None = None
+    deliver_at: DueTimeLike | None = None

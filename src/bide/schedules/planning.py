@@ -19,7 +19,7 @@ def plan(one: WaitingSchedule, now: int) -> ClaimedOccurrence:
     skipped in one item, after which the schedule may be due again.
 
     Args:
-        now: by the gate's clock, in milliseconds since the Unix epoch.
+        now: the time by the gate's clock, in milliseconds since the Unix epoch.
 
     Raises:
         BideError: the recurrence cannot be read on this machine.

@@ -9,12 +9,18 @@ from typing import Any, Final
 
 from bide.delay.protocol import ExchangeTarget, QueueTarget, check_name
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time, to_milliseconds
-from bide.errors import InvalidDueTimeError, InvalidInputError, InvalidNameError, InvalidRecurrenceError
+from bide.errors import (
+    InvalidDueTimeError,
+    InvalidInputError,
+    InvalidNameError,
+    InvalidRecurrenceError,
+    UnsupportedTargetError,
+)
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.schedules.fields import MAX_NAME
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import check_key
+from bide.schedules.names import ScheduleNames, check_key
 from bide.schedules.outgoing import OutgoingSchedule
 from bide.schedules.records import AddSchedule, ScheduleFilter
 from bide.schedules.recurrence import Recurrence
@@ -48,7 +54,7 @@ class PreparedSchedule:
     """A checked schedule.
 
     Attributes:
-        message: with target and properties.
+        message: the message with its target and properties.
         nominal: the first run before jitter, in milliseconds since the Unix epoch.
         recurrence: None for a single message.
     """
@@ -121,6 +127,11 @@ def check_schedule(outgoing: OutgoingSchedule, now: datetime) -> PreparedSchedul
     # With a delay of zero, the rules for the headers of delayed messages apply.
     fields: dict[str, Any] = {name: getattr(outgoing, name) for name in _MESSAGE_FIELDS}
     message = check_message(OutgoingMessage(**fields, delay=timedelta(0)))
+    if ScheduleNames().owns(str(outgoing.to or outgoing.exchange)):
+        raise UnsupportedTargetError(
+            f"the target '{message.target}' is a part of the schedule log itself, and gates deliver nothing there: name "
+            "another one"
+        )
     recurrence = _recurrence(outgoing, now)
     if recurrence is None:
         nominal = check_due(outgoing.delay, outgoing.deliver_at, now)

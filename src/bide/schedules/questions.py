@@ -76,8 +76,8 @@ class QuestionAnswer:
 
     Attributes:
         waiting: schedules in the order of keys; one or none for a key.
-        under_way: for a key, its claimed occurrences.
-        count: for a :class:`CountQuestion`.
+        under_way: the claimed occurrences of a key.
+        count: the number that a :class:`CountQuestion` asks for.
         after: the last key of a page that is not the last one; ask for the next page with it.
     """
 

@@ -21,7 +21,7 @@ class ScheduleFilter:
     """Conditions for the schedules that an operation changes; absent ones hold for all.
 
     Attributes:
-        prefix: of the key.
+        prefix: the start of the key.
         target: ``q:<queue>`` or ``x:<exchange>``.
         due_from: due at this time or later, in milliseconds since the Unix epoch.
         due_before: due before this time.
@@ -72,7 +72,7 @@ class ChangeSchedule:
     """An application changes the schedule that waits under a key, or all that a filter matches.
 
     Attributes:
-        key: of the schedule; None where ``filter`` is given.
+        key: the key of the schedule; None where ``filter`` is given.
         due: where a move sets the next occurrence to.
         at: the time of a resume by its sender's clock. Occurrences of a recurring schedule before it are skipped.
     """

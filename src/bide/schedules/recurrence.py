@@ -102,7 +102,7 @@ class Recurrence:
         present = to_milliseconds(now)
         made = cls(
             cron=None if interval is not None else str(every),
-            time_zone=time_zone or "UTC",
+            time_zone="UTC" if time_zone is None else time_zone,
             interval=None if interval is None else -(-interval // _MILLISECOND),
             anchor=0 if interval is None else present if first is None else first,
             first=first,

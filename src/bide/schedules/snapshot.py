@@ -33,7 +33,7 @@ def cut(
 
     Args:
         cycle: names the snapshot; a new one each time.
-        position: of the state.
+        position: the position of the state in the log.
         entries: everything in the state, none of it changed since that position.
         most: entries of a chunk.
     """

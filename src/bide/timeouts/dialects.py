@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from bide.errors import InvalidInputError
 
@@ -13,6 +14,8 @@ LOCK: Final = "bide.timeouts"
 """The start of the name of the lock that a running migration holds."""
 
 _CONNECT_SECONDS: Final = 30
+
+_STRAY_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class Cursor(Protocol):
@@ -114,6 +117,9 @@ class PostgreSql(Dialect):
         """See :meth:`Dialect.connect`. libpq reads the URL, and with it ``PGPASSWORD`` and the like."""
         import psycopg
 
+        if _STRAY_PERCENT.search(url):
+            # libpq would quote what stands around it, which may be the password.
+            raise InvalidInputError("the URL of the database has a stray percent sign: write it as %25")
         return psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
 
     def errors(self) -> tuple[type[Exception], ...]:
@@ -179,17 +185,23 @@ class MySql(Dialect):
             raise InvalidInputError(
                 f"the URL of the database has the option {unknown[0]!r}: give ssl_ca or unix_socket"
             )
-        return pymysql.connect(
-            host=parts.hostname or "localhost",
-            port=_port(parts) or 3306,
-            user=unquote(parts.username or ""),
-            password=unquote(parts.password or ""),
-            database=unquote(parts.path.removeprefix("/")) or None,
-            unix_socket=options.get("unix_socket"),
-            ssl_ca=options.get("ssl_ca"),
-            charset="utf8mb4",
-            connect_timeout=_CONNECT_SECONDS,
-        )
+        try:
+            return pymysql.connect(
+                host=parts.hostname or "localhost",
+                port=parts.port or 3306,
+                user=unquote(parts.username or ""),
+                password=unquote(parts.password or ""),
+                database=unquote(parts.path.removeprefix("/")) or None,
+                unix_socket=options.get("unix_socket"),
+                ssl_ca=options.get("ssl_ca"),
+                charset="utf8mb4",
+                connect_timeout=_CONNECT_SECONDS,
+            )
+        except OSError as error:
+            # PyMySQL has an exception of its own for a server that cannot be reached.
+            raise InvalidInputError(
+                f"the file ssl_ca={options.get('ssl_ca')!r} of the database's URL cannot be used: {error}"
+            ) from error
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See :meth:`Dialect.errors`."""
@@ -249,19 +261,22 @@ def dialect_of(url: str) -> Dialect:
     """
     try:
         parts = urlsplit(url)
-        _port(parts)
-    except ValueError as error:
-        raise InvalidInputError(f"the URL of the database cannot be read: {error}") from error
-    if parts.scheme not in _DIALECTS:
+        is_read = parts.port != 0 and not parts.fragment and "@" not in parts.path
+    except ValueError:
+        parts, is_read = urlsplit(""), False
+    if not is_read:
+        # Without the original error, which may quote a part of the password.
         raise InvalidInputError(
-            f"the URL of the database starts with {parts.scheme + ':' if parts.scheme else 'no scheme'!r}: give "
-            "postgresql://user:password@host/database or mysql://user:password@host/database"
+            "the URL of the database cannot be read: write '/', '?', '#' and '@' in user name and password as %2F, "
+            "%3F, %23 and %40, and a port as a number from 1 to 65535"
+        ) from None
+    if parts.scheme not in _DIALECTS:
+        start = f"starts with {parts.scheme + ':'!r}" if parts.scheme else "has no scheme"
+        raise InvalidInputError(
+            f"the URL of the database {start}: give postgresql://user:password@host/database or "
+            "mysql://user:password@host/database"
         )
     return _DIALECTS[parts.scheme]()
-
-
-def _port(parts: SplitResult) -> int | None:
-    return parts.port
 
 
 def _no_driver(package: str, extra: str) -> InvalidInputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -13,11 +13,13 @@ from uuid import UUID
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.client.consumer import Consumer
-from bide.client.message import Message
+from bide.client.message import KEPT_PROPERTIES, Message
+from bide.delay.allowed_targets import AllowedTargets
+from bide.delay.forwarding import set_aside_values
 from bide.delay.nservicebus import format_timestamp
-from bide.delay.protocol import HEADER_SET_ASIDE, DelayInfrastructure, QueueTarget
+from bide.delay.protocol import DelayInfrastructure, QueueTarget
 from bide.delay.waiting import native_time
-from bide.errors import BideError, InvalidInputError, TargetNotFoundError, UnroutableError
+from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, new_message_id
@@ -41,8 +43,6 @@ _SAGA: Final = "NServiceBus.SagaId"
 
 _RETRY_LEFT: Final = 60.0
 """Seconds after which rows that could not be sent are tried again."""
-
-_MAX_REASON: Final = 1000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,6 +79,8 @@ class TimeoutDispatcher:
         url: the URL of the broker.
         infrastructure: the delay infrastructure; it is declared if it is missing.
         endpoint: the name of the endpoint, with its dots.
+        allow: patterns of the targets that timeouts may have; see :class:`bide.Relay`. The dispatcher sends with its
+            own permissions, and legacy senders name the target in a header.
         poll: how often to look for due timeouts.
 
     Attributes:
@@ -93,6 +95,7 @@ class TimeoutDispatcher:
         infrastructure: DelayInfrastructure,
         endpoint: str,
         *,
+        allow: Iterable[str],
         poll: timedelta = timedelta(seconds=1),
     ) -> None:
         self.done = Dispatched()
@@ -102,6 +105,7 @@ class TimeoutDispatcher:
         self._url = url
         self._infrastructure = infrastructure
         self._endpoint = endpoint
+        self._allowed = AllowedTargets.of(allow)
         self._poll = poll.total_seconds()
         self._stopping = asyncio.Event()
         self._consumer: Consumer | None = None
@@ -176,7 +180,7 @@ class TimeoutDispatcher:
         now, max_delay = datetime.now(UTC), self._infrastructure.max_delay
         for row in locked:
             try:
-                messages.append(timeout_message(row, now=now, max_delay=max_delay))
+                messages.append(timeout_message(row, now=now, max_delay=max_delay, allowed=self._allowed))
                 ids.append(row.id)
             except InvalidInputError as error:
                 self._leave(row.id, error)
@@ -220,15 +224,21 @@ class TimeoutDispatcher:
             self.stop()
 
     async def _accept(self, client: Client, table: TimeoutTable, message: Message) -> None:
-        headers = message.headers
+        headers, timeout = message.headers, None
         try:
             if str(headers.get(_CLEAR, "")).lower() == "true":
                 await asyncio.to_thread(self._clear, table, _saga_of(headers))
                 self.done.cleared += 1
             else:
-                await client.forward(self._checker.check(_delayed(message)))
+                timeout = self._checker.check(_delayed(message))
+                self._allowed.check_delivery(timeout.target)
+                await client.forward(timeout)
                 self.done.delayed += 1
-        except (InvalidInputError, TargetNotFoundError, UnroutableError) as error:
+        except (InvalidInputError, TargetNotFoundError, UnroutableError, PublishRefusedError) as error:
+            refused = isinstance(error, PublishRefusedError)
+            if refused and timeout is not None and timeout.due is not None and timeout.due > client.now():
+                # A delay queue refuses, and not the target: it would refuse all messages, and they can stay here.
+                raise
             await self._put_aside(client, message, str(error))
         await message.ack()
 
@@ -241,17 +251,11 @@ class TimeoutDispatcher:
         log.warning("a message of %s is set aside in %s: %s", self.queue, self.set_aside, reason)
         async with self._declaring_aside:
             await client.declare(Topology(queues=[Queue.quorum(self.set_aside, {"x-overflow": "reject-publish"})]))
-        message_id = message.message_id or new_message_id()
+        received = {**message.raw.values, "headers": message.headers, "delivery_mode": 2}
+        values = set_aside_values(received, reason, user=client.url.user)
+        message_id = values.setdefault("message_id", new_message_id())
         copy = PreparedMessage(
-            target=QueueTarget(self.set_aside),
-            body=message.body,
-            message_id=message_id,
-            values={
-                "message_id": message_id,
-                "headers": {**message.headers, HEADER_SET_ASIDE: reason[:_MAX_REASON]},
-                "delivery_mode": 2,
-            },
-            is_copy=True,
+            target=QueueTarget(self.set_aside), body=message.body, message_id=message_id, values=values, is_copy=True
         )
         await client.forward(copy)
         self.done.set_aside += 1
@@ -274,12 +278,7 @@ def _delayed(message: Message) -> OutgoingMessage:
         to=destination,
         deliver_at=due,
         headers=headers,
-        message_id=message.message_id,
-        correlation_id=message.correlation_id,
-        reply_to=message.reply_to,
-        content_type=message.content_type,
-        content_encoding=message.content_encoding,
-        type=message.type,
+        **{**{name: getattr(message, name) for name in KEPT_PROPERTIES}, "persistent": True},
     )
 
 

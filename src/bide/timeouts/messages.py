@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.cascade_keys import HEADER_DELAY
 from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp
+from bide.delay.protocol import QueueTarget
 from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
@@ -17,7 +19,9 @@ from bide.timeouts.tables import StoredTimeout
 DELIVER_AT: Final = "NServiceBus.DeliverAt"
 
 
-def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedelta) -> OutgoingMessage:
+def timeout_message(
+    timeout: StoredTimeout, *, now: datetime, max_delay: timedelta, allowed: AllowedTargets
+) -> OutgoingMessage:
     """The message of a stored timeout, as NServiceBus would send it.
 
     It has the stored headers and body, and the properties that NServiceBus.RabbitMQ makes of the headers. Its id is
@@ -27,9 +31,11 @@ def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedel
         timeout: the stored timeout.
         now: the current time.
         max_delay: the longest delay of the infrastructure.
+        allowed: the targets that timeouts may have.
 
     Raises:
-        InvalidInputError: the destination, the headers or the body cannot be read, or the delay is too long.
+        InvalidInputError: the destination is not allowed; or the destination, the headers or the body cannot be read;
+            or the delay is too long.
     """
     if timeout.due - now > max_delay:
         # Without the delay, so that all such timeouts have the same reason.
@@ -37,6 +43,7 @@ def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedel
     destination, body = timeout.destination, timeout.state
     if not isinstance(destination, str) or not destination:
         raise InvalidInputError("the timeout has no destination")
+    allowed.check_delivery(QueueTarget(destination))
     if body is None:
         body = b""
     elif not isinstance(body, bytes | str):

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
+from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
@@ -86,6 +87,8 @@ class TimeoutMigration:
         endpoints: the names of endpoints; all endpoints by default.
         table: any other table, instead of those of endpoints; see :func:`bide.timeouts.tables.mapped_table`.
         cutoff: leave timeouts that are due before this time.
+        allow: patterns of the targets that timeouts may have; see :class:`bide.Relay`. The migration sends with its own
+            permissions, and those who send timeouts to an endpoint choose their targets.
         past: what to do with timeouts that are due already: ``leave`` them to the timeout manager, or ``send`` them at
             once.
         progress: called after each batch.
@@ -106,6 +109,7 @@ class TimeoutMigration:
         endpoints: Iterable[str] = (),
         table: TimeoutTable | None = None,
         cutoff: datetime | None = None,
+        allow: Iterable[str] = ("*",),
         past: Past = "leave",
         progress: Progress | None = None,
     ) -> None:
@@ -120,6 +124,7 @@ class TimeoutMigration:
         self._endpoints = sorted(set(endpoints))
         self._table = table
         self._cutoff = cutoff
+        self._allowed = AllowedTargets.of(allow)
         self._past = past
         self._progress = progress
         self._total = 0
@@ -217,7 +222,7 @@ class TimeoutMigration:
         now, max_delay = datetime.now(UTC), self._infrastructure.max_delay
         for row in batch.rows:
             try:
-                messages.append(timeout_message(row, now=now, max_delay=max_delay))
+                messages.append(timeout_message(row, now=now, max_delay=max_delay, allowed=self._allowed))
                 ids.append(row.id)
             except InvalidInputError as error:
                 left[row.id] = str(error)

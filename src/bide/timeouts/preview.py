@@ -12,6 +12,7 @@ from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.encoding import Encoder
+from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import DelayInfrastructure, QueueTarget
 from bide.errors import BideError, InvalidInputError
 from bide.messages.checker import MessageChecker
@@ -78,6 +79,7 @@ async def preview_timeouts(
     endpoints: Iterable[str] = (),
     table: TimeoutTable | None = None,
     cutoff: datetime | None = None,
+    allow: Iterable[str] = ("*",),
 ) -> list[EndpointPreview]:
     """Read the timeouts, and check each of them as the migration would. Nothing is changed.
 
@@ -88,17 +90,19 @@ async def preview_timeouts(
         endpoints: the names of endpoints; all endpoints by default.
         table: any other table, instead of those of endpoints.
         cutoff: leave out timeouts that are due before this time.
+        allow: patterns of the targets that timeouts may have.
 
     Raises:
         InvalidInputError: a URL cannot be read, or the driver is not installed.
         TimeoutStoreError: the database cannot be reached, refuses, or has no table of an endpoint.
         BrokerError: the broker cannot be reached.
     """
+    allowed = AllowedTargets.of(allow)
     connection = await Connection.open(url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url))
     try:
         checked = infrastructure.for_release(connection.release)
         async with WorkerThread() as thread:
-            found = await thread.run(_read, database_url, checked, list(endpoints), table, cutoff or EARLIEST)
+            found = await thread.run(_read, database_url, checked, allowed, list(endpoints), table, cutoff or EARLIEST)
         missing: dict[str, str] = {}
         for destination in {name for one in found for name in one.destinations}:
             if (problem := await _destination_problem(connection, checked, destination)) is not None:
@@ -132,6 +136,7 @@ async def _destination_problem(
 def _read(
     database_url: str,
     infrastructure: DelayInfrastructure,
+    allowed: AllowedTargets,
     endpoints: list[str],
     table: TimeoutTable | None,
     cutoff: datetime,
@@ -140,11 +145,15 @@ def _read(
         if table is not None:
             check_table(database, table)
         tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
-        return [_read_table(database, one, infrastructure, cutoff) for one in tables]
+        return [_read_table(database, one, infrastructure, allowed, cutoff) for one in tables]
 
 
 def _read_table(
-    database: Database, table: TimeoutTable, infrastructure: DelayInfrastructure, cutoff: datetime
+    database: Database,
+    table: TimeoutTable,
+    infrastructure: DelayInfrastructure,
+    allowed: AllowedTargets,
+    cutoff: datetime,
 ) -> EndpointPreview:
     one = EndpointPreview(endpoint=table.endpoint, table=table.name)
     quote = database.dialect.quote
@@ -171,7 +180,9 @@ def _read_table(
         one.shortest = min(one.shortest or timeout.due, timeout.due)
         one.longest = max(one.longest or timeout.due, timeout.due)
         try:
-            message = checker.check(timeout_message(timeout, now=now, max_delay=infrastructure.max_delay))
+            message = checker.check(
+                timeout_message(timeout, now=now, max_delay=infrastructure.max_delay, allowed=allowed)
+            )
             one.destinations[destination] += 1
             if timeout.due > now:
                 encoder.encode(message, now, channel=1, mandatory=True)

@@ -30,13 +30,13 @@ class BulkSchedules:
     """Makes records of the schedules of a bulk publish.
 
     Args:
-        requests: of the client, which counts the room in the log and numbers the operations.
+        requests: the requests of the client, which count the room in the log and number the operations.
         now: the time in UTC.
 
     Attributes:
         unsent: the number of schedules that wait for room, by partition. Later ones wait behind them, so that the last
             schedule of a key decides.
-        in_order: for each partition, the lock with which one schedule after the other gets its room.
+        in_order: the lock of each partition, with which one schedule after the other gets its room.
     """
 
     def __init__(self, requests: ScheduleRequests, now: Callable[[], datetime]) -> None:

@@ -22,7 +22,7 @@ _ANSWER_SECONDS: Final = 0.05
 """Seconds after which other work of the partition gets its turn."""
 
 
-class QuestionDesk:
+class QuestionConsumer:
     """Consumes the query queue of a partition while its gate leads.
 
     A question is answered when a beat was read back that was appended after the question had arrived. Then the index

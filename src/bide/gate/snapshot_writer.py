@@ -22,7 +22,7 @@ _LOOK_EVERY: Final = 10.0
 """Seconds between two looks at the room queue."""
 
 
-class Carrier:
+class SnapshotWriter:
     """Carries the state of a partition forward in its log, and frees the room of applications.
 
     Args:
