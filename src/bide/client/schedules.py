@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from datetime import datetime
 from typing import Final
 
 from bide.client.publisher import Publisher
+from bide.client.schedule_methods import ScheduleMethods
 from bide.client.schedule_requests import ScheduleRequests
 from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
 from bide.durations import DelayLike, DueTimeLike, from_milliseconds, to_milliseconds
@@ -17,7 +19,7 @@ from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
 from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition_of
 from bide.schedules.prepared import PreparedSchedule, check_due, check_version
 from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion
-from bide.schedules.records import Action, ChangeSchedule, ScheduleFilter
+from bide.schedules.records import Action, ChangeSchedule, Operation, ScheduleFilter
 
 FIRST_PAGE: Final = 100
 """Schedules that are asked for first in each partition. Later pages are larger."""
@@ -123,6 +125,23 @@ class Schedules:
             error.args = (f"{error}; {_partly_done(answers)}", *error.args[1:])
         raise error
 
+    async def append(self, record: Operation, what: str) -> ScheduleAnswer:
+        """Append an operation on one key with the id that it has, and wait for the answer of a gate.
+
+        Args:
+            record: the operation. Sent again, it is applied once.
+            what: it is, for errors.
+
+        Raises:
+            BideError: as :meth:`ScheduleRequests.append`.
+        """
+        assert record.key is not None
+        _, answer = await self.requests.append(
+            partition_of(record.key), what, lambda _: record, needs_answer=True, number=record.request
+        )
+        assert answer is not None
+        return answer
+
     async def move_all(
         self, chosen: ScheduleFilter, *, delay: DelayLike | None, deliver_at: DueTimeLike | None
     ) -> FilterResult:
@@ -138,6 +157,12 @@ class Schedules:
 
     async def views(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[ScheduleView, None]:
         """The schedules that a filter matches, by key."""
+        async with aclosing(self.entries(chosen, bodies=bodies)) as found:
+            async for one in found:
+                yield ScheduleView.of(one, (), with_message=bodies)
+
+    async def entries(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[WaitingSchedule, None]:
+        """The schedules that a filter matches, by key, as the log has them."""
         pages = [_Pages(self.requests, number, chosen, bodies=bodies) for number in range(PARTITIONS)]
         while True:
             # The first key is known when each partition has a schedule left, or none.
@@ -146,8 +171,7 @@ class Schedules:
             filled = [one for one in pages if one.found]
             if not filled:
                 return
-            found = min(filled, key=lambda one: one.found[0].key.encode()).found.popleft()
-            yield ScheduleView.of(found, (), with_message=bodies)
+            yield min(filled, key=lambda one: one.found[0].key.encode()).found.popleft()
 
     async def count(self, chosen: ScheduleFilter) -> int:
         """The number of schedules that a filter matches."""
@@ -156,6 +180,11 @@ class Schedules:
             for number in range(PARTITIONS)
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
+
+
+def schedules_of(client: ScheduleMethods) -> Schedules:
+    """The operations of a client on the schedule log, for other packages of bide."""
+    return client._on_schedules  # noqa: SLF001 (the methods of the client are the interface for others)
 
 
 def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:
