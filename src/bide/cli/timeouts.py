@@ -64,6 +64,7 @@ def _choosing(command: _Decorated) -> _Decorated:
             "--columns", metavar="USE=NAME,...", help="Its columns: id, destination, body, due, headers (JSON)."
         ),
         click.option("--table", metavar="NAME", help="Any other table, with --columns."),
+        click.option("--keyed", is_flag=True, help="Make schedules, which gates deliver, with keys."),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
         click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="An endpoint. Repeatable."),
         _database_option,
@@ -85,6 +86,7 @@ def preview(
     table: str | None,
     columns: str | None,
     cutoff: str | None,
+    keyed: bool,
     infrastructure: DelayInfrastructure,
     as_json: bool,
 ) -> int:
@@ -103,6 +105,7 @@ def preview(
                 endpoints=endpoints,
                 table=_mapped(table, columns),
                 cutoff=_cutoff(cutoff),
+                keyed=_keyed(infrastructure) if keyed else False,
             )
         )
     if as_json:
@@ -134,6 +137,7 @@ def migrate(
     table: str | None,
     columns: str | None,
     cutoff: str | None,
+    keyed: bool,
     past: Past,
     infrastructure: DelayInfrastructure,
     as_json: bool,
@@ -142,6 +146,9 @@ def migrate(
 
     Each timeout keeps its due time. Its endpoint can go on meanwhile: a timeout that is claimed is no longer in the
     endpoint's table. Timeouts that cannot be sent stay there. With --past send, stop the endpoints first.
+
+    With --keyed, each timeout becomes a schedule with the key timeout:ENDPOINT:SAGA:ID, which 'bide schedule' can
+    cancel and move.
 
     Run the command again, with the same options, after it was stopped or killed: it continues the run. After a kill, up
     to 2000 timeouts can arrive twice, with the same message id; the output counts them. The exit code is 1 if the run
@@ -160,6 +167,7 @@ def migrate(
             table=_mapped(table, columns),
             cutoff=_cutoff(cutoff),
             past=past,
+            keyed=_keyed(infrastructure) if keyed else False,
             progress=progress,
         )
         try:
@@ -298,6 +306,13 @@ def _mapped(table: str | None, columns: str | None) -> TimeoutTable | None:
         return None
     pairs = [one.partition("=") for one in columns.split(",")]
     return mapped_table(table, {use.strip(): name.strip() for use, _, name in pairs})
+
+
+def _keyed(infrastructure: DelayInfrastructure) -> bool:
+    """``--keyed``, if the layout can have it."""
+    if infrastructure.name != "clock":
+        raise click.UsageError("--keyed makes schedules of bide: give it with --to-layout clock")
+    return True
 
 
 def _cutoff(text: str | None) -> datetime | None:

@@ -111,6 +111,11 @@ class ClaimedTable:
                 self._add(cursor, "repeated", len(rows))
             yield Batch(int(number), rows)
 
+    def session(self, batch: Batch) -> str:
+        """A name of a batch that is unique among all runs."""
+        run, number = self._key
+        return f"{run}n{number}b{batch.number}"
+
     def claim(self, earliest: datetime, size: int) -> Batch | None:
         """Claim the next rows, in the order of their due times; None if there are none.
 

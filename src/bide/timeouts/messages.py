@@ -12,9 +12,12 @@ from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp
 from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
+from bide.schedules.outgoing import NumberedSchedule
+from bide.schedules.requests import RequestId
 from bide.timeouts.tables import StoredTimeout
 
 DELIVER_AT: Final = "NServiceBus.DeliverAt"
+_SAGA: Final = "NServiceBus.SagaId"
 
 
 def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedelta) -> OutgoingMessage:
@@ -57,6 +60,38 @@ def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedel
         reply_to=headers.get("NServiceBus.ReplyToAddress"),
         content_type=headers.get("NServiceBus.ContentType"),
         type=types.partition(",")[0] if types else None,
+    )
+
+
+def timeout_schedule(timeout: StoredTimeout, *, endpoint: str, request: RequestId) -> NumberedSchedule:
+    """The message of a stored timeout as a schedule, with the key ``timeout:<endpoint>:<saga>:<id>``.
+
+    So ``bide schedule cancel --prefix timeout:Sales:<saga>:`` cancels the timeouts of a saga. The saga is that of the
+    header ``NServiceBus.SagaId``, or ``-`` without it.
+
+    Args:
+        timeout: the stored timeout.
+        endpoint: the name of the endpoint, as in the name of its table.
+        request: the id of the operation: the same if the timeout is sent again.
+
+    Raises:
+        InvalidInputError: the destination, the headers or the body cannot be read.
+    """
+    message = timeout_message(timeout, now=timeout.due, max_delay=timedelta(0))
+    assert message.headers is not None
+    saga = message.headers.get(_SAGA) or "-"
+    return NumberedSchedule(
+        message.body,
+        key=f"timeout:{endpoint}:{saga}:{timeout.id}",
+        request=request,
+        to=message.to,
+        deliver_at=timeout.due,
+        headers=message.headers,
+        message_id=message.message_id,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        content_type=message.content_type,
+        type=message.type,
     )
 
 

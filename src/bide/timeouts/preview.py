@@ -15,8 +15,10 @@ from bide.client.encoding import Encoder
 from bide.delay.protocol import DelayInfrastructure, QueueTarget
 from bide.errors import BideError, InvalidInputError
 from bide.messages.checker import MessageChecker
+from bide.schedules.prepared import check_schedule
+from bide.schedules.requests import RequestId
 from bide.timeouts.database import Database
-from bide.timeouts.messages import timeout_message
+from bide.timeouts.messages import timeout_message, timeout_schedule
 from bide.timeouts.tables import (
     EARLIEST,
     LATEST,
@@ -29,6 +31,8 @@ from bide.timeouts.tables import (
 )
 from bide.timeouts.worker_thread import WorkerThread
 from bide.topology import Exchange, Queue, Topology
+
+_ANY_REQUEST: Final = RequestId("preview", 1)
 
 UNREADABLE_TIME: Final = "the due time is missing, or outside the years 1 to 9999"
 
@@ -78,6 +82,7 @@ async def preview_timeouts(
     endpoints: Iterable[str] = (),
     table: TimeoutTable | None = None,
     cutoff: datetime | None = None,
+    keyed: bool = False,
 ) -> list[EndpointPreview]:
     """Read the timeouts, and check each of them as the migration would. Nothing is changed.
 
@@ -88,6 +93,7 @@ async def preview_timeouts(
         endpoints: the names of endpoints; all endpoints by default.
         table: any other table, instead of those of endpoints.
         cutoff: leave out timeouts that are due before this time.
+        keyed: check them as schedules.
 
     Raises:
         InvalidInputError: a URL cannot be read, or the driver is not installed.
@@ -98,7 +104,9 @@ async def preview_timeouts(
     try:
         checked = infrastructure.for_release(connection.release)
         async with WorkerThread() as thread:
-            found = await thread.run(_read, database_url, checked, list(endpoints), table, cutoff or EARLIEST)
+            found = await thread.run(
+                _read, database_url, checked, list(endpoints), table, cutoff or EARLIEST, keyed=keyed
+            )
         missing: dict[str, str] = {}
         for destination in {name for one in found for name in one.destinations}:
             if (problem := await _destination_problem(connection, checked, destination)) is not None:
@@ -135,16 +143,18 @@ def _read(
     endpoints: list[str],
     table: TimeoutTable | None,
     cutoff: datetime,
+    *,
+    keyed: bool,
 ) -> list[EndpointPreview]:
     with Database(database_url) as database:
         if table is not None:
             check_table(database, table)
         tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
-        return [_read_table(database, one, infrastructure, cutoff) for one in tables]
+        return [_read_table(database, one, infrastructure, cutoff, keyed=keyed) for one in tables]
 
 
 def _read_table(
-    database: Database, table: TimeoutTable, infrastructure: DelayInfrastructure, cutoff: datetime
+    database: Database, table: TimeoutTable, infrastructure: DelayInfrastructure, cutoff: datetime, *, keyed: bool
 ) -> EndpointPreview:
     one = EndpointPreview(endpoint=table.endpoint, table=table.name)
     quote = database.dialect.quote
@@ -171,6 +181,11 @@ def _read_table(
         one.shortest = min(one.shortest or timeout.due, timeout.due)
         one.longest = max(one.longest or timeout.due, timeout.due)
         try:
+            if keyed:
+                schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST)
+                check_schedule(schedule, now)
+                one.destinations[destination] += 1
+                continue
             message = checker.check(timeout_message(timeout, now=now, max_delay=infrastructure.max_delay))
             one.destinations[destination] += 1
             if timeout.due > now:
