@@ -11,7 +11,14 @@ import pytest
 import bide
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TimeoutStoreError
-from bide.timeouts import TimeoutDispatcher, TimeoutMigration, abort_run, list_runs, preview_timeouts
+from bide.timeouts import (
+    TimeoutDispatcher,
+    TimeoutMigration,
+    abort_run,
+    inspect_timeout_manager,
+    list_runs,
+    preview_timeouts,
+)
 from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
 from bide.timeouts.runs import Runs
@@ -267,6 +274,27 @@ async def test_the_timeouts_of_nhibernate_are_moved_from_their_one_table(vhost: 
             assert message.received_at >= due
 
 
+async def test_rows_of_a_table_with_generated_columns_go_back(vhost: Vhost, store: Store) -> None:
+    is_postgresql = store.server.scheme == "postgresql"
+    identity = "GENERATED ALWAYS AS IDENTITY" if is_postgresql else "AUTO_INCREMENT"
+    store.server.execute(
+        store.url,
+        f"CREATE TABLE reminder (number int {identity} PRIMARY KEY, queue varchar(50), body varchar(50), "
+        "due timestamp NULL, double_number int GENERATED ALWAYS AS (char_length(queue) * 2) STORED)",
+    )
+    insert = "INSERT INTO reminder (queue, body, due) VALUES (%s, 'x', %s)"
+    rows = [(queue, later(hours=1).replace(tzinfo=None)) for queue in ("Gone", "Sales")]
+    store.server.execute(store.url, insert, rows)
+    columns = {"id": "number", "destination": "queue", "body": "body", "due": "due"}
+    before = store.server.execute(store.url, "SELECT * FROM reminder WHERE queue = 'Gone'")
+    async with endpoints(vhost, bide.NServiceBus(), "Sales"):
+        done = await TimeoutMigration(
+            store.url, vhost.url, bide.NServiceBus(), table=mapped_table("reminder", columns)
+        ).run()
+        assert (done.sent, done.left.total(), done.is_finished) == ({"reminder": 1}, 1, True)
+        assert store.server.execute(store.url, "SELECT * FROM reminder") == before
+
+
 async def test_keyed_timeouts_are_schedules_that_can_be_cancelled_by_their_saga(
     vhost: Vhost, store: Store, tmp_path: Path
 ) -> None:
@@ -321,6 +349,20 @@ async def test_keyed_timeouts_that_are_sent_again_are_not_scheduled_again(
         done = await TimeoutMigration(store.url, vhost.url, SMALL_CLOCK, keyed=True).run()
         assert (done.sent, done.repeated) == ({"Sales": 20}, 20)
         assert [one.key async for one in client.list_scheduled()] == keys[1:]
+
+
+async def test_a_table_is_not_retired_under_a_name_that_misses_its_queues(vhost: Vhost, store: Store) -> None:
+    store.create("Sales_Orders")
+    queue = "Sales.Orders.Timeouts"
+    async with bide.connect(vhost.url) as client:
+        await client.declare(Topology(queues=[Queue(queue)]))
+        found = await inspect_timeout_manager(store.url, vhost.url, "Sales_Orders")
+        assert any(f"{queue!r} exists" in one for one in found.problems)
+        assert not (await inspect_timeout_manager(store.url, vhost.url, "Sales.Orders")).problems
+        # A second table, of another prefix.
+        store.create("Sales_Orders_")
+        found = await inspect_timeout_manager(store.url, vhost.url, "Sales.Orders")
+        assert any("2 tables" in one for one in found.problems)
 
 
 async def test_a_table_without_transactions_is_refused(vhost: Vhost) -> None:

@@ -47,7 +47,7 @@ def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedel
     headers = _headers(timeout.headers)
     # The delay's header belongs to the transport, which sets it anew.
     headers.pop(HEADER_DELAY, None)
-    message_id = headers.setdefault(NATIVE_MESSAGE_ID, str(timeout.id))
+    message_id = headers.setdefault(NATIVE_MESSAGE_ID, id_text(timeout.id))
     headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
     types = headers.get("NServiceBus.EnclosedMessageTypes")
     return OutgoingMessage(
@@ -61,6 +61,11 @@ def timeout_message(timeout: StoredTimeout, *, now: datetime, max_delay: timedel
         content_type=headers.get("NServiceBus.ContentType"),
         type=types.partition(",")[0] if types else None,
     )
+
+
+def id_text(identity: Any) -> str:
+    """An id as text; a binary one in hexadecimal."""
+    return identity.hex() if isinstance(identity, bytes) else str(identity)
 
 
 def timeout_schedule(timeout: StoredTimeout, *, endpoint: str, request: RequestId) -> NumberedSchedule:
@@ -82,7 +87,7 @@ def timeout_schedule(timeout: StoredTimeout, *, endpoint: str, request: RequestI
     saga = message.headers.get(_SAGA) or "-"
     return NumberedSchedule(
         message.body,
-        key=f"timeout:{endpoint}:{saga}:{timeout.id}",
+        key=f"timeout:{endpoint}:{saga}:{id_text(timeout.id)}",
         request=request,
         to=message.to,
         deliver_at=timeout.due,
