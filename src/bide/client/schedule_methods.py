@@ -256,6 +256,11 @@ class ScheduleMethods:
         return await self._on_schedules.move_all(chosen, delay=delay, deliver_at=deliver_at)
 
 
+def schedules_of(client: ScheduleMethods) -> Schedules:
+    """The operations of a client on the schedule log, for other packages of bide."""
+    return client._on_schedules  # noqa: SLF001 (the methods of the client are the interface for others)
+
+
 def _filter(
     *,
     prefix: str | None,

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Final
 
 from bide.client.publisher import Publisher
-from bide.client.schedule_methods import ScheduleMethods
 from bide.client.schedule_requests import ScheduleRequests
 from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
 from bide.durations import DelayLike, DueTimeLike, from_milliseconds, to_milliseconds
@@ -180,11 +179,6 @@ class Schedules:
             for number in range(PARTITIONS)
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
-
-
-def schedules_of(client: ScheduleMethods) -> Schedules:
-    """The operations of a client on the schedule log, for other packages of bide."""
-    return client._on_schedules  # noqa: SLF001 (the methods of the client are the interface for others)
 
 
 def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:

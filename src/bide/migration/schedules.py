@@ -15,17 +15,18 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from hashlib import sha256
+from itertools import count
 from typing import Any, Final
 
 from bide.admin.apply import check_release, exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
-from bide.client.schedules import schedules_of
+from bide.client.schedule_methods import schedules_of
 from bide.durations import to_milliseconds
 from bide.errors import BideError, InvalidInputError
 from bide.migration.lock import MigrationLock
-from bide.schedules.entries import ScheduleAnswer, WaitingSchedule
+from bide.schedules.entries import WaitingSchedule
 from bide.schedules.names import ScheduleNames
 from bide.schedules.records import AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.requests import RequestId
@@ -108,7 +109,7 @@ class ScheduleTransfer:
         self._progress = progress
         self._total = 0
         self._stopping = asyncio.Event()
-        self._missing: dict[str, asyncio.Task[str | None]] = {}
+        self._exists: dict[str, asyncio.Task[bool]] = {}
         names = ScheduleNames()
         self._lock = MigrationLock(names.operations, f"the schedules ({names.operations})")
 
@@ -184,74 +185,78 @@ class ScheduleTransfer:
         return not found.is_paused and found.due < to_milliseconds(self._from.now() + margin)
 
     async def _move(self, found: WaitingSchedule) -> None:
-        what = f"the schedule {found.key!r}"
-        if (problem := await self._problem(found)) is None:
-            try:
-                problem = await self._add(found, what)
-            except InvalidInputError as error:
-                problem = str(error)
-        if problem is not None:
-            self.done.left[problem[:_MAX_REASON]] += 1
+        try:
+            await self._check_target(found)
+            version = await self._add(found)
+        except InvalidInputError as error:
+            self.done.left[str(error)[:_MAX_REASON]] += 1
             return
         result = await self._from.change("cancel", found.key, if_version=found.version)
         if result.outcome.value == "cancelled":
             self.done.moved += 1
         else:
-            taken_back = await self._to.change("cancel", found.key, if_version=str(_last_request(found)))
+            taken_back = await self._to.change("cancel", found.key, if_version=version)
             self.done.ended += 1
             self.done.repeated += taken_back.outcome.value != "cancelled"
         if self._progress is not None:
             self._progress(self.done.moved, max(self._total, self.done.moved))
 
-    async def _add(self, found: WaitingSchedule, what: str) -> str | None:
-        """Add a schedule to the other log; returns why that is not possible."""
-        for record in _records(found):
-            answer: ScheduleAnswer = await self._to.append(record, f"adding {what} to the other broker")
-            if answer.outcome == "exists":
-                return "a schedule waits under this key on the other broker: cancel one of the two"
-            if answer.outcome not in ("scheduled", "paused", "moved") and not await self._is_there(found):
-                return (
-                    "an earlier transfer copied the schedule, and the copy was cancelled, changed or delivered there: "
-                    "cancel it on the first broker, or change it there and run the command again"
+    async def _add(self, found: WaitingSchedule) -> str:
+        """Add a schedule to the other log; returns the version of the copy.
+
+        Raises:
+            InvalidInputError: it cannot be added.
+        """
+        for attempt in count():
+            records = _records(found, attempt)
+            version = str(records[-1].request)
+            answers = [await self._to.append(one, f"adding the schedule {found.key!r}") for one in records]
+            if not {one.outcome for one in answers} - {"scheduled", "paused", "moved"}:
+                return version
+            waiting = await self._to.view(found.key)
+            if waiting is not None and waiting.version == version:
+                return version
+            if answers[0].outcome != "exists":
+                raise InvalidInputError(
+                    "an earlier transfer copied the schedule, and the copy was delivered, cancelled or changed there: "
+                    "cancel the schedule on the first broker, or move it there and run the command again"
                 )
-        return None
+            if waiting is not None and waiting.version is not None:
+                raise InvalidInputError(
+                    "another schedule waits under this key on the other broker: cancel one of the two"
+                )
+            # The answer is that of an earlier run, and the other schedule is gone.
+        raise AssertionError
 
-    async def _is_there(self, found: WaitingSchedule) -> bool:
-        """Whether the copy of a schedule waits on the other broker, in its last version."""
-        view = await self._to.view(found.key)
-        return view is not None and view.version == str(_last_request(found))
+    async def _check_target(self, found: WaitingSchedule) -> None:
+        """Check that the target of a schedule exists on the other broker; asked once for each target.
 
-    async def _problem(self, found: WaitingSchedule) -> str | None:
-        """Why the target of a schedule cannot be used on the other broker; asked once for each target."""
-        if found.target not in self._missing:
-            self._missing[found.target] = asyncio.create_task(self._target_problem(found.target))
-        return await self._missing[found.target]
+        Raises:
+            InvalidInputError: it does not.
+        """
+        if found.target not in self._exists:
+            self._exists[found.target] = asyncio.create_task(self._target_exists(found.target))
+        if not await self._exists[found.target]:
+            kind, _, name = found.target.partition(":")
+            raise InvalidInputError(
+                f"the {'queue' if kind == 'q' else 'exchange'} {name!r} does not exist on the virtual host "
+                f"{self._to_url.vhost!r} of the other broker"
+            )
 
-    async def _target_problem(self, target: str) -> str | None:
+    async def _target_exists(self, target: str) -> bool:
         kind, _, name = target.partition(":")
         topology = Topology(queues=[Queue(name)]) if kind == "q" else Topology([Exchange(name)])
-        if await exists(self._targets, topology):
-            return None
-        what = "queue" if kind == "q" else "exchange"
-        return f"the {what} {name!r} does not exist on the virtual host {self._to_url.vhost!r} of the other broker"
+        return await exists(self._targets, topology)
 
 
-def _session(found: WaitingSchedule) -> str:
-    """The session of the operations that copy a version of a schedule: the same in every run."""
-    return sha256(f"transfer {found.version}".encode()).hexdigest()[:20]
-
-
-def _last_request(found: WaitingSchedule) -> RequestId:
-    return RequestId(_session(found), 3 if found.is_paused else 1)
-
-
-def _records(found: WaitingSchedule) -> list[Operation]:
-    """The operations that copy a schedule.
+def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
+    """The operations that copy a schedule, with the same ids in every run.
 
     An addition is not paused. So a paused schedule is added with a due time that no gate reaches, paused, and moved to
     its due time.
     """
-    first, second, third = (RequestId(_session(found), number) for number in (1, 2, 3))
+    session = sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
+    first, second, third = (RequestId(session, number) for number in (1, 2, 3))
     added = AddSchedule(
         request=first,
         key=found.key,
