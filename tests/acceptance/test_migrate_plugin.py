@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -362,6 +364,60 @@ def test_publishers_and_consumers_go_on_after_the_replacement(plugin: Vhost, way
         b"zero": ("shop.delivery", None),
     }
     assert Counter(one.body for one, _ in asyncio.run(receive(plugin.url, "paid", 2))) == {b"now": 1, b"zero": 1}
+
+
+_CHANGING = re.compile(r"virtual host \S+|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\dT[\d:.+]+|(?<=lateness_ms\": )[\d.]+")
+
+
+def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vhost, tmp_path: Path) -> None:
+    """But for addresses, times and the name of the virtual host."""
+    page = (Path(__file__).parents[2] / "docs" / "from-delayed-plugin.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    shown = [one.partition("\n") for block in blocks for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
+    assert [command.split()[0] for command, _, _ in shown] == ["migrate-plugin"] * 5 + ["relay", "receive"]
+    program = Program(plugin)
+    topology = bide.Topology(
+        [delayed("shop", "topic"), delayed("news", "fanout")],
+        [bide.Queue.quorum("orders"), bide.Queue.quorum("readers")],
+        [bide.Binding("shop", "orders", "order.*"), bide.Binding("news", "readers")],
+    )
+    waiting: dict[str, Any] = {"headers": {"x-delay": 3_600_000}}
+    asyncio.run(put(plugin.url, topology, [("shop", "order.created", waiting, b"{}")] * 1000))
+    path, ctl, since, printed = str(tmp_path / "pending.jsonl"), rabbitmqctl(plugin.broker, tmp_path), "", ""
+    relay: subprocess.Popen[bytes] | None = None
+    try:
+        for command, _, output in shown:
+            words = ["" if one == "pending.jsonl" else one for one in shlex.split(command)]
+            words = [path if not one else re.sub(r"^\d{4}-.*", since, one) for one in words]
+            if words[1] == "export":
+                words += ["--rabbitmqctl", ctl]
+            if words[0] == "relay":
+                arguments = [sys.executable, "-m", "bide", *words]
+                relay = subprocess.Popen(arguments, env=program.environment, stderr=subprocess.PIPE)
+                assert relay.stderr is not None
+                printed = relay.stderr.readline().decode()
+                message: dict[str, Any] = {"headers": {"x-delay": 5000}}
+                asyncio.run(put(plugin.url, bide.Topology(), [("shop", "order.created", message, b"from any client")]))
+            else:
+                deadline = time.monotonic() + TIMEOUT
+                printed = ""
+                # The management API counts the messages of the plugin a few seconds late.
+                while "1,000 messages wait" not in printed and time.monotonic() < deadline:
+                    done = program.run(*words)
+                    printed = (done.stdout + done.stderr).decode().replace(path, "pending.jsonl")
+                    if words[1] != "check":
+                        break
+            if found := re.search(r"--delivered-before (\S+)", printed):
+                since = found[1]
+            assert _lines(printed) == _lines(output), command
+    finally:
+        if relay is not None:
+            relay.terminate()
+            relay.communicate(timeout=TIMEOUT)
+
+
+def _lines(text: str) -> list[str]:
+    return [_CHANGING.sub("...", line).strip() for line in text.splitlines()]
 
 
 @pytest.mark.slow

@@ -131,6 +131,50 @@ async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: S
     assert (arrived.message_id, aside.message_id, done.set_aside) == (name, "full", 1)
 
 
+async def test_all_tables_of_the_endpoint_are_dispatched(vhost: Vhost, store: Store) -> None:
+    """An endpoint whose table prefix was changed has two."""
+    store.create("Dispatched_")
+    saga = str(uuid.uuid4())
+    async with endpoints(vhost, INFRASTRUCTURE, "Dispatched") as client:
+        for name in ("Dispatched", "Dispatched_"):
+            store.add(name, ("Dispatched", later(minutes=-5), {}, name.encode()))
+            (of_saga,) = store.add(name, ("Dispatched", later(hours=1), {}, b"of a saga"))
+            store.server.execute(
+                store.url,
+                store.statement(f'UPDATE "{name}TimeoutData" SET "SagaId" = \'{saga}\' WHERE "Id" = \'{of_saga}\''),
+            )
+        await client.declare(Topology(queues=[Queue("Dispatched.Timeouts")]))
+        clear = {"NServiceBus.ClearTimeouts": "True", "NServiceBus.SagaId": saga}
+        await client.publish(b"", to="Dispatched.Timeouts", headers=clear)
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, "Dispatched", allow=["*"])
+        running = asyncio.create_task(dispatcher.run())
+        assert {one.body for one in await receive(client, "Dispatched", 2)} == {b"Dispatched", b"Dispatched_"}
+
+        async def is_empty() -> bool:
+            return not store.stored("Dispatched") and not store.stored("Dispatched_")
+
+        await eventually(is_empty)
+        dispatcher.stop()
+        await running
+
+
+async def test_a_dispatcher_without_the_queue_of_legacy_senders_warns(
+    vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that was given the name of the table, with underscores instead of dots."""
+    store.create("Sales_Orders")
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales.Orders"):
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, "Sales_Orders", allow=["*"])
+        running = asyncio.create_task(dispatcher.run())
+
+        async def has_warned() -> bool:
+            return any("'Sales_Orders.Timeouts' does not exist" in one.getMessage() for one in caplog.records)
+
+        await eventually(has_warned)
+        dispatcher.stop()
+        await running
+
+
 async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: Vhost, store: Store) -> None:
     number, name = 3000, "Dispatched"
     async with endpoints(vhost, INFRASTRUCTURE, name) as client:

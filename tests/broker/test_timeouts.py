@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 import bide
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TimeoutStoreError
-from bide.timeouts import TimeoutDispatcher, TimeoutMigration, abort_run, list_runs, preview_timeouts
-from bide.timeouts.claims import Batch
+from bide.timeouts import (
+    TimeoutDispatcher,
+    TimeoutMigration,
+    abort_run,
+    inspect_timeout_manager,
+    list_runs,
+    preview_timeouts,
+)
+from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
 from bide.timeouts.runs import Runs
-from bide.timeouts.tables import find_tables
+from bide.timeouts.tables import find_tables, mapped_table
+from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
+from tests.broker.schedule_log import gating
 from tests.databases import DatabaseServer, mariadb_server
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
@@ -228,6 +238,131 @@ async def test_timeouts_stored_during_the_run_are_moved_too(
         done = await TimeoutMigration(store.url, vhost.url, infrastructure, progress=add_earlier).run()
         assert done.sent == {"Sales": 1501}
         assert store.stored("Sales") == set()
+
+
+async def test_the_timeouts_of_nhibernate_are_moved_from_their_one_table(vhost: Vhost, store: Store) -> None:
+    is_postgresql = store.server.scheme == "postgresql"
+    uuid_type, bytes_type = ("uuid", "bytea") if is_postgresql else ("char(36)", "longblob")
+    store.server.execute(
+        store.url,
+        store.statement(
+            f'CREATE TABLE "TimeoutEntity" ("Id" {uuid_type} PRIMARY KEY, "Destination" varchar(1024), '
+            f'"SagaId" {uuid_type}, "State" {bytes_type}, "Endpoint" varchar(440), "Time" timestamp(3) NULL, '
+            '"Headers" text)'
+        ),
+    )
+    due = later(seconds=12)
+    when = due.replace(tzinfo=None)
+    saga = str(uuid.uuid4())
+    rows = [
+        (str(uuid.uuid4()), "Sales", saga, b"\x00\xff", "Sales", when, '{"NServiceBus.MessageId": "m-1"}'),
+        (str(uuid.uuid4()), "Billing", None, b"b", "Billing", when, "{}"),
+        (str(uuid.uuid4()), "Billing", None, b"b", "Billing", None, "{}"),
+    ]
+    store.server.execute(
+        store.url, store.statement('INSERT INTO "TimeoutEntity" VALUES (%s, %s, %s, %s, %s, %s, %s)'), rows
+    )
+    columns = {"id": "Id", "destination": "Destination", "body": "State", "headers": "Headers", "due": "Time"}
+    table, infrastructure = mapped_table("TimeoutEntity", columns), bide.NServiceBus()
+    async with endpoints(vhost, infrastructure, "Sales", "Billing") as client:
+        done = await TimeoutMigration(store.url, vhost.url, infrastructure, table=table).run()
+        assert (done.sent, done.left.total()) == ({"TimeoutEntity": 2}, 1)
+        assert store.server.execute(store.url, store.statement('SELECT COUNT(*) FROM "TimeoutEntity"')) == [(1,)]
+        for queue, body, message_id in (("Sales", b"\x00\xff", "m-1"), ("Billing", b"b", rows[1][0])):
+            (message,) = await receive(client, queue, 1)
+            assert (message.body, message.message_id) == (body, message_id)
+            assert message.received_at >= due
+
+
+async def test_rows_of_a_table_with_generated_columns_go_back(vhost: Vhost, store: Store) -> None:
+    is_postgresql = store.server.scheme == "postgresql"
+    identity = "GENERATED ALWAYS AS IDENTITY" if is_postgresql else "AUTO_INCREMENT"
+    store.server.execute(
+        store.url,
+        f"CREATE TABLE reminder (number int {identity} PRIMARY KEY, queue varchar(50), body varchar(50), "
+        "due timestamp NULL, double_number int GENERATED ALWAYS AS (char_length(queue) * 2) STORED)",
+    )
+    insert = "INSERT INTO reminder (queue, body, due) VALUES (%s, 'x', %s)"
+    rows = [(queue, later(hours=1).replace(tzinfo=None)) for queue in ("Gone", "Sales")]
+    store.server.execute(store.url, insert, rows)
+    columns = {"id": "number", "destination": "queue", "body": "body", "due": "due"}
+    before = store.server.execute(store.url, "SELECT * FROM reminder WHERE queue = 'Gone'")
+    async with endpoints(vhost, bide.NServiceBus(), "Sales"):
+        done = await TimeoutMigration(
+            store.url, vhost.url, bide.NServiceBus(), table=mapped_table("reminder", columns)
+        ).run()
+        assert (done.sent, done.left.total(), done.is_finished) == ({"reminder": 1}, 1, True)
+        assert store.server.execute(store.url, "SELECT * FROM reminder") == before
+
+
+async def test_keyed_timeouts_are_schedules_that_can_be_cancelled_by_their_saga(
+    vhost: Vhost, store: Store, tmp_path: Path
+) -> None:
+    store.create("Sales")
+    due, saga = later(seconds=15), str(uuid.uuid4())
+    async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
+        await client.declare(Topology(queues=[Queue.quorum("Sales")]))
+        headers = {"NServiceBus.SagaId": saga, "NServiceBus.MessageId": "m-1"}
+        (kept,) = store.add("Sales", ("Sales", due, {"NServiceBus.ContentType": "text/xml"}, b"\x00\xff"))
+        (centuries,) = store.add("Sales", ("Sales", later(days=40_000), {}, b"x"))
+        store.add("Sales", *[("Sales", later(hours=1), headers, b"x") for _ in range(3)])
+        left = store.add("Sales", ("Gone", due, {}, b"x"), ("Sales", due, {"bide-due": "1"}, b"x"))
+        (preview,) = await preview_timeouts(store.url, vhost.url, SMALL_CLOCK, keyed=True)
+        assert (preview.count, preview.problems.total()) == (7, 2)
+
+        migration = TimeoutMigration(store.url, vhost.url, SMALL_CLOCK, keyed=True)
+        done = await migration.run()
+        assert (done.sent, done.left.total(), done.is_finished) == ({"Sales": 5}, 2, True)
+        assert store.stored("Sales") == set(left)
+        prefix = f"timeout:Sales:{saga}:"
+        assert len([one async for one in client.list_scheduled(prefix=prefix)]) == 3
+        assert (await client.cancel_scheduled(prefix=prefix)).count == 3
+        assert [one.key async for one in client.list_scheduled(due_from=due + timedelta(seconds=1))] == [
+            f"timeout:Sales:-:{centuries}"
+        ]
+        (message,) = await receive(client, "Sales", 1)
+        assert message.received_at >= due
+        assert (message.body, message.content_type, message.message_id) == (b"\x00\xff", "text/xml", kept)
+        assert message.key == f"timeout:Sales:-:{kept}"
+
+
+async def test_keyed_timeouts_that_are_sent_again_are_not_scheduled_again(
+    vhost: Vhost, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create("Sales")
+    async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
+        await client.declare(Topology(queues=[Queue.quorum("Sales")]))
+        store.add("Sales", *[("Sales", later(hours=1), {}, b"x") for _ in range(20)])
+
+        def die(*_: object) -> None:
+            raise InterruptedError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimedTable, "finish", die)
+            with pytest.raises(InterruptedError):
+                await TimeoutMigration(store.url, vhost.url, SMALL_CLOCK, keyed=True).run()
+        keys = [one.key async for one in client.list_scheduled()]
+        assert len(keys) == 20
+        await client.cancel(keys[0])
+        with pytest.raises(TimeoutStoreError, match="keyed is false, and was true"):
+            await TimeoutMigration(store.url, vhost.url, SMALL_CLOCK).run()
+        done = await TimeoutMigration(store.url, vhost.url, SMALL_CLOCK, keyed=True).run()
+        assert (done.sent, done.repeated) == ({"Sales": 20}, 20)
+        assert [one.key async for one in client.list_scheduled()] == keys[1:]
+
+
+async def test_a_table_is_not_retired_under_a_name_that_misses_its_queues(vhost: Vhost, store: Store) -> None:
+    store.create("Sales_Orders")
+    queue = "Sales.Orders.Timeouts"
+    async with bide.connect(vhost.url) as client:
+        await client.declare(Topology(queues=[Queue(queue)]))
+        found = await inspect_timeout_manager(store.url, vhost.url, "Sales_Orders")
+        assert any(f"{queue!r} exists" in one for one in found.problems)
+        assert not (await inspect_timeout_manager(store.url, vhost.url, "Sales.Orders")).problems
+        # A second table, of another prefix.
+        store.create("Sales_Orders_")
+        found = await inspect_timeout_manager(store.url, vhost.url, "Sales.Orders")
+        assert any("2 tables" in one for one in found.problems)
 
 
 async def test_a_table_without_transactions_is_refused(vhost: Vhost) -> None:

@@ -12,6 +12,7 @@ import click
 from bide.cli import schedule_view as view
 from bide.cli.output import echo, print_json, print_json_line
 from bide.cli.running import confirm, run_async
+from bide.cli.schedule_transfer import transfer
 from bide.cli.selecting import pairs
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
 from bide.runtime.wording import quantity
@@ -383,3 +384,6 @@ def _check_filter(chosen: dict[str, str]) -> None:
 
 def _exit_code(outcome: str) -> int:
     return 0 if outcome in _DONE else 1
+
+
+schedule.add_command(transfer)

@@ -66,6 +66,7 @@ def _choosing(command: _Decorated) -> _Decorated:
         ),
         click.option("--table", metavar="NAME", help="Table of any other kind, with --columns."),
         click.option("--allow", multiple=True, metavar="PATTERN", help="Allowed target. Repeatable. [default: any]"),
+        click.option("--keyed", is_flag=True, help="Make schedules, which gates deliver, with keys."),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
         click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="Only this endpoint. Repeatable."),
         _database_option,
@@ -88,6 +89,7 @@ def preview(
     columns: str | None,
     cutoff: str | None,
     allow: tuple[str, ...],
+    keyed: bool,
     infrastructure: DelayInfrastructure,
     as_json: bool,
 ) -> int:
@@ -107,6 +109,7 @@ def preview(
                 table=_mapped(table, columns),
                 cutoff=_cutoff(cutoff),
                 allow=allow or ("*",),
+                keyed=_keyed(infrastructure) if keyed else False,
             )
         )
     if as_json:
@@ -139,6 +142,7 @@ def migrate(
     columns: str | None,
     cutoff: str | None,
     allow: tuple[str, ...],
+    keyed: bool,
     past: Past,
     infrastructure: DelayInfrastructure,
     as_json: bool,
@@ -148,6 +152,9 @@ def migrate(
     Each timeout keeps its due time. Its endpoint can go on meanwhile: a timeout that is claimed is no longer in the
     endpoint's table. Timeouts that cannot be sent, or that --allow does not allow, stay there. With --past send, stop
     the endpoints first.
+
+    With --keyed, each timeout becomes a schedule with the key timeout:ENDPOINT:SAGA:ID, which 'bide schedule' can
+    cancel and move.
 
     Run the command again, with the same options, after it was stopped or killed: it continues the run. After a kill, up
     to 2000 timeouts can arrive twice, with the same message id; the output counts them. The exit code is 1 if the run
@@ -167,6 +174,7 @@ def migrate(
             cutoff=_cutoff(cutoff),
             allow=allow or ("*",),
             past=past,
+            keyed=_keyed(infrastructure) if keyed else False,
             progress=progress,
         )
         try:
@@ -314,6 +322,13 @@ def _mapped(table: str | None, columns: str | None) -> TimeoutTable | None:
         return None
     pairs = [one.partition("=") for one in columns.split(",")]
     return mapped_table(table, {use.strip(): name.strip() for use, _, name in pairs})
+
+
+def _keyed(infrastructure: DelayInfrastructure) -> bool:
+    """``--keyed``, if the layout can have it."""
+    if infrastructure.name != "clock":
+        raise click.UsageError("--keyed makes schedules of bide: give it with --to-layout clock")
+    return True
 
 
 def _cutoff(text: str | None) -> datetime | None:

@@ -232,6 +232,11 @@ class ScheduleMethods:
         return await self._on_schedules.move_all(chosen, delay=move.delay, deliver_at=move.deliver_at)
 
 
+def schedules_of(client: ScheduleMethods) -> Schedules:
+    """The operations of a client on the schedule log, for other packages of bide."""
+    return client._on_schedules  # noqa: SLF001 (the methods of the client are the interface for others)
+
+
 def _filter(conditions: ScheduleConditions, *, is_required: bool = False) -> ScheduleFilter:
     from bide.schedules.prepared import check_filter
 

@@ -99,7 +99,13 @@ class ScheduleRequests:
         self._size_limit: int | None = None
 
     async def append(
-        self, partition: int, what: str, make: Callable[[RequestId], Operation], *, needs_answer: bool
+        self,
+        partition: int,
+        what: str,
+        make: Callable[[RequestId], Operation],
+        *,
+        needs_answer: bool,
+        number: RequestId | None = None,
     ) -> tuple[RequestId, ScheduleAnswer | None]:
         """Append an operation to the log of a partition, at least once; gates apply it once.
 
@@ -107,6 +113,7 @@ class ScheduleRequests:
             what: the operation, for errors.
             make: the operation with this id.
             needs_answer: whether to wait until a gate has answered, not only for the confirm.
+            number: the id, if the caller chose it; None numbers the operation.
 
         Returns:
             The id, and the answer. The answer is None if the operation was confirmed and needs none.
@@ -123,7 +130,7 @@ class ScheduleRequests:
             BrokerError: the broker cannot be reached, or refuses.
         """
         session = self._sessions[partition]
-        number = session.next()
+        number = number or session.next()
         request: ScheduleRequest | None = None
         try:
             record = make(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from datetime import datetime
 from typing import Final
 
@@ -17,7 +18,7 @@ from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
 from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition_of
 from bide.schedules.prepared import PreparedSchedule, check_due, check_version
 from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion
-from bide.schedules.records import Action, ChangeSchedule, ScheduleFilter
+from bide.schedules.records import Action, ChangeSchedule, Operation, ScheduleFilter
 
 FIRST_PAGE: Final = 100
 """Schedules that are asked for first in each partition. Later pages are larger."""
@@ -123,6 +124,23 @@ class Schedules:
             error.args = (f"{error}; {_partly_done(answers)}", *error.args[1:])
         raise error
 
+    async def append(self, record: Operation, what: str) -> ScheduleAnswer:
+        """Append an operation on one key with the id that it has, and wait for the answer of a gate.
+
+        Args:
+            record: the operation. Sent again, it is applied once.
+            what: it is, for errors.
+
+        Raises:
+            BideError: as :meth:`ScheduleRequests.append`.
+        """
+        assert record.key is not None
+        _, answer = await self.requests.append(
+            partition_of(record.key), what, lambda _: record, needs_answer=True, number=record.request
+        )
+        assert answer is not None
+        return answer
+
     async def move_all(
         self, chosen: ScheduleFilter, *, delay: DelayLike | None, deliver_at: DueTimeLike | None
     ) -> FilterResult:
@@ -138,6 +156,12 @@ class Schedules:
 
     async def views(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[ScheduleView, None]:
         """The schedules that a filter matches, by key."""
+        async with aclosing(self.entries(chosen, bodies=bodies)) as found:
+            async for one in found:
+                yield ScheduleView.of(one, (), with_message=bodies)
+
+    async def entries(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[WaitingSchedule, None]:
+        """The schedules that a filter matches, by key, as the log has them."""
         pages = [_Pages(self.requests, number, chosen, bodies=bodies) for number in range(PARTITIONS)]
         while True:
             # The first key is known when each partition has a schedule left, or none.
@@ -146,8 +170,7 @@ class Schedules:
             filled = [one for one in pages if one.found]
             if not filled:
                 return
-            found = min(filled, key=lambda one: one.found[0].key.encode()).found.popleft()
-            yield ScheduleView.of(found, (), with_message=bodies)
+            yield min(filled, key=lambda one: one.found[0].key.encode()).found.popleft()
 
     async def count(self, chosen: ScheduleFilter) -> int:
         """The number of schedules that a filter matches."""

@@ -31,10 +31,8 @@ from typing import Any, Final
 from bide.admin.apply import check_release, message_counts
 from bide.admin.locate import management_api
 from bide.admin.snapshot import find_owned
-from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
-from bide.amqp.reply_codes import RESOURCE_LOCKED
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
 from bide.delay import recognition
@@ -43,10 +41,8 @@ from bide.delay.cascade_keys import original_key
 from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, Target
 from bide.delay.waiting import WaitingMessage, waiting_message
 from bide.errors import (
-    AccessRefusedError,
     InvalidInputError,
     ManagementApiError,
-    MigrationRunningError,
     NotAppliedError,
     PublishRefusedError,
     TargetNotFoundError,
@@ -55,6 +51,7 @@ from bide.errors import (
 from bide.management.api import ManagementApi
 from bide.migration.copies import TakenMessage, onward_copy, set_aside_copy
 from bide.migration.counts import Migrated, WaitingCount
+from bide.migration.lock import MigrationLock
 from bide.runtime.logs import logger
 from bide.topology import Binding, Exchange, Queue, Topology
 
@@ -120,7 +117,7 @@ class Migration:
         self._management_url = management_url
         self._progress = progress
         self.set_aside = f"bide.set-aside.{source.delivery_exchange}"
-        self._lock = Queue(f"bide.migration.{source.delivery_exchange}", exclusive=True, durable=False)
+        self._lock = MigrationLock(source.delivery_exchange, f"{source.name!r} ({source.delivery_exchange})")
         self._total = 0
         self._received = 0
         self._queues: set[str] = set()
@@ -172,13 +169,14 @@ class Migration:
             stack.push_async_callback(connection.close)
             check_release(connection)
             channel = await connection.channel()
-            await self._take_lock(channel)
+            await self._lock.take(channel)
             counts = await self._ready(connection)
             aside = self._client = await stack.enter_async_context(
                 connect(self._to_url or self._url, infrastructure=self._target)
             )
             if self._to_url is not None:
-                await self._check_is_other_broker(self._to_url)
+                if self._shares_names():
+                    await self._lock.refuse_same(self._to_url)
                 aside = await stack.enter_async_context(connect(self._url))
             self._aside = aside
             self._failed: asyncio.Future[BaseException] = connection.loop.create_future()
@@ -200,38 +198,6 @@ class Migration:
     def _shares_names(self) -> bool:
         source, target = self._source, self._target
         return source.owns(target.delivery_exchange) or target.owns(source.delivery_exchange)
-
-    async def _take_lock(self, channel: Channel) -> None:
-        """Declare an exclusive queue. The broker deletes it with this connection, also if the process is killed."""
-        try:
-            await channel.declare_queue(self._lock)
-        except AccessRefusedError as error:
-            if error.reply_code != RESOURCE_LOCKED:
-                raise
-            raise MigrationRunningError(
-                f"a migration of {self._source.name!r} ({self._source.delivery_exchange}) runs on this virtual host "
-                "already: wait for its end, or stop it"
-            ) from error
-
-    async def _check_is_other_broker(self, url: BrokerUrl) -> None:
-        """Refuse a second URL of the same virtual host: the lock is there too."""
-        if not self._shares_names():
-            return
-        connection = await Connection.open(url)
-        try:
-            channel = await connection.channel()
-            await channel.declare_queue(self._lock, passive=True)
-        except TargetNotFoundError:
-            return
-        except AccessRefusedError as error:
-            if error.reply_code != RESOURCE_LOCKED:
-                raise
-            raise InvalidInputError(
-                f"messages cannot go from {self._source.name!r} into the same names on {url}: either both URLs lead to "
-                "the same virtual host, or another migration empties the other one"
-            ) from error
-        finally:
-            await connection.close()
 
     async def _ready(self, connection: Connection) -> dict[str, int]:
         """Ready messages by queue, in the order in which the queues are asked: the longest wait first."""

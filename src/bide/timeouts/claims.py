@@ -79,14 +79,24 @@ class ClaimedTable:
         self._read = table.selection(quote)
         self._batch = 0
         self._after: datetime | None = None
-        self._all = ""
+        self._all = self._restored = ""
 
     def open(self) -> None:
         """Read the columns of the table, and the number of the last batch."""
         with self._database.transaction() as cursor:
             cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())  # noqa: S608 (names are quoted)
             cursor.fetchall()
-            self._all = ", ".join(self._database.dialect.quote(one[0]) for one in cursor.description)
+            names = [one[0] for one in cursor.description]
+            cursor.execute(
+                "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+                "AND generation_expression <> ''",
+                (self._database.schema, self.table.name),
+            )
+            # The server computes these again.
+            generated = {name for (name,) in cursor.fetchall()}
+            quote = self._database.dialect.quote
+            self._all = ", ".join(map(quote, names))
+            self._restored = ", ".join(quote(name) for name in names if name not in generated)
             cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())  # noqa: S608
             self._batch = int(cursor.fetchall()[0][0])
 
@@ -110,6 +120,11 @@ class ClaimedTable:
                 rows = [stored_timeout(row) for row in cursor.fetchall()]
                 self._add(cursor, "repeated", len(rows))
             yield Batch(int(number), rows)
+
+    def session(self, batch: Batch) -> str:
+        """A name of a batch that is unique among all runs."""
+        run, number = self._key
+        return f"{run}n{number}b{batch.number}"
 
     def claim(self, earliest: datetime, size: int) -> Batch | None:
         """Claim the next rows, in the order of their due times; None if there are none.
@@ -245,8 +260,8 @@ class ClaimedTable:
     def _restore(self, cursor: Cursor, condition: str, values: Sequence[Any]) -> int:
         overriding = self._database.dialect.overriding
         cursor.execute(
-            f"INSERT INTO {self._source} ({self._all}) {overriding} "  # noqa: S608
-            f"SELECT {self._all} FROM {self._claims} WHERE {condition}",
+            f"INSERT INTO {self._source} ({self._restored}) {overriding} "  # noqa: S608
+            f"SELECT {self._restored} FROM {self._claims} WHERE {condition}",
             values,
         )
         return cursor.rowcount

@@ -67,7 +67,7 @@ class Dispatched:
 class TimeoutDispatcher:
     """Does the work of an endpoint's timeout manager, until it is stopped.
 
-    It sends the timeouts of the endpoint's table when they are due. It receives what legacy senders publish to the
+    It sends the timeouts of the endpoint's tables when they are due. It receives what legacy senders publish to the
     queue ``<endpoint>.Timeouts``, and publishes it with its delay, without storing it. Several processes can do this
     for one endpoint.
 
@@ -134,11 +134,19 @@ class TimeoutDispatcher:
         ):
             database = await thread.run(Database, self._database_url)
             try:
-                (table, *_) = await thread.run(lambda: choose_tables(find_tables(database), [self._endpoint]))
-                await thread.run(check_transactions, database, table)
-                work = [asyncio.create_task(self._send_due(client, thread, DueRows(database, table)))]
+                tables = await thread.run(lambda: choose_tables(find_tables(database), [self._endpoint]))
+                for table in tables:
+                    await thread.run(check_transactions, database, table)
+                due = [DueRows(database, table) for table in tables]
+                work = [asyncio.create_task(self._send_due(client, thread, due))]
                 if await client.exists(self.queue):
-                    work.append(asyncio.create_task(self._receive(client, table)))
+                    work.append(asyncio.create_task(self._receive(client, tables)))
+                else:
+                    log.warning(
+                        "the queue %r does not exist, so nothing is received from legacy senders; the name of the "
+                        "endpoint has dots where its table has underscores",
+                        self.queue,
+                    )
                 try:
                     await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 finally:
@@ -153,26 +161,30 @@ class TimeoutDispatcher:
 
     # -- stored timeouts
 
-    async def _send_due(self, client: Client, thread: WorkerThread, rows: DueRows) -> None:
+    async def _send_due(self, client: Client, thread: WorkerThread, tables: list[DueRows]) -> None:
         try_again = time.monotonic() + _RETRY_LEFT
         while not self._stopping.is_set():
             if time.monotonic() > try_again:
                 self._left.clear()
                 try_again = time.monotonic() + _RETRY_LEFT
-            locked = await thread.run(rows.lock, BATCH, without=frozenset(self._left))
-            if locked:
-                sent: list[Any] = []
-                try:
-                    await self._send(client, locked, sent)
-                finally:
-                    # Also after an error: what was confirmed is deleted.
-                    await thread.run(rows.delete, sent)
-                    self.done.sent += len(sent)
-            if len(locked) < BATCH:
+            if max([await self._send_batch(client, thread, one) for one in tables]) < BATCH:
                 try:
                     await asyncio.wait_for(self._stopping.wait(), self._poll)
                 except TimeoutError:
                     pass
+
+    async def _send_batch(self, client: Client, thread: WorkerThread, rows: DueRows) -> int:
+        """Send due rows of a table, and return the number that was locked."""
+        locked = await thread.run(rows.lock, BATCH, without=frozenset(self._left))
+        if locked:
+            sent: list[Any] = []
+            try:
+                await self._send(client, locked, sent)
+            finally:
+                # Also after an error: what was confirmed is deleted.
+                await thread.run(rows.delete, sent)
+                self.done.sent += len(sent)
+        return len(locked)
 
     async def _send(self, client: Client, locked: list[StoredTimeout], sent: list[Any]) -> None:
         messages: list[OutgoingMessage] = []
@@ -198,7 +210,7 @@ class TimeoutDispatcher:
 
     # -- messages of legacy senders
 
-    async def _receive(self, client: Client, table: TimeoutTable) -> None:
+    async def _receive(self, client: Client, tables: list[TimeoutTable]) -> None:
         async with client.consume(self.queue, prefetch=BATCH) as messages:
             self._consumer = messages
             if self._stopping.is_set():
@@ -206,7 +218,7 @@ class TimeoutDispatcher:
             tasks = set[asyncio.Task[None]]()
             try:
                 async for message in messages:
-                    task = asyncio.create_task(self._accept(client, table, message))
+                    task = asyncio.create_task(self._accept(client, tables, message))
                     tasks.add(task)
                     task.add_done_callback(lambda done: self._on_accepted(tasks, done))
             finally:
@@ -223,11 +235,11 @@ class TimeoutDispatcher:
             self._failure = self._failure or error
             self.stop()
 
-    async def _accept(self, client: Client, table: TimeoutTable, message: Message) -> None:
+    async def _accept(self, client: Client, tables: list[TimeoutTable], message: Message) -> None:
         headers, timeout = message.headers, None
         try:
             if str(headers.get(_CLEAR, "")).lower() == "true":
-                await asyncio.to_thread(self._clear, table, _saga_of(headers))
+                await asyncio.to_thread(self._clear, tables, _saga_of(headers))
                 self.done.cleared += 1
             else:
                 timeout = self._checker.check(_delayed(message))
@@ -242,10 +254,11 @@ class TimeoutDispatcher:
             await self._put_aside(client, message, str(error))
         await message.ack()
 
-    def _clear(self, table: TimeoutTable, saga: str) -> None:
+    def _clear(self, tables: list[TimeoutTable], saga: str) -> None:
         # Another connection, because a transaction of the first one may be open.
         with Database(self._database_url) as database:
-            DueRows(database, table).clear_saga(saga)
+            for table in tables:
+                DueRows(database, table).clear_saga(saga)
 
     async def _put_aside(self, client: Client, message: Message, reason: str) -> None:
         log.warning("a message of %s is set aside in %s: %s", self.queue, self.set_aside, reason)

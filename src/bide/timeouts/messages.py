@@ -14,9 +14,12 @@ from bide.delay.protocol import QueueTarget
 from bide.durations import format_delay
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
+from bide.schedules.outgoing import NumberedSchedule
+from bide.schedules.requests import RequestId
 from bide.timeouts.tables import StoredTimeout
 
 DELIVER_AT: Final = "NServiceBus.DeliverAt"
+_SAGA: Final = "NServiceBus.SagaId"
 
 
 def timeout_message(
@@ -51,7 +54,7 @@ def timeout_message(
     headers = _headers(timeout.headers)
     # The delay's header belongs to the transport, which sets it anew.
     headers.pop(HEADER_DELAY, None)
-    message_id = headers.setdefault(NATIVE_MESSAGE_ID, str(timeout.id))
+    message_id = headers.setdefault(NATIVE_MESSAGE_ID, id_text(timeout.id))
     headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
     types = headers.get("NServiceBus.EnclosedMessageTypes")
     return OutgoingMessage(
@@ -64,6 +67,46 @@ def timeout_message(
         reply_to=headers.get("NServiceBus.ReplyToAddress"),
         content_type=headers.get("NServiceBus.ContentType"),
         type=types.partition(",")[0] if types else None,
+    )
+
+
+def id_text(identity: Any) -> str:
+    """An id as text; a binary one in hexadecimal."""
+    return identity.hex() if isinstance(identity, bytes) else str(identity)
+
+
+def timeout_schedule(
+    timeout: StoredTimeout, *, endpoint: str, request: RequestId, allowed: AllowedTargets
+) -> NumberedSchedule:
+    """The message of a stored timeout as a schedule, with the key ``timeout:<endpoint>:<saga>:<id>``.
+
+    So ``bide schedule cancel --prefix timeout:Sales:<saga>:`` cancels the timeouts of a saga. The saga is that of the
+    header ``NServiceBus.SagaId``, or ``-`` without it.
+
+    Args:
+        timeout: the stored timeout.
+        endpoint: the name of the endpoint, as in the name of its table.
+        request: the id of the operation: the same if the timeout is sent again.
+        allowed: the targets that timeouts may have.
+
+    Raises:
+        InvalidInputError: the destination is not allowed; or the destination, the headers or the body cannot be read.
+    """
+    message = timeout_message(timeout, now=timeout.due, max_delay=timedelta(0), allowed=allowed)
+    assert message.headers is not None
+    saga = message.headers.get(_SAGA) or "-"
+    return NumberedSchedule(
+        message.body,
+        key=f"timeout:{endpoint}:{saga}:{id_text(timeout.id)}",
+        request=request,
+        to=message.to,
+        deliver_at=timeout.due,
+        headers=message.headers,
+        message_id=message.message_id,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        content_type=message.content_type,
+        type=message.type,
     )
 
 

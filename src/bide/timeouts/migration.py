@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal
 
 from bide.amqp.url import BrokerUrl
@@ -15,14 +16,17 @@ from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError
 from bide.messages.outgoing import OutgoingMessage
+from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.requests import RequestId
 from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
-from bide.timeouts.messages import timeout_message
+from bide.timeouts.messages import timeout_message, timeout_schedule
 from bide.timeouts.preview import UNREADABLE_TIME
 from bide.timeouts.runs import COMPLETED, Runs
 from bide.timeouts.tables import (
     EARLIEST,
     LATEST,
+    StoredTimeout,
     TimeoutTable,
     check_table,
     check_transactions,
@@ -91,6 +95,8 @@ class TimeoutMigration:
             permissions, and those who send timeouts to an endpoint choose their targets.
         past: what to do with timeouts that are due already: ``leave`` them to the timeout manager, or ``send`` them at
             once.
+        keyed: make schedules of the timeouts, which gates deliver, instead of delayed messages; see
+            :func:`bide.timeouts.messages.timeout_schedule` for their keys.
         progress: called after each batch.
 
     Attributes:
@@ -111,6 +117,7 @@ class TimeoutMigration:
         cutoff: datetime | None = None,
         allow: Iterable[str] = ("*",),
         past: Past = "leave",
+        keyed: bool = False,
         progress: Progress | None = None,
     ) -> None:
         if past not in ("leave", "send"):
@@ -126,6 +133,8 @@ class TimeoutMigration:
         self._cutoff = cutoff
         self._allowed = AllowedTargets.of(allow)
         self._past = past
+        self._keyed = keyed
+        self._missing: dict[str, bool] = {}
         self._progress = progress
         self._total = 0
         self._stopping = False
@@ -195,6 +204,7 @@ class TimeoutMigration:
             "table": None if self._table is None else asdict(self._table),
             "cutoff": None if self._cutoff is None else self._cutoff.astimezone(UTC).isoformat(),
             "past": self._past,
+            "keyed": self._keyed,
             "layout": repr(self._infrastructure),
             "broker": f"{hosts} {self._url.vhost}",
         }
@@ -214,18 +224,42 @@ class TimeoutMigration:
     def _claim(self, thread: WorkerThread, table: ClaimedTable) -> asyncio.Future[Batch | None] | None:
         return None if self._stopping else thread.run(table.claim, self._earliest, BATCH)
 
+    def _makers(
+        self, table: ClaimedTable, batch: Batch
+    ) -> Iterator[tuple[StoredTimeout, Callable[[StoredTimeout], OutgoingMessage | OutgoingSchedule]]]:
+        """The rows of a batch, each with the function that makes its message."""
+        if not self._keyed:
+            now, max_delay = datetime.now(UTC), self._infrastructure.max_delay
+            make = partial(timeout_message, now=now, max_delay=max_delay, allowed=self._allowed)
+            yield from ((row, make) for row in batch.rows)
+            return
+        # Rows of an interrupted batch get the same numbers again, so that gates ignore those that were sent before.
+        endpoint, session = table.table.endpoint, table.session(batch)
+        for number, row in enumerate(sorted(batch.rows, key=lambda one: str(one.id)), 1):
+            request = RequestId(session, number)
+            yield row, partial(timeout_schedule, endpoint=endpoint, request=request, allowed=self._allowed)
+
+    async def _is_missing(self, client: Client, queue: str) -> bool:
+        """Whether a queue does not exist; asked once for each. A gate would set messages for it aside."""
+        if queue not in self._missing:
+            self._missing[queue] = not await client.exists(queue)
+        return self._missing[queue]
+
     async def _send(self, client: Client, thread: WorkerThread, table: ClaimedTable, batch: Batch) -> None:
         """Send the messages of a batch, and finish it when they are confirmed."""
         left: dict[Any, str] = {}
-        messages: list[OutgoingMessage] = []
+        messages: list[OutgoingMessage | OutgoingSchedule] = []
         ids: list[Any] = []
-        now, max_delay = datetime.now(UTC), self._infrastructure.max_delay
-        for row in batch.rows:
+        for row, make in self._makers(table, batch):
             try:
-                messages.append(timeout_message(row, now=now, max_delay=max_delay, allowed=self._allowed))
-                ids.append(row.id)
+                message = make(row)
+                if self._keyed and await self._is_missing(client, str(message.to)):
+                    raise InvalidInputError(f"the queue {message.to!r} does not exist")
             except InvalidInputError as error:
                 left[row.id] = str(error)
+            else:
+                messages.append(message)
+                ids.append(row.id)
         resent = 0
         async for result in client.publish_many(messages):
             resent += result.attempts > 1

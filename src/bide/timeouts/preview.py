@@ -16,8 +16,10 @@ from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import DelayInfrastructure, QueueTarget
 from bide.errors import BideError, InvalidInputError
 from bide.messages.checker import MessageChecker
+from bide.schedules.prepared import check_schedule
+from bide.schedules.requests import RequestId
 from bide.timeouts.database import Database
-from bide.timeouts.messages import timeout_message
+from bide.timeouts.messages import timeout_message, timeout_schedule
 from bide.timeouts.tables import (
     EARLIEST,
     LATEST,
@@ -30,6 +32,8 @@ from bide.timeouts.tables import (
 )
 from bide.timeouts.worker_thread import WorkerThread
 from bide.topology import Exchange, Queue, Topology
+
+_ANY_REQUEST: Final = RequestId("preview", 1)
 
 UNREADABLE_TIME: Final = "the due time is missing, or outside the years 1 to 9999"
 
@@ -80,6 +84,7 @@ async def preview_timeouts(
     table: TimeoutTable | None = None,
     cutoff: datetime | None = None,
     allow: Iterable[str] = ("*",),
+    keyed: bool = False,
 ) -> list[EndpointPreview]:
     """Read the timeouts, and check each of them as the migration would. Nothing is changed.
 
@@ -91,6 +96,7 @@ async def preview_timeouts(
         table: any other table, instead of those of endpoints.
         cutoff: leave out timeouts that are due before this time.
         allow: patterns of the targets that timeouts may have.
+        keyed: check them as schedules.
 
     Raises:
         InvalidInputError: a URL cannot be read, or the driver is not installed.
@@ -102,7 +108,9 @@ async def preview_timeouts(
     try:
         checked = infrastructure.for_release(connection.release)
         async with WorkerThread() as thread:
-            found = await thread.run(_read, database_url, checked, allowed, list(endpoints), table, cutoff or EARLIEST)
+            found = await thread.run(
+                _read, database_url, checked, allowed, list(endpoints), table, cutoff or EARLIEST, keyed=keyed
+            )
         missing: dict[str, str] = {}
         for destination in {name for one in found for name in one.destinations}:
             if (problem := await _destination_problem(connection, checked, destination)) is not None:
@@ -140,12 +148,14 @@ def _read(
     endpoints: list[str],
     table: TimeoutTable | None,
     cutoff: datetime,
+    *,
+    keyed: bool,
 ) -> list[EndpointPreview]:
     with Database(database_url) as database:
         if table is not None:
             check_table(database, table)
         tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
-        return [_read_table(database, one, infrastructure, allowed, cutoff) for one in tables]
+        return [_read_table(database, one, infrastructure, allowed, cutoff, keyed=keyed) for one in tables]
 
 
 def _read_table(
@@ -154,6 +164,8 @@ def _read_table(
     infrastructure: DelayInfrastructure,
     allowed: AllowedTargets,
     cutoff: datetime,
+    *,
+    keyed: bool,
 ) -> EndpointPreview:
     one = EndpointPreview(endpoint=table.endpoint, table=table.name)
     quote = database.dialect.quote
@@ -180,6 +192,11 @@ def _read_table(
         one.shortest = min(one.shortest or timeout.due, timeout.due)
         one.longest = max(one.longest or timeout.due, timeout.due)
         try:
+            if keyed:
+                schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST, allowed=allowed)
+                check_schedule(schedule, now)
+                one.destinations[destination] += 1
+                continue
             message = checker.check(
                 timeout_message(timeout, now=now, max_delay=infrastructure.max_delay, allowed=allowed)
             )

@@ -129,6 +129,10 @@ async def retire_timeout_manager(
 
 
 async def _inspect_queues(connection: Connection, found: Retirement) -> None:
+    if (dotted := found.endpoint.replace("_", ".")) != found.endpoint:
+        for name in (dotted + suffix for suffix in SUFFIXES):
+            if await exists(connection, Topology(queues=[Queue(name)])):
+                found.problems.append(f"the queue {name!r} exists: give the name of the endpoint with its dots")
     for name in (found.endpoint + suffix for suffix in SUFFIXES):
         if await exists(connection, Topology([Exchange(name)])):
             found.exchanges.append(name)
@@ -157,25 +161,29 @@ async def _delete_queue(connection: Connection, name: str, found: Retirement) ->
         found.removed.append(f"queue {name}")
 
 
-def _table_of(database: Database, endpoint: str) -> TimeoutTable | None:
+def _tables_of(database: Database, endpoint: str) -> list[TimeoutTable]:
     tables = find_tables(database)
     wanted = endpoint.replace(".", "_").lower()
     if not any(one.endpoint.lower() == wanted for one in tables):
-        return None
-    return choose_tables(tables, [endpoint])[0]
+        return []
+    return choose_tables(tables, [endpoint])
 
 
 def _inspect_table(database_url: str, found: Retirement) -> None:
     with Database(database_url) as database:
         if Runs(database).unfinished() is not None:
             found.problems.append("a run of 'bide timeouts migrate' is unfinished: finish or abort it")
-        if (table := _table_of(database, found.endpoint)) is None:
+        tables = _tables_of(database, found.endpoint)
+        if not tables:
             return
-        found.table = table.name
-        ((count,),) = database.query(f"SELECT COUNT(*) FROM {database.table(table.name)}")  # noqa: S608 (it is quoted)
+        if len(tables) > 1:
+            names = ", ".join(one.name for one in tables)
+            found.problems.append(f"the endpoint has {len(tables)} tables ({names}): drop the empty ones but one")
+        found.table = tables[0].name
+        ((count,),) = database.query(f"SELECT COUNT(*) FROM {database.table(found.table)}")  # noqa: S608 (it is quoted)
         found.stored = int(count)
         if found.stored:
-            found.problems.append(f"the table {table.name!r} has {quantity(found.stored, 'timeout')}")
+            found.problems.append(f"the table {found.table!r} has {quantity(found.stored, 'timeout')}")
 
 
 def _drop_table(database_url: str, found: Retirement) -> None:

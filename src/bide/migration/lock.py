@@ -1,0 +1,64 @@
+"""The lock of a migration: an exclusive queue on the virtual host that is emptied."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bide.amqp.channel import Channel
+from bide.amqp.connection import Connection
+from bide.amqp.reply_codes import RESOURCE_LOCKED
+from bide.amqp.url import BrokerUrl
+from bide.errors import AccessRefusedError, InvalidInputError, MigrationRunningError, TargetNotFoundError
+from bide.topology import Queue
+
+_PREFIX: Final = "bide.migration."
+
+
+class MigrationLock:
+    """Keeps a second migration from the same queues.
+
+    Args:
+        place: the name of the exchange that identifies what is emptied.
+        what: its description, for errors.
+    """
+
+    def __init__(self, place: str, what: str) -> None:
+        self._queue = Queue(f"{_PREFIX}{place}", exclusive=True, durable=False)
+        self._what = what
+
+    async def take(self, channel: Channel) -> None:
+        """Declare the queue. The broker deletes it with this connection, also if the process is killed.
+
+        Raises:
+            MigrationRunningError: another connection has it.
+        """
+        try:
+            await channel.declare_queue(self._queue)
+        except AccessRefusedError as error:
+            if error.reply_code != RESOURCE_LOCKED:
+                raise
+            raise MigrationRunningError(
+                f"a migration of {self._what} runs on this virtual host already: wait for its end, or stop it"
+            ) from error
+
+    async def refuse_same(self, url: BrokerUrl) -> None:
+        """Refuse a second URL that leads to the virtual host on which the lock was taken.
+
+        Raises:
+            InvalidInputError: the lock is there too.
+        """
+        connection = await Connection.open(url)
+        try:
+            channel = await connection.channel()
+            await channel.declare_queue(self._queue, passive=True)
+        except TargetNotFoundError:
+            return
+        except AccessRefusedError as error:
+            if error.reply_code != RESOURCE_LOCKED:
+                raise
+            raise InvalidInputError(
+                f"messages cannot go from {self._what} into the same names on {url}: either both URLs lead to the same "
+                "virtual host, or another migration empties the other one"
+            ) from error
+        finally:
+            await connection.close()

@@ -1,0 +1,283 @@
+"""The mover of schedules from the schedule log of one broker to that of another.
+
+Each schedule is added to the other log, and then cancelled in the first one. Gates apply an operation once, however
+often it is sent, and the id of the addition is made of the version of the schedule. So a run that was killed between
+the two can be repeated: nothing is lost, and nothing waits twice afterwards. A schedule is cancelled only in the
+version that was copied; one that was changed, cancelled or delivered meanwhile is taken back from the other log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from hashlib import sha256
+from itertools import count
+from typing import Any, Final
+
+from bide.admin.apply import check_release, exists
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.client.client import connect
+from bide.client.schedule_methods import schedules_of
+from bide.durations import to_milliseconds
+from bide.errors import BideError, InvalidInputError
+from bide.migration.lock import MigrationLock
+from bide.schedules.entries import WaitingSchedule
+from bide.schedules.names import ScheduleNames
+from bide.schedules.records import AddSchedule, ChangeSchedule, Operation, ScheduleFilter
+from bide.schedules.requests import RequestId
+from bide.topology import Exchange, Queue, Topology
+
+IN_FLIGHT: Final = 100
+"""Schedules that are moved at the same time."""
+
+DUE_SOON: Final = timedelta(seconds=10)
+"""Schedules that are due earlier are left to the first broker: both gates could deliver them."""
+
+RUN_SOON: Final = timedelta(seconds=0.3)
+"""The same for recurring schedules, which may have a run every second."""
+
+_PAUSE: Final = 0.5
+"""Seconds between two sweeps, so that a recurring schedule with a run just now is not missed twice."""
+
+_FAR: Final = 253_402_214_400_000
+"""The end of the year 9999: the due time of a paused schedule until it is paused on the other broker too."""
+
+_EVERYTHING: Final = ScheduleFilter()
+
+_MAX_REASON: Final = 300
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulesTransferred:
+    """The counts of a transfer of schedules.
+
+    Attributes:
+        moved: schedules that wait on the other broker, and no longer on the first one.
+        ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. The copy
+            was cancelled.
+        repeated: schedules that both brokers delivered.
+        left: schedules that cannot be moved, and wait on the first broker, by reason.
+        waiting: all schedules that wait on the first broker at the end.
+        is_finished: whether the run reached its end; False if it was stopped.
+    """
+
+    moved: int = 0
+    ended: int = 0
+    repeated: int = 0
+    left: Counter[str] = field(default_factory=Counter)
+    waiting: int = 0
+    is_finished: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The counts as JSON."""
+        return {
+            "moved": self.moved,
+            "ended": self.ended,
+            "repeated": self.repeated,
+            "left": dict(self.left),
+            "waiting": self.waiting,
+            "finished": self.is_finished,
+        }
+
+
+class ScheduleTransfer:
+    """Moves all schedules of a broker to another one, while gates run on both.
+
+    A schedule keeps its key, times, rules, target and message, and stays paused if it is. It gets a new id and a new
+    version. Runs that a gate has claimed stay where they are.
+
+    Args:
+        url: the URL of the broker.
+        to_url: the URL of the other broker or virtual host. The targets must exist there.
+        progress: called with the number of moved schedules, and the number of all that were found.
+
+    Attributes:
+        done: the counts so far.
+    """
+
+    def __init__(
+        self, url: str | BrokerUrl, to_url: str | BrokerUrl, *, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.done = SchedulesTransferred()
+        self._url = url if isinstance(url, BrokerUrl) else BrokerUrl.parse(url)
+        self._to_url = to_url if isinstance(to_url, BrokerUrl) else BrokerUrl.parse(to_url)
+        self._progress = progress
+        self._total = 0
+        self._stopping = asyncio.Event()
+        self._exists: dict[str, asyncio.Task[bool]] = {}
+        names = ScheduleNames()
+        self._lock = MigrationLock(names.operations, f"the schedules ({names.operations})")
+
+    def stop(self) -> None:
+        """Begin no more moves, and end when those that were begun are finished."""
+        self._stopping.set()
+
+    async def count(self) -> int:
+        """The number of schedules that wait on the first broker.
+
+        Raises:
+            BideError: as :meth:`run`.
+        """
+        async with connect(self._url, declare=False) as client:
+            return await schedules_of(client).count(_EVERYTHING)
+
+    async def run(self) -> SchedulesTransferred:
+        """Move the schedules, and return the counts. Call it once.
+
+        Raises:
+            MigrationRunningError: another transfer of these schedules runs.
+            InvalidInputError: both URLs lead to the same virtual host.
+            NotAppliedError: the first broker has no schedule log.
+            NoGateAnswerError: no gate runs on one of the brokers. Run a new transfer.
+            BrokerError: a broker cannot be reached, or refuses. Run a new transfer.
+        """
+        async with AsyncExitStack() as stack:
+            connection = await Connection.open(replace(self._url, name=f"{self._url.name} (transfer)"))
+            stack.push_async_callback(connection.close)
+            check_release(connection)
+            await self._lock.take(await connection.channel())
+            await self._lock.refuse_same(self._to_url)
+            self._targets = await Connection.open(replace(self._to_url, name=f"{self._to_url.name} (targets)"))
+            stack.push_async_callback(self._targets.close)
+            source = await stack.enter_async_context(connect(self._url, declare=False))
+            target = await stack.enter_async_context(connect(self._to_url))
+            self._from, self._to = schedules_of(source), schedules_of(target)
+            self._total = await self._from.count(_EVERYTHING)
+            while await self._sweep() and not self._stopping.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), _PAUSE)
+            self.done.waiting = await self._from.count(_EVERYTHING)
+            self.done.is_finished = not self._stopping.is_set()
+        return self.done
+
+    async def _sweep(self) -> int:
+        """Move what waits now, and return the number of schedules that were moved, or changed meanwhile."""
+        before = self.done.moved + self.done.ended
+        self.done.left.clear()
+        room = asyncio.Semaphore(IN_FLIGHT)
+
+        async def move(found: WaitingSchedule) -> None:
+            try:
+                await self._move(found)
+            finally:
+                room.release()
+
+        try:
+            async with asyncio.TaskGroup() as moves, aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
+                async for found in listed:
+                    if self._is_soon(found):
+                        continue
+                    await room.acquire()
+                    if self._stopping.is_set():
+                        break
+                    moves.create_task(move(found))
+        except BaseExceptionGroup as group:
+            raise _first(group) from group
+        return self.done.moved + self.done.ended - before
+
+    def _is_soon(self, found: WaitingSchedule) -> bool:
+        margin = DUE_SOON if found.recurrence is None else RUN_SOON
+        return not found.is_paused and found.due < to_milliseconds(self._from.now() + margin)
+
+    async def _move(self, found: WaitingSchedule) -> None:
+        try:
+            await self._check_target(found)
+            version = await self._add(found)
+        except InvalidInputError as error:
+            self.done.left[str(error)[:_MAX_REASON]] += 1
+            return
+        result = await self._from.change("cancel", found.key, if_version=found.version)
+        if result.outcome.value == "cancelled":
+            self.done.moved += 1
+        else:
+            taken_back = await self._to.change("cancel", found.key, if_version=version)
+            self.done.ended += 1
+            self.done.repeated += taken_back.outcome.value != "cancelled"
+        if self._progress is not None:
+            self._progress(self.done.moved, max(self._total, self.done.moved))
+
+    async def _add(self, found: WaitingSchedule) -> str:
+        """Add a schedule to the other log; returns the version of the copy.
+
+        Raises:
+            InvalidInputError: it cannot be added.
+        """
+        for attempt in count():
+            records = _records(found, attempt)
+            version = str(records[-1].request)
+            answers = [await self._to.append(one, f"adding the schedule {found.key!r}") for one in records]
+            if not {one.outcome for one in answers} - {"scheduled", "paused", "moved"}:
+                return version
+            waiting = await self._to.view(found.key)
+            if waiting is not None and waiting.version == version:
+                return version
+            if answers[0].outcome != "exists":
+                raise InvalidInputError(
+                    "an earlier transfer copied the schedule, and the copy was delivered, cancelled or changed there: "
+                    "cancel the schedule on the first broker, or move it there and run the command again"
+                )
+            if waiting is not None and waiting.version is not None:
+                raise InvalidInputError(
+                    "another schedule waits under this key on the other broker: cancel one of the two"
+                )
+            # The answer is that of an earlier run, and the other schedule is gone.
+        raise AssertionError
+
+    async def _check_target(self, found: WaitingSchedule) -> None:
+        """Check that the target of a schedule exists on the other broker; asked once for each target.
+
+        Raises:
+            InvalidInputError: it does not.
+        """
+        if found.target not in self._exists:
+            self._exists[found.target] = asyncio.create_task(self._target_exists(found.target))
+        if not await self._exists[found.target]:
+            kind, _, name = found.target.partition(":")
+            raise InvalidInputError(
+                f"the {'queue' if kind == 'q' else 'exchange'} {name!r} does not exist on the virtual host "
+                f"{self._to_url.vhost!r} of the other broker"
+            )
+
+    async def _target_exists(self, target: str) -> bool:
+        kind, _, name = target.partition(":")
+        topology = Topology(queues=[Queue(name)]) if kind == "q" else Topology([Exchange(name)])
+        return await exists(self._targets, topology)
+
+
+def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
+    """The operations that copy a schedule, with the same ids in every run.
+
+    An addition is not paused. So a paused schedule is added with a due time that no gate reaches, paused, and moved to
+    its due time.
+    """
+    session = sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
+    first, second, third = (RequestId(session, number) for number in (1, 2, 3))
+    added = AddSchedule(
+        request=first,
+        key=found.key,
+        target=found.target,
+        routing_key=found.routing_key,
+        nominal=found.nominal,
+        due=_FAR if found.is_paused else found.due,
+        recurrence=found.recurrence,
+        if_absent=True,
+        message=found.message,
+    )
+    if not found.is_paused:
+        return [added]
+    return [
+        added,
+        ChangeSchedule(request=second, action="pause", key=found.key, if_version=str(first)),
+        ChangeSchedule(request=third, action="move", key=found.key, due=found.due, if_version=str(second)),
+    ]
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group; one of ours, if there is any."""
+    found = list(group.exceptions)
+    return next((one for one in found if isinstance(one, BideError)), found[0])

@@ -1,0 +1,136 @@
+"""``bide schedule transfer`` as a process that is killed and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+import bide
+from bide.local_broker import LocalBroker
+from tests.acceptance.test_cli import Program
+from tests.relay_process import gate
+from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+@pytest.fixture
+def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
+    name = "another-log"
+    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
+    broker.delete_vhost(name)
+
+
+async def fill(client: bide.Client, number: int, ahead: timedelta) -> list[datetime]:
+    """Schedule numbered messages, and return their due times."""
+    first = datetime.now(UTC) + ahead
+    due = [first + timedelta(seconds=30 * place / number) for place in range(number)]
+    await client.publish_many(
+        bide.OutgoingSchedule(f"{place}", key=f"key:{place}", to="orders", deliver_at=moment)
+        for place, moment in enumerate(due)
+    )
+    return due
+
+
+async def until_count(client: bide.Client, reached: int) -> None:
+    """Wait until this many schedules wait there."""
+    deadline = time.monotonic() + TIMEOUT
+    while await client.count_scheduled() < reached:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("number", "ahead"),
+    [
+        pytest.param(600, timedelta(seconds=90), marks=pytest.mark.slow, id="600"),
+        pytest.param(20_000, timedelta(minutes=6), marks=LONG, id="20000"),
+    ],
+)
+async def test_a_killed_transfer_of_schedules_loses_nothing_and_repeats_nothing(
+    program: Program,
+    vhost: Vhost,
+    other_vhost: Vhost,
+    tmp_path: Path,
+    number: int,
+    ahead: timedelta,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ("schedule", "transfer", "--to-url", other_vhost.url, "--json")
+    with gate(vhost, tmp_path / "first"), gate(other_vhost, tmp_path / "second"):
+        async with bide.connect(vhost.url) as first, bide.connect(other_vhost.url) as second:
+            for client in (first, second):
+                await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+            due = await fill(first, number, ahead)
+            assert json.loads(program.ok(*command, "--dry-run")) == {"waiting": number}
+            for reached in (number // 5, number // 2):
+                process = program.start(*command)
+                await until_count(second, reached)
+                process.send_signal(signal.SIGKILL)
+                await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+            before, begun = await first.count_scheduled(), time.monotonic()
+            done = await asyncio.to_thread(program.run, *command)
+            seconds = time.monotonic() - begun
+            result = json.loads(done.stdout)
+            assert (done.returncode, result["left"], result["waiting"]) == (0, {}, 0), done.stderr
+            assert (result["ended"], result["repeated"], result["finished"]) == (0, 0, True)
+            assert (await first.count_scheduled(), await second.count_scheduled()) == (0, number)
+            found: dict[int, datetime] = {}
+            async with second.consume("orders", prefetch=1000) as messages:
+                async for message in messages:
+                    assert int(message.body) not in found
+                    found[int(message.body)] = message.received_at
+                    await message.ack()
+                    if len(found) == number:
+                        break
+            assert not [place for place, moment in found.items() if moment < due[place]]
+            assert (await first.get("orders"), await second.get("orders")) == (None, None)
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{number} schedules, two kills: none came twice; the last run moved {before} in {seconds:.1f} s "
+            f"({before / seconds:.0f}/s)\n"
+        )
+
+
+async def test_a_stopped_transfer_prints_the_command_that_goes_on(
+    program: Program, vhost: Vhost, other_vhost: Vhost, tmp_path: Path
+) -> None:
+    number = 2000
+    command = ("schedule", "transfer", "--to-url", other_vhost.url)
+    with gate(vhost, tmp_path / "first"), gate(other_vhost, tmp_path / "second"):
+        async with bide.connect(vhost.url) as first, bide.connect(other_vhost.url) as second:
+            for client in (first, second):
+                await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+            await fill(first, number, timedelta(hours=1))
+            process = program.start(*command)
+            await until_count(second, 100)
+            process.send_signal(signal.SIGTERM)
+            _, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+            assert process.returncode == 1
+            again = shlex.split(err.strip().splitlines()[-1].removeprefix("bide: go on with: "))
+            assert again[:-1] == ["bide", *command[:-1]]
+            assert again[-1].endswith(f":***@{other_vhost.url.rpartition('@')[2]}")
+            moved = await second.count_scheduled()
+            assert (await first.count_scheduled(), moved < number) == (number - moved, True)
+            output = program.ok(*command)
+            assert output.splitlines() == [f"{number - moved:>9}  moved", "        0  left"]
+
+
+def test_bad_usage_is_one_line(program: Program, vhost: Vhost) -> None:
+    assert "--to-url" in program.fails(2, "schedule", "transfer")
+    assert "both URLs lead to" in program.fails(2, "schedule", "transfer", "--to-url", vhost.url)
