@@ -18,6 +18,7 @@ from bide.recoverability.history import (
     HEADER_SENT_BY,
     NSERVICEBUS_SENT,
     History,
+    nservicebus_delivery_due,
     nservicebus_due,
     read_nservicebus_time,
 )
@@ -103,8 +104,9 @@ class ReceivedMessage:
 
     @property
     def due(self) -> datetime | None:
-        """The due time, or None if bide did not delay the message."""
-        return self._restored().due
+        """The due time, or None if neither bide nor an NServiceBus endpoint delayed the message."""
+        due = self._restored().due
+        return due if due is not None else nservicebus_delivery_due(self.raw.values.get("headers") or {})
 
     @property
     def key(self) -> str | None:

@@ -161,8 +161,9 @@ class Endpoint:
         no handler is parked.
 
         Args:
-            type: the message's ``type`` property, or the first of NServiceBus's enclosed message types; None stands
-                for all types without a handler of their own.
+            type: the message's ``type`` property, or one of NServiceBus's enclosed message types, of which the first
+                with a handler counts: a message reaches the handler of its base class or interface if its own class
+                has none. None stands for all types without a handler of their own.
 
         Raises:
             InvalidInputError: the type already has a handler.

@@ -17,14 +17,26 @@ from bide.endpoint.event import Event, Kind
 from bide.endpoint.handlers import Handlers, without_bide_frames
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
+from bide.endpoint.service_control import retry_confirmation
 from bide.endpoint.settings import EndpointSettings
-from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
+from bide.errors import (
+    AccessRefusedError,
+    BideError,
+    BrokerError,
+    ClosedError,
+    DeliveryLostError,
+    InvalidInputError,
+    PoisonMessageError,
+    TargetNotFoundError,
+    UnroutableError,
+)
 from bide.recoverability import copies
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.exception_text import MESSAGE_BYTES, STACK_BYTES, ExceptionText
-from bide.recoverability.failed import group_of, message_type
+from bide.recoverability.failed import group_of
 from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
+from bide.recoverability.message_types import message_type
 from bide.recoverability.report import FailureReport
 from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
@@ -43,6 +55,9 @@ _LONGEST_PAUSE: Final = 15.0
 _TEXT_LIMITS: Final = ((MESSAGE_BYTES, STACK_BYTES), (1024, 2048), (256, 0))
 """Bytes of an exception's message and stack trace to keep. The smaller limits are for messages whose own headers leave
 too little room in a frame."""
+
+_UNREACHABLE: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, AccessRefusedError)
+"""Errors of a message whose target is missing or refused."""
 
 
 class Worker:
@@ -122,6 +137,7 @@ class Worker:
             return
         if not await self._handled.begin(message.message_id):
             await self._notify(self._event("duplicate", message, attempt))
+            await self._confirm_retry(message)
             await self._settle(message.ack, key)
             return
         try:
@@ -139,6 +155,7 @@ class Worker:
         self._limiter.succeeded()
         self._attempts.forget(key)
         await self._notify(self._event("processed", message, attempt, started=started))
+        await self._confirm_retry(message)
         await self._settle(message.ack, key)
         return True
 
@@ -369,8 +386,23 @@ class Worker:
         # Rejected, so that the queue dead-letters or drops it, as the broker does with expired messages.
         await self._settle(message.reject, None)
 
-    async def _send(self, copy: PreparedMessage) -> None:
+    async def _confirm_retry(self, message: Message) -> None:
+        """Report to ServiceControl that a message that it retried was handled."""
+        if not self._settings.nservicebus:
+            return
+        try:
+            confirmation = retry_confirmation(message.headers, self._now())
+            if confirmation is not None:
+                await self._send(confirmation, final=_UNREACHABLE)
+        except _UNREACHABLE as error:
+            # Any sender can write the header with the name of the queue. The message itself was handled.
+            log.error("%s: cannot confirm the retry of %s: %s", self._settings.endpoint, message.message_id, error)
+
+    async def _send(self, copy: PreparedMessage, *, final: tuple[type[BideError], ...] = ()) -> None:
         """Publish, and repeat until the broker confirms. The received message stays unsettled until then.
+
+        Args:
+            final: errors after which it is not repeated, but raised.
 
         Raises:
             InvalidInputError: the message can never be sent.
@@ -382,6 +414,8 @@ class Worker:
             except ClosedError:
                 raise
             except BrokerError as error:
+                if isinstance(error, final):
+                    raise
                 log.error("%s: cannot forward %s yet: %s", self._settings.endpoint, copy.message_id, error)
                 await asyncio.sleep(backoff.next())
             else:

@@ -104,7 +104,7 @@ class FailureReport:
             f"{NSB_EXCEPTION}InnerExceptionType": self.explanation.inner_type,
             f"{NSB_EXCEPTION}Message": self.explanation.message,
             f"{NSB_EXCEPTION}Source": self.explanation.frame,
-            f"{NSB_EXCEPTION}StackTrace": self.explanation.stack,
+            f"{NSB_EXCEPTION}StackTrace": self.explanation.dotnet_stack,
         }
 
 
