@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.client.consumer import MAX_PREFETCH, Consumer
+from bide.client.conversation import Conversation
 from bide.client.message import Message
+from bide.delay.message_type import MessageType, message_type_of
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.handlers import Handlers
@@ -66,6 +68,8 @@ class Endpoint:
         retry: a :class:`bide.Retry`, a :class:`bide.BrokerRetry`, or any pure function from a
             :class:`bide.Failure` to a decision.
         error_queue: the queue for messages that failed for good.
+        subscribe: types of events to receive, with the layout ``NServiceBus``; each also stands for the types derived
+            from it. The bindings stay when the endpoint stops, or no longer subscribes.
         concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
         prefetch: number of unacknowledged messages; three times the concurrency if None.
         declare: declare missing queues; if False, a missing queue is an error.
@@ -101,6 +105,7 @@ class Endpoint:
         name: str | None = None,
         retry: RetryPolicy | None = None,
         error_queue: str = "error",
+        subscribe: Iterable[MessageType | str] = (),
         concurrency: int = 10,
         prefetch: int | None = None,
         declare: bool = True,
@@ -128,6 +133,9 @@ class Endpoint:
         ahead = min(self._concurrency * _PREFETCH_FACTOR, MAX_PREFETCH) if prefetch is None else prefetch
         self._prefetch = whole_number("prefetch", ahead, self._concurrency, MAX_PREFETCH)
         self._declare = declare
+        self._subscriptions = tuple(map(message_type_of, (subscribe,) if isinstance(subscribe, str) else subscribe))
+        if self._subscriptions and not declare:
+            raise InvalidInputError("subscribe declares exchanges and bindings: it needs declare=True")
         self._poison_after = (
             poison_limit(self._policy)
             if poison_after is None
@@ -203,6 +211,7 @@ class Endpoint:
             TargetNotFoundError: a queue is missing, and ``declare`` is False.
             DeliveryLimitError: the queue's delivery limit is lower than ``poison_after``.
             UnsupportedBrokerError: the retry policy needs a newer broker.
+            UnsupportedTargetError: the endpoint subscribes to events, and the layout has no rule for events.
             InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
             ConsumerCancelledError: the queue was deleted.
             ClosedError: the client was closed.
@@ -220,6 +229,7 @@ class Endpoint:
                 queue=self.queue,
                 error_queue=self._error_queue,
                 declare=self._declare,
+                subscriptions=self._subscriptions,
                 policy=self._policy,
                 least_limit=self._poison_after,
                 management_url=self._management_url,
@@ -304,6 +314,7 @@ class Endpoint:
         )
         single = client.consume(self.queue, prefetch=1)
         messages = client.consume(self.queue, prefetch=self._prefetch)
+        single.conversation = messages.conversation = Conversation(client, endpoint=self.name, queue=self.queue)
         receiving = asyncio.create_task(self._receive(single, messages, worker, limiter))
         assert self._stopping is not None
         stopping = asyncio.create_task(self._stopping.wait())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
 from bide.admin.locate import management_api
 from bide.client.client import Client
+from bide.delay.message_type import MessageType
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay
 from bide.errors import (
@@ -17,6 +19,7 @@ from bide.errors import (
     InvalidInputError,
     TargetNotFoundError,
     UnsupportedBrokerError,
+    UnsupportedTargetError,
 )
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
 from bide.runtime.logs import logger
@@ -35,6 +38,7 @@ async def prepare(
     queue: str,
     error_queue: str,
     declare: bool,
+    subscriptions: Iterable[MessageType],
     policy: RetryPolicy,
     least_limit: int,
     management_url: str | None,
@@ -43,6 +47,7 @@ async def prepare(
 
     Args:
         declare: declare missing queues; if False, a missing queue is an error.
+        subscriptions: types of events that the queue receives.
         least_limit: the queue must deliver a message at least this many times.
 
     Raises:
@@ -50,6 +55,7 @@ async def prepare(
         InvalidInputError: the queue is a stream.
         TargetNotFoundError: a queue is missing, and *declare* is False.
         UnsupportedBrokerError: the policy needs a newer broker.
+        UnsupportedTargetError: the layout has no rule for events.
         DeliveryLimitError: the queue's delivery limit is too low.
         BrokerError: the broker refuses a declaration.
     """
@@ -67,10 +73,23 @@ async def prepare(
     await _ensure_queue(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
     await _ensure_queue(client, Queue.quorum(error_queue), declare=declare, exactly=False)
     await _check_queue(client, queue, least_limit, management_url)
-    if declare and len(address := infrastructure.address_topology(queue)):
-        await client.declare(address, external={queue})
+    for name in (queue, error_queue):
+        if declare and len(address := infrastructure.address_topology(name)):
+            await client.declare(address, external={name})
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
+    for kind in subscriptions:
+        await _subscribe(client, infrastructure, queue, kind)
+
+
+async def _subscribe(client: Client, infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> None:
+    routing = infrastructure.event_routing()
+    if routing is None:
+        raise UnsupportedTargetError(
+            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
+            f"{queue!r}: connect with infrastructure=bide.NServiceBus(), or bind the queue to an exchange"
+        )
+    await client.declare(routing.subscription(kind, queue), external={queue})
 
 
 async def _ensure_queue(client: Client, queue: Queue, *, declare: bool, exactly: bool) -> None:

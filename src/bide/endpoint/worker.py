@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +15,7 @@ from bide.endpoint.event import Event, Kind
 from bide.endpoint.handlers import Handlers, without_bide_frames
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
+from bide.endpoint.observers import Observers
 from bide.endpoint.service_control import retry_confirmation
 from bide.endpoint.settings import EndpointSettings
 from bide.errors import (
@@ -39,7 +38,8 @@ from bide.recoverability.history import History, expiry_of
 from bide.recoverability.message_types import message_type
 from bide.recoverability.report import FailureReport
 from bide.runtime.backoff import Backoff
-from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
+from bide.runtime.cancellation import from_within, is_cancelled
+from bide.runtime.host import HOST
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from bide.messages.prepared import PreparedMessage
 
 log = logger(__name__)
-
-HOST: Final = socket.gethostname()
 
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 15.0
@@ -89,7 +87,7 @@ class Worker:
         self._limiter = limiter
         self._forward = forward
         self._now = now
-        self._observers = observers
+        self._observers = Observers(observers, endpoint=settings.endpoint, queue=settings.queue)
         self._attempts = FailedAttempts()
         self._handled = HandledMessages(deduplicate) if deduplicate is not None else None
         # Messages that were handled or replaced, but whose ack was lost, so that the broker will deliver them again.
@@ -136,7 +134,7 @@ class Worker:
             await self._handle(message, key, attempt)
             return
         if not await self._handled.begin(message.message_id):
-            await self._notify(self._event("duplicate", message, attempt))
+            await self._observers.notify(self._event("duplicate", message, attempt))
             await self._confirm_retry(message)
             await self._settle(message.ack, key)
             return
@@ -154,17 +152,16 @@ class Worker:
             return False
         self._limiter.succeeded()
         self._attempts.forget(key)
-        await self._notify(self._event("processed", message, attempt, started=started))
+        await self._observers.notify(self._event("processed", message, attempt, started=started))
         await self._confirm_retry(message)
         await self._settle(message.ack, key)
         return True
 
     async def _run_handler(self, message: Message) -> BaseException | None:
         """Call the handler inside the observers' contexts. Returns its failure; raises if this process is stopping."""
-        entered = [(one, context) for one in self._observers if (context := self._enter(one, message)) is not None]
+        leave = self._observers.enter(message)
         error = await self._call_handler(message)
-        for observer, context in reversed(entered):
-            self._exit(observer, context, error)
+        leave(error)
         if error is None:
             return None
         if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
@@ -187,38 +184,6 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 (a handler can raise anything)
             return error
         return None
-
-    def _enter(self, observer: Observer, message: Message) -> AbstractContextManager[None] | None:
-        """Enter an observer's context. An error of an observer is logged, and must not stop messages."""
-        try:
-            context = observer.handling(message, endpoint=self._settings.endpoint, queue=self._settings.queue)
-            context.__enter__()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (logged below)
-            failure = error
-        else:
-            return context
-        self._log_observer_error(observer, "failed", failure)
-        return None
-
-    def _exit(self, observer: Observer, context: AbstractContextManager[None], error: BaseException | None) -> None:
-        try:
-            if error is None:
-                context.__exit__(None, None, None)
-            else:
-                context.__exit__(type(error), error, error.__traceback__)
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 (logged below)
-            failure = raised
-        else:
-            return
-        self._log_observer_error(observer, "failed", failure)
-
-    def _log_observer_error(self, observer: Observer, what: str, error: Exception | asyncio.CancelledError) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            # bide cancels nothing while an observer runs, so the observer let its own cancellation escape.
-            error = from_within("the observer", error)
-        text = ExceptionText.of(error)
-        name = type(observer).__name__
-        log.error("%s: %s %s: %s: %s", self._settings.endpoint, name, what, text.type, text.message, exc_info=error)
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: BaseException) -> None:
         now = self._now()
@@ -253,7 +218,7 @@ class Worker:
             await self._expire(message, event)
         elif isinstance(decision, RetryNow):
             log.info("%s: %s failed (attempt %d): %s", self._settings.endpoint, message.message_id, attempt, event.text)
-            await self._notify(event)
+            await self._observers.notify(event)
             if message.counted and not message.redelivered:
                 # The count is another queue's, copied by the sender, and would be mistaken for this queue's count.
                 await self._replace(message, key)
@@ -263,7 +228,7 @@ class Worker:
             await self._retry_later(message, key, history, wait, error, event)
         elif isinstance(decision, Discard):
             log.warning("%s: discarding %s: %s", self._settings.endpoint, message.message_id, decision.reason)
-            await self._notify(replace(event, kind="discarded"))
+            await self._observers.notify(replace(event, kind="discarded"))
             await self._settle(message.ack, key)
         else:
             await self._park(message, key, history, error, event, decision.queue)
@@ -308,7 +273,7 @@ class Worker:
             log.error("%s: %s cannot be retried later: %s", event.endpoint, message.message_id, refused)
             await self._park(message, key, history, error, event, None)
             return
-        await self._notify(replace(event, kind="retried", delay=delay, to=self._settings.queue))
+        await self._observers.notify(replace(event, kind="retried", delay=delay, to=self._settings.queue))
         await self._settle(message.ack, key)
 
     async def _park(
@@ -350,7 +315,7 @@ class Worker:
         text = ExceptionText.of(error)
         log.error("%s: %s failed and was parked in %s: %s", event.endpoint, event.message_id, queue, text.message)
         event = replace(event, exception=text.type, text=text.message, group=group_of(text.type, text.frame))
-        await self._notify(replace(event, kind="parked", to=queue))
+        await self._observers.notify(replace(event, kind="parked", to=queue))
         await self._settle(message.ack, key)
 
     async def _park_poison(self, message: Message, key: Any, attempt: int) -> None:
@@ -382,7 +347,7 @@ class Worker:
     async def _expire(self, message: Message, event: Event | None = None) -> None:
         event = event or self._event("expired", message, message.delivery_count + 1)
         log.info("%s: %s has expired and is not retried", event.endpoint, message.message_id)
-        await self._notify(replace(event, kind="expired"))
+        await self._observers.notify(replace(event, kind="expired"))
         # Rejected, so that the queue dead-letters or drops it, as the broker does with expired messages.
         await self._settle(message.reject, None)
 
@@ -433,12 +398,6 @@ class Worker:
             log.debug("%s: the handler settled its message itself", self._settings.endpoint)
         if key is not None:
             self._attempts.forget(key)
-
-    async def _notify(self, event: Event) -> None:
-        for observer in self._observers:
-            _, failure = await outcome_of(observer.happened, event, what="the observer")
-            if failure is not None:
-                self._log_observer_error(observer, f"failed on the event {event.kind!r}", failure)
 
     def _event(self, kind: Kind, message: Message, attempt: int, *, started: datetime | None = None) -> Event:
         return Event(
