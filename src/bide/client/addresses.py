@@ -1,4 +1,4 @@
-"""Exchanges that undelayed messages to queues are published to, with the layout of NServiceBus."""
+"""Exchanges for undelayed messages to queues, with the layout of NServiceBus."""
 
 from __future__ import annotations
 

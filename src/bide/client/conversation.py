@@ -1,4 +1,4 @@
-"""Messages that belong to a received message: replies, commands and events, with its conversation in their headers."""
+"""Replies, commands and events that a received message causes."""
 
 from __future__ import annotations
 

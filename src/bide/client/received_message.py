@@ -1,4 +1,4 @@
-"""Received messages as they were sent: what asynchronous and synchronous clients have in common."""
+"""Received messages, restored to what was sent, without their settlement."""
 
 from __future__ import annotations
 

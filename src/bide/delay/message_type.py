@@ -1,4 +1,4 @@
-"""Message types of NServiceBus: a class or interface, with its base class and its interfaces."""
+"""Message types of NServiceBus, with base class and interfaces."""
 
 from __future__ import annotations
 

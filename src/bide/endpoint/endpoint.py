@@ -22,6 +22,7 @@ from bide.endpoint.handlers import Handlers
 from bide.endpoint.hosted_gate import HostedGate
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
+from bide.endpoint.service_control import Heartbeats
 from bide.endpoint.settings import EndpointSettings
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
@@ -70,6 +71,10 @@ class Endpoint:
         error_queue: the queue for messages that failed for good.
         subscribe: types of events to receive, with the layout ``NServiceBus``; each also stands for the types derived
             from it. The bindings stay when the endpoint stops, or no longer subscribes.
+        audit_queue: a queue for copies of handled messages, from which ServiceControl reads them; it is declared if it
+            is missing. Needs the layout ``NServiceBus``.
+        heartbeat_queue: the queue of a ServiceControl instance (``Particular.ServiceControl`` by default there), which
+            gets a heartbeat every 10 s. Needs the layout ``NServiceBus``.
         concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
         prefetch: number of unacknowledged messages; three times the concurrency if None.
         declare: declare missing queues; if False, a missing queue is an error.
@@ -106,6 +111,8 @@ class Endpoint:
         retry: RetryPolicy | None = None,
         error_queue: str = "error",
         subscribe: Iterable[MessageType | str] = (),
+        audit_queue: str | None = None,
+        heartbeat_queue: str | None = None,
         concurrency: int = 10,
         prefetch: int | None = None,
         declare: bool = True,
@@ -129,6 +136,15 @@ class Endpoint:
         self._policy: RetryPolicy = Retry() if retry is None else retry
         check_policy(self._policy)
         self._error_queue = error_queue
+        for one in (audit_queue, heartbeat_queue):
+            if one is not None:
+                check_name("queue", one)
+        if queue in (audit_queue, heartbeat_queue):
+            raise InvalidInputError(f"the queue {queue!r} is the endpoint's own: give another one to ServiceControl")
+        self._audit_queue = audit_queue
+        self._heartbeats = (
+            None if heartbeat_queue is None else Heartbeats(self.name, address=queue, queue=heartbeat_queue)
+        )
         self._concurrency = whole_number("concurrency", concurrency, 1, 10_000)
         ahead = min(self._concurrency * _PREFETCH_FACTOR, MAX_PREFETCH) if prefetch is None else prefetch
         self._prefetch = whole_number("prefetch", ahead, self._concurrency, MAX_PREFETCH)
@@ -223,11 +239,14 @@ class Endpoint:
         if self._stopping is not None:
             raise InvalidInputError(f"the endpoint {self.name!r} is running already: stop it first")
         self._stopping = asyncio.Event()
+        beating: asyncio.Task[None] | None = None
         try:
             await prepare(
                 client,
                 queue=self.queue,
                 error_queue=self._error_queue,
+                audit_queue=self._audit_queue,
+                reports=bool(self._audit_queue or self._heartbeats),
                 declare=self._declare,
                 subscriptions=self._subscriptions,
                 policy=self._policy,
@@ -236,12 +255,17 @@ class Endpoint:
             )
             for observer in self._observers:
                 await observer.started(client)
+            if self._heartbeats:
+                beating = asyncio.create_task(self._heartbeats.run(client))
             if self._hosted is None:
                 await self._work(client, None)
                 return
             async with self._hosted.running(client, declare=self._declare, observers=self._observers) as gate:
                 await self._work(client, gate)
         finally:
+            if beating is not None:
+                beating.cancel()
+                await _wait_for(beating)
             self._stopping = None
             self._handlers.close()
 
@@ -302,6 +326,7 @@ class Endpoint:
             poison_after=self._poison_after,
             max_times=getattr(self._policy, "attempts", _DEFAULT_MAX_TIMES),
             nservicebus=infrastructure.writes_nservicebus_headers,
+            audit_queue=self._audit_queue,
         )
         worker = Worker(
             settings,

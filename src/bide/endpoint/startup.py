@@ -37,6 +37,8 @@ async def prepare(
     *,
     queue: str,
     error_queue: str,
+    audit_queue: str | None,
+    reports: bool,
     declare: bool,
     subscriptions: Iterable[MessageType],
     policy: RetryPolicy,
@@ -46,13 +48,15 @@ async def prepare(
     """Declare what is missing, bind the queue to the delay infrastructure, and check the delivery limit.
 
     Args:
+        audit_queue: the queue for copies of handled messages, or None.
+        reports: whether the endpoint sends audit copies or heartbeats to ServiceControl.
         declare: declare missing queues; if False, a missing queue is an error.
         subscriptions: types of events that the queue receives.
         least_limit: the queue must deliver a message at least this many times.
 
     Raises:
         InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
-        InvalidInputError: the queue is a stream.
+        InvalidInputError: the queue is a stream, or the layout does not write the headers that ServiceControl reads.
         TargetNotFoundError: a queue is missing, and *declare* is False.
         UnsupportedBrokerError: the policy needs a newer broker.
         UnsupportedTargetError: the layout has no rule for events.
@@ -69,11 +73,18 @@ async def prepare(
             )
         arguments |= policy.queue_arguments
     infrastructure = await client.infrastructure()
+    if reports and not infrastructure.writes_nservicebus_headers:
+        raise InvalidInputError(
+            f"audit_queue and heartbeat_queue are for ServiceControl, and the layout {infrastructure.name!r} has no "
+            "headers for it: connect with infrastructure=bide.NServiceBus()"
+        )
     _check_delays(policy, infrastructure)
     await _ensure_queue(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
-    await _ensure_queue(client, Queue.quorum(error_queue), declare=declare, exactly=False)
+    others = [name for name in (error_queue, audit_queue) if name is not None]
+    for name in others:
+        await _ensure_queue(client, Queue.quorum(name), declare=declare, exactly=False)
     await _check_queue(client, queue, least_limit, management_url)
-    for name in (queue, error_queue):
+    for name in (queue, *others):
         if declare and len(address := infrastructure.address_topology(name)):
             await client.declare(address, external={name})
     if not isinstance(policy, BrokerRetry):

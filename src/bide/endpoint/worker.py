@@ -16,7 +16,7 @@ from bide.endpoint.handlers import Handlers, without_bide_frames
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
 from bide.endpoint.observers import Observers
-from bide.endpoint.service_control import retry_confirmation
+from bide.endpoint.service_control import audit_copy, retry_confirmation
 from bide.endpoint.settings import EndpointSettings
 from bide.errors import (
     AccessRefusedError,
@@ -39,7 +39,7 @@ from bide.recoverability.message_types import message_type
 from bide.recoverability.report import FailureReport
 from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import from_within, is_cancelled
-from bide.runtime.host import HOST
+from bide.runtime.host import HOST, host_id
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -152,8 +152,10 @@ class Worker:
             return False
         self._limiter.succeeded()
         self._attempts.forget(key)
-        await self._observers.notify(self._event("processed", message, attempt, started=started))
-        await self._confirm_retry(message)
+        event = self._event("processed", message, attempt, started=started)
+        await self._observers.notify(event)
+        confirmed = await self._confirm_retry(message)
+        await self._audit(message, event, confirmed=confirmed)
         await self._settle(message.ack, key)
         return True
 
@@ -290,6 +292,7 @@ class Worker:
                 history=history,
                 host=HOST,
                 process=os.getpid(),
+                host_id=host_id(self._settings.endpoint),
             )
             copy = copies.parked(
                 message.as_sent(),
@@ -351,17 +354,25 @@ class Worker:
         # Rejected, so that the queue dead-letters or drops it, as the broker does with expired messages.
         await self._settle(message.reject, None)
 
-    async def _confirm_retry(self, message: Message) -> None:
-        """Report to ServiceControl that a message that it retried was handled."""
-        if not self._settings.nservicebus:
+    async def _audit(self, message: Message, event: Event, *, confirmed: bool) -> None:
+        if (queue := self._settings.audit_queue) is None:
             return
         try:
-            confirmation = retry_confirmation(message.headers, self._now())
+            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed))
+        except InvalidInputError as error:
+            log.error("%s: cannot audit %s: %s", self._settings.endpoint, message.message_id, error)
+
+    async def _confirm_retry(self, message: Message) -> bool:
+        """Report to ServiceControl that a message that it retried was handled; whether a report was sent."""
+        try:
+            confirmation = retry_confirmation(message.headers, self._now()) if self._settings.nservicebus else None
             if confirmation is not None:
                 await self._send(confirmation, final=_UNREACHABLE)
         except _UNREACHABLE as error:
             # Any sender can write the header with the name of the queue. The message itself was handled.
             log.error("%s: cannot confirm the retry of %s: %s", self._settings.endpoint, message.message_id, error)
+            return False
+        return confirmation is not None
 
     async def _send(self, copy: PreparedMessage, *, final: tuple[type[BideError], ...] = ()) -> None:
         """Publish, and repeat until the broker confirms. The received message stays unsettled until then.
