@@ -76,6 +76,7 @@ class Transport:
         self.connection = pika.BlockingConnection(pika.URLParameters(url))
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
+        self.channel.basic_qos(prefetch_count=1)
 
     def close(self) -> None:
         """Close the connection."""
@@ -137,8 +138,9 @@ class Transport:
         headers.pop("x-delivery-count", None)
         assert properties.message_id, "an endpoint moves a message without an id to its error queue"
         headers.setdefault("NServiceBus.MessageId", properties.message_id)
-        self.channel.basic_ack(method.delivery_tag)
+        # Acknowledged last, so that the broker sends no second message, which would come back out of order.
         self.channel.cancel()
+        self.channel.basic_ack(method.delivery_tag)
         return Incoming(properties.message_id, headers, body or b"", method.exchange)
 
     def dispatch(
