@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bide.client.sync import SyncClient, connect_sync
     from bide.delay.celery import Celery
     from bide.delay.clock import Clock
+    from bide.delay.message_type import MessageType
     from bide.delay.nservicebus import NServiceBus
     from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
     from bide.delay.waiting_hall import WaitingHall
@@ -58,6 +59,7 @@ _MODULES: Final = {
     "connect_sync": "bide.client.sync",
     "Celery": "bide.delay.celery",
     "Clock": "bide.delay.clock",
+    "MessageType": "bide.delay.message_type",
     "NServiceBus": "bide.delay.nservicebus",
     "DelayInfrastructure": "bide.delay.protocol",
     "DelayRoute": "bide.delay.protocol",
@@ -109,6 +111,7 @@ __all__ = [
     "FilterResult",
     "Gate",
     "Message",
+    "MessageType",
     "NServiceBus",
     "Observer",
     "OutgoingMessage",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,6 +20,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidNameError, TargetNotFoundError
+from bide.recoverability.history import nservicebus_time
 from tests.broker.receiving import receive
 from tests.timeouts import TIMEOUT
 
@@ -129,6 +130,7 @@ async def test_bide_receives_messages_delayed_by_a_dotnet_endpoint(vhost: Vhost,
         # A .NET sender binds the destination, as it does before every delayed send.
         kind: Any = "exchange" if routing == "conventional" else "queue"
         await dotnet.bind(bide.Binding("nsb.v2.delay-delivery", "ours", "#.ours", kind))
+        due = datetime.now(UTC) + timedelta(seconds=2)
         await dotnet.publish(
             exchange="nsb.v2.delay-level-01",
             routing_key="0." * 26 + "1.0.ours",
@@ -138,16 +140,20 @@ async def test_bide_receives_messages_delayed_by_a_dotnet_endpoint(vhost: Vhost,
                 "headers": {
                     "NServiceBus.MessageId": "m1",
                     "NServiceBus.EnclosedMessageTypes": "Sales.PlaceOrder",
+                    "NServiceBus.DeliverAt": nservicebus_time(due),
                     "NServiceBus.Transport.RabbitMQ.DelayInSeconds": 2,
                 },
             },
             body=b"<order/>",
         )
         (message,) = await receive(client, "ours", 1)
-        assert (message.message_id, message.body, message.routing_key) == ("m1", b"<order/>", "ours")
+        assert (message.message_id, message.body) == ("m1", b"<order/>")
+        assert (message.exchange, message.routing_key, message.due) == ("", "ours", due)
+        assert message.lateness is not None
         assert message.headers == {
             "NServiceBus.MessageId": "m1",
             "NServiceBus.EnclosedMessageTypes": "Sales.PlaceOrder",
+            "NServiceBus.DeliverAt": nservicebus_time(due),
         }
         assert isinstance(channel.connection, Connection)
         await channel.connection.close()

@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "broker": LazyCommand("bide.cli.broker", "Run a private RabbitMQ on this machine."),
     "delay": LazyCommand("bide.cli.delay", "Install, check and explain a delay infrastructure."),
     "demo": LazyCommand("bide.cli.demo", "Watch delayed messages arrive on time, and draw a report."),
+    "endpoint": LazyCommand("bide.cli.endpoint", "Create the queues and exchanges of endpoints."),
     "errors": LazyCommand("bide.cli.errors", "List failed messages; retry, edit, archive or discard them."),
     "gate": LazyCommand("bide.cli.gate", "Deliver scheduled messages until interrupted."),
     "migrate-plugin": LazyCommand(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable
-from datetime import timedelta
 from functools import partial
 from math import inf
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -14,6 +13,7 @@ from bide.admin.settling import settle
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.client.addresses import REBIND_AFTER, Addresses
 from bide.client.encoding import Encoded, Encoder
 from bide.client.growth import Growth
 from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
@@ -34,9 +34,6 @@ from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Binding, Exchange, Topology
 
 log = logger(__name__)
-
-REBIND_AFTER: Final = timedelta(seconds=30)
-"""The interval at which bindings in use are declared again, and queues of a growing infrastructure are checked."""
 
 _MAX_CHECKS: Final = 100
 """The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
@@ -130,6 +127,7 @@ class BrokerState:
         self._bind_slots = asyncio.Semaphore(_MAX_BINDINGS)
         self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
         self._tasks = tasks
+        self._addresses = Addresses(connection, infrastructure, tasks, self.encoder.addressed, self._check_slots)
 
     async def channel(self) -> Channel:
         """The publishing channel, once broker and socket accept more.
@@ -200,7 +198,8 @@ class BrokerState:
                 until = self._exchanges.get(message.target.exchange, 0.0)
                 self._remember_template(message.template, until, waits=False)
             else:
-                self._remember_template(message.template, inf, waits=False)
+                until = await self._addresses.find(message.target.queue)
+                self._remember_template(message.template, until, waits=False)
             return prepared
         if route.hops and not self._applied:
             await self._tasks.run((self, "infrastructure"), self._ensure_applied)
@@ -251,6 +250,7 @@ class BrokerState:
     def forget(self, exchange: str) -> None:
         """Forget an exchange that was deleted, or that this user may no longer use."""
         self._exchanges.pop(exchange, None)
+        self._addresses.forget()
         if self.infrastructure.owns(exchange):
             # The infrastructure was deleted, and is declared again at its next use.
             self._applied = self._core_declared = False

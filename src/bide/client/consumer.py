@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
+from bide.client.conversation import Conversation
 from bide.client.message import Message
 from bide.client.private_queues import PrivateQueues
 from bide.client.reconnecting import ReconnectingConnection
@@ -44,6 +45,9 @@ class Consumer:
         exclusive: refuse to share a classic queue with other consumers. Quorum queues ignore this: declare them with
             ``x-single-active-consumer``.
         private_queues: the queues that the consumer declares again on each connection.
+
+    Attributes:
+        conversation: sends what belongs to the messages; None cannot send.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Consumer:
         arguments: Mapping[str, Any] | None = None,
         exclusive: bool = False,
         private_queues: PrivateQueues | None = None,
+        conversation: Conversation | None = None,
     ) -> None:
         check_name("queue", queue)
         self.queue = queue
@@ -64,6 +69,7 @@ class Consumer:
         self._timeout = None if timeout is None else parse_delay(timeout).total_seconds()
         self._arguments = arguments
         self._exclusive = exclusive
+        self.conversation = conversation
         self._private_queues = PrivateQueues() if private_queues is None else private_queues
         self._subscription: Subscription | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -125,7 +131,7 @@ class Consumer:
             except BideError as error:
                 self._on_ended(subscription, error)
             else:
-                return Message(delivery, subscription, received_at)
+                return Message(delivery, subscription, received_at, self.conversation)
 
     def stop(self) -> None:
         """Stop receiving. Messages not yet returned go back to the queue; the others can still be settled."""

@@ -58,6 +58,10 @@ class Encoder:
     Args:
         frame_max: the connection's maximum frame size in bytes.
         ready: the digits of the infrastructure that are ready; None if all are.
+
+    Attributes:
+        addressed: the exchanges that exist, by the queue whose undelayed messages are published to them; see
+            :meth:`bide.delay.protocol.DelayInfrastructure.address_exchange`.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Encoder:
         self._ready_digits = ready
         self._frame_max = frame_max
         self._encoders = BoundedCache[MessageTemplate, _UndelayedEncoder | _DelayedEncoder | None]()
+        self.addressed = BoundedCache[str, str]()
 
     def encode(self, message: PreparedMessage, now: datetime, *, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message that is sent now.
@@ -98,7 +103,7 @@ class Encoder:
         prepared: _UndelayedEncoder | _DelayedEncoder | None = None
         try:
             if not template.is_delayed:
-                prepared = _UndelayedEncoder(self._infrastructure, template, self._frame_max)
+                prepared = _UndelayedEncoder(self._infrastructure, template, self._frame_max, self.addressed)
             elif (route := self._infrastructure.compile(template.target, codec, self._ready_digits)) is not None:
                 prepared = _DelayedEncoder(self._infrastructure, template, self._frame_max, route)
         except InvalidInputError:
@@ -112,7 +117,9 @@ class Encoder:
         if route is not None and self._ready_digits is not None and not self._ready_digits.has(route.digits):
             return None
         exchange, routing_key = (
-            (route.exchange, route.routing_key) if route is not None else _undelayed_address(message.target)
+            (route.exchange, route.routing_key)
+            if route is not None
+            else _undelayed_address(message.target, self.addressed)
         )
         expected = self._infrastructure.sender_headers(
             message_id=message.message_id, now=now, due=message.due, values=message.values
@@ -132,11 +139,19 @@ class Encoder:
 class _UndelayedEncoder:
     """Encodes undelayed messages of a template."""
 
-    def __init__(self, infrastructure: DelayInfrastructure, template: MessageTemplate, frame_max: int) -> None:
+    def __init__(
+        self,
+        infrastructure: DelayInfrastructure,
+        template: MessageTemplate,
+        frame_max: int,
+        addressed: Mapping[str, str],
+    ) -> None:
         self._template = PublishTemplate(template.values, frame_max=frame_max)
         self._receiver_headers = infrastructure.compile_headers(template.values, codec)
-        self._exchange, self._routing_key = _undelayed_address(template.target)
-        self._method_payloads = _method_payloads(self._exchange, self._routing_key)
+        self._target = template.target
+        self._addressed = addressed
+        self._address = _undelayed_address(template.target, addressed)
+        self._method_payloads = _method_payloads(*self._address)
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
         """Encode a message; None if it has its own value of a header that receivers expect."""
@@ -147,6 +162,10 @@ class _UndelayedEncoder:
             if expected is None:
                 return None
             headers = expected + headers
+        if self._addressed or self._address[0]:
+            address = _undelayed_address(self._target, self._addressed)
+            if address != self._address:
+                self._address, self._method_payloads = address, _method_payloads(*address)
         frames = self._template.frames(
             channel,
             self._method_payloads[mandatory],
@@ -156,7 +175,7 @@ class _UndelayedEncoder:
             correlation_id=values.get("correlation_id"),
             timestamp=values.get("timestamp"),
         )
-        return Encoded(frames, self._exchange, self._routing_key, 0)
+        return Encoded(frames, *self._address, 0)
 
 
 class _DelayedEncoder:
@@ -236,5 +255,8 @@ def _method_payloads(exchange: str, routing_key: str) -> tuple[bytes, bytes]:
     return head + _MANDATORY_BITS[False], head + _MANDATORY_BITS[True]
 
 
-def _undelayed_address(target: Target) -> tuple[str, str]:
-    return (target.exchange, target.routing_key) if isinstance(target, ExchangeTarget) else ("", target.queue)
+def _undelayed_address(target: Target, addressed: Mapping[str, str]) -> tuple[str, str]:
+    if isinstance(target, ExchangeTarget):
+        return target.exchange, target.routing_key
+    exchange = addressed.get(target.queue)
+    return ("", target.queue) if exchange is None else (exchange, "")

@@ -9,6 +9,7 @@ from typing import Final
 from bide.amqp.channel import Channel
 from bide.amqp.delivery import Delivery
 from bide.amqp.reply_codes import is_refusal
+from bide.client.conversation import Conversation
 from bide.client.message import Message
 from bide.client.private_queues import PrivateQueues
 from bide.client.reconnecting import ReconnectingConnection
@@ -31,8 +32,11 @@ class Getting:
         self._private_queues = private_queues
         self._channels: dict[str, DeliveryChannel] = {}
 
-    async def get(self, queue: str) -> Message | None:
+    async def get(self, queue: str, conversation: Conversation) -> Message | None:
         """The next message of a queue, or None.
+
+        Args:
+            conversation: sends what belongs to the message.
 
         Raises:
             BideError: as :meth:`bide.Client.get`.
@@ -51,7 +55,7 @@ class Getting:
                 if delivery is None:
                     return None
                 source.delivered()
-                return Message(delivery, source, connection.now())
+                return Message(delivery, source, connection.now(), conversation)
 
     async def _channel(self, queue: str) -> DeliveryChannel:
         # The channel that was used last is the last one.

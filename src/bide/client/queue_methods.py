@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from bide.admin.apply import exists
 from bide.amqp.channel import Channel
@@ -22,6 +22,7 @@ from bide.topology import Queue, Topology
 
 if TYPE_CHECKING:
     from bide.client.consumer import Consumer
+    from bide.client.conversation import Conversation, ConversationClient
     from bide.client.getting import Getting
     from bide.client.message import Message
 
@@ -120,6 +121,7 @@ class QueueMethods:
             arguments=arguments,
             exclusive=exclusive,
             private_queues=self._private_queues,
+            conversation=self._conversation(queue),
         )
         self._consumers.add(consumer)
         return consumer
@@ -140,7 +142,13 @@ class QueueMethods:
             from bide.client.getting import Getting
 
             self._getting = Getting(self._consuming_connection, self._private_queues)
-        return await self._within_timeout(self._getting.get(queue))
+        return await self._within_timeout(self._getting.get(queue, self._conversation(queue)))
+
+    def _conversation(self, queue: str) -> Conversation:
+        """The conversations of the messages of a queue. Their endpoint has the queue's name."""
+        from bide.client.conversation import Conversation
+
+        return Conversation(cast("ConversationClient", self), endpoint=queue, queue=queue)
 
     async def message_count(self, queue: str) -> int:
         """The number of messages in a queue that are ready for delivery: without unsettled ones.

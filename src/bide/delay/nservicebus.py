@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from bide.delay.cascade_route import CascadeRoute
     from bide.delay.compiled import WireFormat
+    from bide.delay.event_routing import EventRouting
     from bide.delay.growing import ReadyDigits
     from bide.delay.levels import DelayLevels
 
@@ -193,6 +194,19 @@ class NServiceBus(CascadeInfrastructure):
         if self.routing == "direct":
             return Topology()
         return Topology([Exchange(queue, "fanout")], bindings=[Binding(queue, queue)])
+
+    def address_exchange(self, queue: str) -> str | None:
+        """With conventional routing, the exchange of the queue's name, which every endpoint of NServiceBus has.
+
+        Messages then follow its bindings, also while ``queue migrate-to-quorum`` of .NET has bound another queue.
+        """
+        return queue if self.routing == "conventional" else None
+
+    def event_routing(self) -> EventRouting:
+        """Events by exchanges for each type with conventional routing, by ``amq.topic`` with direct routing."""
+        from bide.delay.event_routing import ConventionalEvents, DirectEvents
+
+        return ConventionalEvents() if self.routing == "conventional" else DirectEvents()
 
     def delivery_binding(self, address: str) -> Binding:
         """The binding for the delayed messages of one endpoint, and no others. The address is not checked."""

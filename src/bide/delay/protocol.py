@@ -19,6 +19,7 @@ from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetEr
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
+    from bide.delay.event_routing import EventRouting
     from bide.delay.levels import DelayLevels
     from bide.delay.taps import Taps
 
@@ -304,6 +305,14 @@ class DelayInfrastructure(Protocol):
             InvalidNameError: the name cannot be an address.
         """
         return Topology()
+
+    def address_exchange(self, queue: str) -> str | None:
+        """The exchange to which undelayed messages for a queue are published if it exists; none by default."""
+        return None
+
+    def event_routing(self) -> EventRouting | None:
+        """How events reach the endpoints that subscribe to their types; None (the default) without such a rule."""
+        return None
 
     @property
     def writes_nservicebus_headers(self) -> bool:

@@ -53,6 +53,7 @@ _CASCADE_QUEUE: Final = re.compile(
     r"|bide\.release\.(?:nsb(?:\.v2)?|(?:.+_)?celery):.*",
     re.DOTALL,
 )
+_NSERVICEBUS_EXCHANGE: Final = re.compile(r"nsb(?:\.v2)?\.delay-(?:level-\d\d|delivery)")
 _CLOCK_EXCHANGE: Final = re.compile(r"(.+\.v1\.)(?:(?:in\.)?[edhmsc]|released)", re.DOTALL)
 _CLOCK_QUEUE: Final = re.compile(r"[edhmsc]\d{1,2}(?:/\d+)?|release\..*", re.DOTALL)
 
@@ -91,6 +92,9 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
     target = headers.get(HEADER_TO)
     if isinstance(target, str) and target[:2] in ("q:", "x:"):
         exchange = target[2:] if target[0] == "x" else ""
+    elif HEADER_DELAY in headers and _NSERVICEBUS_EXCHANGE.fullmatch(exchange):
+        # NServiceBus delays messages to queues only.
+        exchange = ""
     routing_key = original_key(routing_key)
     if isinstance(own_key := headers.get(HEADER_PICK_UP_KEY), str):
         routing_key = own_key

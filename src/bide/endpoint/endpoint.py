@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.client.consumer import MAX_PREFETCH, Consumer
+from bide.client.conversation import Conversation
 from bide.client.message import Message
+from bide.delay.message_type import MessageType, message_type_of
 from bide.delay.protocol import DelayInfrastructure, check_name
 from bide.durations import DelayLike, parse_delay
 from bide.endpoint.handlers import Handlers
 from bide.endpoint.hosted_gate import HostedGate
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
+from bide.endpoint.service_control import Heartbeats
 from bide.endpoint.settings import EndpointSettings
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
@@ -66,6 +69,12 @@ class Endpoint:
         retry: a :class:`bide.Retry`, a :class:`bide.BrokerRetry`, or any pure function from a
             :class:`bide.Failure` to a decision.
         error_queue: the queue for messages that failed for good.
+        subscribe: types of events to receive, with the layout ``NServiceBus``; each also stands for the types derived
+            from it. The bindings stay when the endpoint stops, or no longer subscribes.
+        audit_queue: a queue for copies of handled messages, from which ServiceControl reads them; it is declared if it
+            is missing. Needs the layout ``NServiceBus``.
+        heartbeat_queue: the queue of a ServiceControl instance (``Particular.ServiceControl`` by default there), which
+            gets a heartbeat every 10 s. Needs the layout ``NServiceBus``.
         concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
         prefetch: number of unacknowledged messages; three times the concurrency if None.
         declare: declare missing queues; if False, a missing queue is an error.
@@ -101,6 +110,9 @@ class Endpoint:
         name: str | None = None,
         retry: RetryPolicy | None = None,
         error_queue: str = "error",
+        subscribe: Iterable[MessageType | str] = (),
+        audit_queue: str | None = None,
+        heartbeat_queue: str | None = None,
         concurrency: int = 10,
         prefetch: int | None = None,
         declare: bool = True,
@@ -124,10 +136,22 @@ class Endpoint:
         self._policy: RetryPolicy = Retry() if retry is None else retry
         check_policy(self._policy)
         self._error_queue = error_queue
+        for one in (audit_queue, heartbeat_queue):
+            if one is not None:
+                check_name("queue", one)
+        if queue in (audit_queue, heartbeat_queue):
+            raise InvalidInputError(f"the queue {queue!r} is the endpoint's own: give another one to ServiceControl")
+        self._audit_queue = audit_queue
+        self._heartbeats = (
+            None if heartbeat_queue is None else Heartbeats(self.name, address=queue, queue=heartbeat_queue)
+        )
         self._concurrency = whole_number("concurrency", concurrency, 1, 10_000)
         ahead = min(self._concurrency * _PREFETCH_FACTOR, MAX_PREFETCH) if prefetch is None else prefetch
         self._prefetch = whole_number("prefetch", ahead, self._concurrency, MAX_PREFETCH)
         self._declare = declare
+        self._subscriptions = tuple(map(message_type_of, (subscribe,) if isinstance(subscribe, str) else subscribe))
+        if self._subscriptions and not declare:
+            raise InvalidInputError("subscribe declares exchanges and bindings: it needs declare=True")
         self._poison_after = (
             poison_limit(self._policy)
             if poison_after is None
@@ -161,8 +185,9 @@ class Endpoint:
         no handler is parked.
 
         Args:
-            type: the message's ``type`` property, or the first of NServiceBus's enclosed message types; None stands
-                for all types without a handler of their own.
+            type: the message's ``type`` property, or one of NServiceBus's enclosed message types, of which the first
+                with a handler counts: a message reaches the handler of its base class or interface if its own class
+                has none. None stands for all types without a handler of their own.
 
         Raises:
             InvalidInputError: the type already has a handler.
@@ -202,6 +227,7 @@ class Endpoint:
             TargetNotFoundError: a queue is missing, and ``declare`` is False.
             DeliveryLimitError: the queue's delivery limit is lower than ``poison_after``.
             UnsupportedBrokerError: the retry policy needs a newer broker.
+            UnsupportedTargetError: the endpoint subscribes to events, and the layout has no rule for events.
             InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
             ConsumerCancelledError: the queue was deleted.
             ClosedError: the client was closed.
@@ -213,24 +239,33 @@ class Endpoint:
         if self._stopping is not None:
             raise InvalidInputError(f"the endpoint {self.name!r} is running already: stop it first")
         self._stopping = asyncio.Event()
+        beating: asyncio.Task[None] | None = None
         try:
             await prepare(
                 client,
                 queue=self.queue,
                 error_queue=self._error_queue,
+                audit_queue=self._audit_queue,
+                reports=bool(self._audit_queue or self._heartbeats),
                 declare=self._declare,
+                subscriptions=self._subscriptions,
                 policy=self._policy,
                 least_limit=self._poison_after,
                 management_url=self._management_url,
             )
             for observer in self._observers:
                 await observer.started(client)
+            if self._heartbeats:
+                beating = asyncio.create_task(self._heartbeats.run(client))
             if self._hosted is None:
                 await self._work(client, None)
                 return
             async with self._hosted.running(client, declare=self._declare, observers=self._observers) as gate:
                 await self._work(client, gate)
         finally:
+            if beating is not None:
+                beating.cancel()
+                await _wait_for(beating)
             self._stopping = None
             self._handlers.close()
 
@@ -291,6 +326,7 @@ class Endpoint:
             poison_after=self._poison_after,
             max_times=getattr(self._policy, "attempts", _DEFAULT_MAX_TIMES),
             nservicebus=infrastructure.writes_nservicebus_headers,
+            audit_queue=self._audit_queue,
         )
         worker = Worker(
             settings,
@@ -303,6 +339,7 @@ class Endpoint:
         )
         single = client.consume(self.queue, prefetch=1)
         messages = client.consume(self.queue, prefetch=self._prefetch)
+        single.conversation = messages.conversation = Conversation(client, endpoint=self.name, queue=self.queue)
         receiving = asyncio.create_task(self._receive(single, messages, worker, limiter))
         assert self._stopping is not None
         stopping = asyncio.create_task(self._stopping.wait())

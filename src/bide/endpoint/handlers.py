@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from bide.client.message import Message
 from bide.errors import InvalidInputError, UnknownMessageTypeError
-from bide.recoverability.failed import message_type
+from bide.recoverability.message_types import message_types
 
 Handler = Callable[[Message], Awaitable[None] | None]
 """An ``async def`` function, which runs in the event loop, or a plain one, which runs in a thread."""
@@ -95,15 +95,15 @@ class Handlers:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _of(self, message: Message) -> Callable[[Message], Any]:
-        kind = message_type(message.raw.values)
-        handler = self._by_type.get(kind) or self._by_type.get(None)
-        if handler is None:
-            known = ", ".join(sorted(repr(one) for one in self._by_type if one is not None)) or "none"
-            raise UnknownMessageTypeError(
-                f"no handler for the message type {kind!r} (there are: {known}): register one with "
-                "@endpoint.handler, or one for every type"
-            )
-        return handler
+        kinds = message_types(message.raw.values)
+        for kind in (*kinds, None):
+            if (handler := self._by_type.get(kind)) is not None:
+                return handler
+        known = ", ".join(sorted(repr(one) for one in self._by_type if one is not None)) or "none"
+        raise UnknownMessageTypeError(
+            f"no handler for the message type {' or '.join(map(repr, kinds)) or 'None'} (there are: {known}): register "
+            "one with @endpoint.handler, or one for every type"
+        )
 
 
 def without_bide_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -19,6 +19,7 @@ class EndpointSettings:
         poison_after: a message that was delivered this many times is parked without another attempt.
         max_times: how many times of failed attempts the headers of a retry have room for.
         nservicebus: use NServiceBus's header names.
+        audit_queue: where copies of handled messages go, or None.
     """
 
     endpoint: str
@@ -29,3 +30,4 @@ class EndpointSettings:
     max_times: int
 
     nservicebus: bool
+    audit_queue: str | None = None

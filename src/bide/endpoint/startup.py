@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
 from bide.admin.locate import management_api
 from bide.client.client import Client
+from bide.delay.message_type import MessageType
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay
 from bide.errors import (
@@ -17,6 +19,7 @@ from bide.errors import (
     InvalidInputError,
     TargetNotFoundError,
     UnsupportedBrokerError,
+    UnsupportedTargetError,
 )
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
 from bide.runtime.logs import logger
@@ -34,7 +37,10 @@ async def prepare(
     *,
     queue: str,
     error_queue: str,
+    audit_queue: str | None,
+    reports: bool,
     declare: bool,
+    subscriptions: Iterable[MessageType],
     policy: RetryPolicy,
     least_limit: int,
     management_url: str | None,
@@ -42,14 +48,18 @@ async def prepare(
     """Declare what is missing, bind the queue to the delay infrastructure, and check the delivery limit.
 
     Args:
+        audit_queue: the queue for copies of handled messages, or None.
+        reports: whether the endpoint sends audit copies or heartbeats to ServiceControl.
         declare: declare missing queues; if False, a missing queue is an error.
+        subscriptions: types of events that the queue receives.
         least_limit: the queue must deliver a message at least this many times.
 
     Raises:
         InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
-        InvalidInputError: the queue is a stream.
+        InvalidInputError: the queue is a stream, or the layout does not write the headers that ServiceControl reads.
         TargetNotFoundError: a queue is missing, and *declare* is False.
         UnsupportedBrokerError: the policy needs a newer broker.
+        UnsupportedTargetError: the layout has no rule for events.
         DeliveryLimitError: the queue's delivery limit is too low.
         BrokerError: the broker refuses a declaration.
     """
@@ -63,14 +73,34 @@ async def prepare(
             )
         arguments |= policy.queue_arguments
     infrastructure = await client.infrastructure()
+    if reports and not infrastructure.writes_nservicebus_headers:
+        raise InvalidInputError(
+            f"audit_queue and heartbeat_queue are for ServiceControl, and the layout {infrastructure.name!r} has no "
+            "headers for it: connect with infrastructure=bide.NServiceBus()"
+        )
     _check_delays(policy, infrastructure)
     await _ensure_queue(client, Queue.quorum(queue, arguments), declare=declare, exactly=bool(arguments))
-    await _ensure_queue(client, Queue.quorum(error_queue), declare=declare, exactly=False)
+    others = [name for name in (error_queue, audit_queue) if name is not None]
+    for name in others:
+        await _ensure_queue(client, Queue.quorum(name), declare=declare, exactly=False)
     await _check_queue(client, queue, least_limit, management_url)
-    if declare and len(address := infrastructure.address_topology(queue)):
-        await client.declare(address, external={queue})
+    for name in (queue, *others):
+        if declare and len(address := infrastructure.address_topology(name)):
+            await client.declare(address, external={name})
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
+    for kind in subscriptions:
+        await _subscribe(client, infrastructure, queue, kind)
+
+
+async def _subscribe(client: Client, infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> None:
+    routing = infrastructure.event_routing()
+    if routing is None:
+        raise UnsupportedTargetError(
+            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
+            f"{queue!r}: connect with infrastructure=bide.NServiceBus(), or bind the queue to an exchange"
+        )
+    await client.declare(routing.subscription(kind, queue), external={queue})
 
 
 async def _ensure_queue(client: Client, queue: Queue, *, declare: bool, exactly: bool) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -17,17 +15,31 @@ from bide.endpoint.event import Event, Kind
 from bide.endpoint.handlers import Handlers, without_bide_frames
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
+from bide.endpoint.observers import Observers
+from bide.endpoint.service_control import audit_copy, retry_confirmation
 from bide.endpoint.settings import EndpointSettings
-from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError, PoisonMessageError
+from bide.errors import (
+    AccessRefusedError,
+    BideError,
+    BrokerError,
+    ClosedError,
+    DeliveryLostError,
+    InvalidInputError,
+    PoisonMessageError,
+    TargetNotFoundError,
+    UnroutableError,
+)
 from bide.recoverability import copies
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.exception_text import MESSAGE_BYTES, STACK_BYTES, ExceptionText
-from bide.recoverability.failed import group_of, message_type
+from bide.recoverability.failed import group_of
 from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
+from bide.recoverability.message_types import message_type
 from bide.recoverability.report import FailureReport
 from bide.runtime.backoff import Backoff
-from bide.runtime.cancellation import from_within, is_cancelled, outcome_of
+from bide.runtime.cancellation import from_within, is_cancelled
+from bide.runtime.host import HOST, host_id
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -36,13 +48,14 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-HOST: Final = socket.gethostname()
-
 _FIRST_PAUSE: Final = 0.5
 _LONGEST_PAUSE: Final = 15.0
 _TEXT_LIMITS: Final = ((MESSAGE_BYTES, STACK_BYTES), (1024, 2048), (256, 0))
 """Bytes of an exception's message and stack trace to keep. The smaller limits are for messages whose own headers leave
 too little room in a frame."""
+
+_UNREACHABLE: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, AccessRefusedError)
+"""Errors of a message whose target is missing or refused."""
 
 
 class Worker:
@@ -74,7 +87,7 @@ class Worker:
         self._limiter = limiter
         self._forward = forward
         self._now = now
-        self._observers = observers
+        self._observers = Observers(observers, endpoint=settings.endpoint, queue=settings.queue)
         self._attempts = FailedAttempts()
         self._handled = HandledMessages(deduplicate) if deduplicate is not None else None
         # Messages that were handled or replaced, but whose ack was lost, so that the broker will deliver them again.
@@ -121,7 +134,8 @@ class Worker:
             await self._handle(message, key, attempt)
             return
         if not await self._handled.begin(message.message_id):
-            await self._notify(self._event("duplicate", message, attempt))
+            await self._observers.notify(self._event("duplicate", message, attempt))
+            await self._confirm_retry(message)
             await self._settle(message.ack, key)
             return
         try:
@@ -138,16 +152,18 @@ class Worker:
             return False
         self._limiter.succeeded()
         self._attempts.forget(key)
-        await self._notify(self._event("processed", message, attempt, started=started))
+        event = self._event("processed", message, attempt, started=started)
+        await self._observers.notify(event)
+        confirmed = await self._confirm_retry(message)
+        await self._audit(message, event, confirmed=confirmed)
         await self._settle(message.ack, key)
         return True
 
     async def _run_handler(self, message: Message) -> BaseException | None:
         """Call the handler inside the observers' contexts. Returns its failure; raises if this process is stopping."""
-        entered = [(one, context) for one in self._observers if (context := self._enter(one, message)) is not None]
+        leave = self._observers.enter(message)
         error = await self._call_handler(message)
-        for observer, context in reversed(entered):
-            self._exit(observer, context, error)
+        leave(error)
         if error is None:
             return None
         if isinstance(error, SystemExit | KeyboardInterrupt | GeneratorExit):
@@ -170,38 +186,6 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 (a handler can raise anything)
             return error
         return None
-
-    def _enter(self, observer: Observer, message: Message) -> AbstractContextManager[None] | None:
-        """Enter an observer's context. An error of an observer is logged, and must not stop messages."""
-        try:
-            context = observer.handling(message, endpoint=self._settings.endpoint, queue=self._settings.queue)
-            context.__enter__()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (logged below)
-            failure = error
-        else:
-            return context
-        self._log_observer_error(observer, "failed", failure)
-        return None
-
-    def _exit(self, observer: Observer, context: AbstractContextManager[None], error: BaseException | None) -> None:
-        try:
-            if error is None:
-                context.__exit__(None, None, None)
-            else:
-                context.__exit__(type(error), error, error.__traceback__)
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 (logged below)
-            failure = raised
-        else:
-            return
-        self._log_observer_error(observer, "failed", failure)
-
-    def _log_observer_error(self, observer: Observer, what: str, error: Exception | asyncio.CancelledError) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            # bide cancels nothing while an observer runs, so the observer let its own cancellation escape.
-            error = from_within("the observer", error)
-        text = ExceptionText.of(error)
-        name = type(observer).__name__
-        log.error("%s: %s %s: %s: %s", self._settings.endpoint, name, what, text.type, text.message, exc_info=error)
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: BaseException) -> None:
         now = self._now()
@@ -236,7 +220,7 @@ class Worker:
             await self._expire(message, event)
         elif isinstance(decision, RetryNow):
             log.info("%s: %s failed (attempt %d): %s", self._settings.endpoint, message.message_id, attempt, event.text)
-            await self._notify(event)
+            await self._observers.notify(event)
             if message.counted and not message.redelivered:
                 # The count is another queue's, copied by the sender, and would be mistaken for this queue's count.
                 await self._replace(message, key)
@@ -246,7 +230,7 @@ class Worker:
             await self._retry_later(message, key, history, wait, error, event)
         elif isinstance(decision, Discard):
             log.warning("%s: discarding %s: %s", self._settings.endpoint, message.message_id, decision.reason)
-            await self._notify(replace(event, kind="discarded"))
+            await self._observers.notify(replace(event, kind="discarded"))
             await self._settle(message.ack, key)
         else:
             await self._park(message, key, history, error, event, decision.queue)
@@ -291,7 +275,7 @@ class Worker:
             log.error("%s: %s cannot be retried later: %s", event.endpoint, message.message_id, refused)
             await self._park(message, key, history, error, event, None)
             return
-        await self._notify(replace(event, kind="retried", delay=delay, to=self._settings.queue))
+        await self._observers.notify(replace(event, kind="retried", delay=delay, to=self._settings.queue))
         await self._settle(message.ack, key)
 
     async def _park(
@@ -308,6 +292,7 @@ class Worker:
                 history=history,
                 host=HOST,
                 process=os.getpid(),
+                host_id=host_id(self._settings.endpoint),
             )
             copy = copies.parked(
                 message.as_sent(),
@@ -333,7 +318,7 @@ class Worker:
         text = ExceptionText.of(error)
         log.error("%s: %s failed and was parked in %s: %s", event.endpoint, event.message_id, queue, text.message)
         event = replace(event, exception=text.type, text=text.message, group=group_of(text.type, text.frame))
-        await self._notify(replace(event, kind="parked", to=queue))
+        await self._observers.notify(replace(event, kind="parked", to=queue))
         await self._settle(message.ack, key)
 
     async def _park_poison(self, message: Message, key: Any, attempt: int) -> None:
@@ -365,12 +350,35 @@ class Worker:
     async def _expire(self, message: Message, event: Event | None = None) -> None:
         event = event or self._event("expired", message, message.delivery_count + 1)
         log.info("%s: %s has expired and is not retried", event.endpoint, message.message_id)
-        await self._notify(replace(event, kind="expired"))
+        await self._observers.notify(replace(event, kind="expired"))
         # Rejected, so that the queue dead-letters or drops it, as the broker does with expired messages.
         await self._settle(message.reject, None)
 
-    async def _send(self, copy: PreparedMessage) -> None:
+    async def _audit(self, message: Message, event: Event, *, confirmed: bool) -> None:
+        if (queue := self._settings.audit_queue) is None:
+            return
+        try:
+            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed))
+        except InvalidInputError as error:
+            log.error("%s: cannot audit %s: %s", self._settings.endpoint, message.message_id, error)
+
+    async def _confirm_retry(self, message: Message) -> bool:
+        """Report to ServiceControl that a message that it retried was handled; whether a report was sent."""
+        try:
+            confirmation = retry_confirmation(message.headers, self._now()) if self._settings.nservicebus else None
+            if confirmation is not None:
+                await self._send(confirmation, final=_UNREACHABLE)
+        except _UNREACHABLE as error:
+            # Any sender can write the header with the name of the queue. The message itself was handled.
+            log.error("%s: cannot confirm the retry of %s: %s", self._settings.endpoint, message.message_id, error)
+            return False
+        return confirmation is not None
+
+    async def _send(self, copy: PreparedMessage, *, final: tuple[type[BideError], ...] = ()) -> None:
         """Publish, and repeat until the broker confirms. The received message stays unsettled until then.
+
+        Args:
+            final: errors after which it is not repeated, but raised.
 
         Raises:
             InvalidInputError: the message can never be sent.
@@ -382,6 +390,8 @@ class Worker:
             except ClosedError:
                 raise
             except BrokerError as error:
+                if isinstance(error, final):
+                    raise
                 log.error("%s: cannot forward %s yet: %s", self._settings.endpoint, copy.message_id, error)
                 await asyncio.sleep(backoff.next())
             else:
@@ -399,12 +409,6 @@ class Worker:
             log.debug("%s: the handler settled its message itself", self._settings.endpoint)
         if key is not None:
             self._attempts.forget(key)
-
-    async def _notify(self, event: Event) -> None:
-        for observer in self._observers:
-            _, failure = await outcome_of(observer.happened, event, what="the observer")
-            if failure is not None:
-                self._log_observer_error(observer, f"failed on the event {event.kind!r}", failure)
 
     def _event(self, kind: Kind, message: Message, attempt: int, *, started: datetime | None = None) -> Event:
         return Event(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bide.client.client import Client
-from bide.client.message import KEPT_PROPERTIES, Message
+from bide.client.message import Message
+from bide.client.received_message import KEPT_PROPERTIES
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import (
     HEADER_DUE,

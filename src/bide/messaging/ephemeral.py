@@ -11,8 +11,9 @@ from typing import Any, Final
 from uuid import uuid4
 
 from bide.client.client import Client
-from bide.client.message import KEPT_PROPERTIES, Message
+from bide.client.message import Message
 from bide.client.publisher import Receipt
+from bide.client.received_message import KEPT_PROPERTIES
 from bide.durations import DelayLike
 from bide.errors import BideError, PublishInDoubtError
 from bide.patterns.delays import ephemeral_delay

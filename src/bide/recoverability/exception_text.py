@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final, Self
 
 MESSAGE_BYTES: Final = 4096
 STACK_BYTES: Final = 16_384
 """How much text of an exception is kept: all headers of a message must fit into one frame, 128 KiB by default."""
+
+_SPACE: Final = re.compile(r"\s")
+_ABSOLUTE: Final = re.compile(r"/|[A-Za-z]:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +25,7 @@ class ExceptionText:
         message: the exception's message.
         stack: its stack trace, oldest call first; if it is too long, the beginning is cut off.
         frame: where it was raised, as ``file.py:12 in function``; empty if that is not known.
+        dotnet_frame: the same as a line of a .NET stack trace, ``at shop.charge() in /srv/shop.py:line 12``.
         inner_type: the class of the exception that caused it, or None.
         inner_message: the message of that exception, or None.
     """
@@ -30,6 +36,21 @@ class ExceptionText:
     frame: str
     inner_type: str | None = None
     inner_message: str | None = None
+    dotnet_frame: str = ""
+
+    @property
+    def dotnet_stack(self) -> str:
+        """The stack trace with the frame that raised the exception as its first line, in the format of .NET.
+
+        ServiceControl groups failures by the first line in this format, and Python's stack traces have none.
+        """
+        if not self.dotnet_frame:
+            return self.stack
+        frame = self.dotnet_frame
+        if self.message and self.message in frame:
+            # ServiceControl removes the message from the stack trace first, and a line without its number is ignored.
+            frame = frame.partition(" in ")[0]
+        return f"   {frame}\n{self.stack}"
 
     @classmethod
     def of(cls, error: BaseException, *, message_bytes: int = MESSAGE_BYTES, stack_bytes: int = STACK_BYTES) -> Self:
@@ -44,6 +65,7 @@ class ExceptionText:
             frame=f"{_file(last.filename)}:{last.lineno} in {last.name}" if last is not None else "",
             inner_type=name_of(type(inner)) if inner is not None else None,
             inner_message=truncate(_text(inner), message_bytes) if inner is not None else None,
+            dotnet_frame=truncate(_dotnet_frame(error.__traceback__), message_bytes),
         )
 
 
@@ -64,6 +86,18 @@ def truncate(text: str, size: int, *, keep_end: bool = False) -> str:
 
 def _file(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _dotnet_frame(trace: TracebackType | None) -> str:
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    module = _SPACE.sub("_", str(trace.tb_frame.f_globals.get("__name__") or _file(code.co_filename)))
+    # ServiceControl ignores the line if the file has no absolute path.
+    place = f" in {code.co_filename}:line {trace.tb_lineno}" if _ABSOLUTE.match(code.co_filename) else ""
+    return f"at {module}.{_SPACE.sub('_', code.co_qualname)}(){place}"
 
 
 def _inner(error: BaseException) -> BaseException | None:

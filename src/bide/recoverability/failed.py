@@ -14,6 +14,7 @@ from bide.delay.received import OWN_PREFIX, restore
 from bide.durations import from_milliseconds
 from bide.recoverability import report as names
 from bide.recoverability.history import HEADER_SENT_BY, History, read_nservicebus_time
+from bide.recoverability.message_types import message_type
 from bide.recoverability.x_death import QueueDeaths
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
@@ -152,17 +153,6 @@ def group_of(exception: str, frame: str | None) -> str:
     # Line numbers change with every edit of the file; function names rarely do.
     place = re.sub(r":\d+ in ", " in ", frame or "", count=1)
     return f"{exception} at {place}" if place else exception
-
-
-def message_type(values: Mapping[str, Any]) -> str | None:
-    """The sender's message type: the ``type`` property, or the first of NServiceBus's enclosed message types."""
-    if found := _text(values, "type"):
-        return found
-    enclosed = _text(values.get("headers") or {}, "NServiceBus.EnclosedMessageTypes")
-    if enclosed is None:
-        return None
-    # The header lists types with their assemblies: "Shop.OrderPlaced, Shop.Messages, Version=1.0.0.0;...".
-    return enclosed.partition(";")[0].partition(",")[0].strip() or None
 
 
 def first_frame(stack: str | None) -> str | None:

@@ -44,7 +44,17 @@ HEADER_EDIT_OF: Final = "bide-edit-of"
 """Header with the message id of the message that an operator edited to make this one."""
 
 NSERVICEBUS_RETRIES: Final = "NServiceBus.Retries"
+"""Header with the number of delayed retries of a .NET endpoint. ServiceControl removes it when it retries a message."""
+
 NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
+"""Header with the time of the last delayed retry of a .NET endpoint."""
+
+SERVICECONTROL_RETRY: Final = "ServiceControl.Retry.UniqueMessageId"
+"""Header of a message that ServiceControl retried: the id of its failure."""
+
+SERVICECONTROL_EDIT: Final = "ServiceControl.EditOf"
+"""Header of a message that was edited and retried in ServicePulse: the id of the failure of the original."""
+
 NSERVICEBUS_SENT: Final = "NServiceBus.TimeSent"
 NSERVICEBUS_DUE: Final = "NServiceBus.DeliverAt"
 """Header with the due time that the sender gave. NServiceBus keeps it in delayed retries."""
@@ -93,15 +103,21 @@ class History:
 
     @classmethod
     def read(cls, headers: Mapping[str, Any]) -> Self:
-        """Read the history from headers. Values that bide cannot have written are ignored."""
+        """Read the history from headers. Values that bide cannot have written are ignored.
+
+        If NServiceBus and bide both counted the retries, NServiceBus's count is the later one: bide writes both, or
+        leaves out NServiceBus's. ServiceControl removes NServiceBus's count and turns bide's headers into text. The
+        retries of such a message are counted from zero.
+        """
         times = headers.get(HEADER_ATTEMPT_TIMES)
+        restarted = SERVICECONTROL_RETRY in headers or SERVICECONTROL_EDIT in headers
         return cls(
-            retries=_count(headers.get(HEADER_RETRIES, headers.get(NSERVICEBUS_RETRIES))),
+            retries=_count(headers.get(NSERVICEBUS_RETRIES, _own_count(headers, HEADER_RETRIES, restarted=restarted))),
             attempts=_count(headers.get(HEADER_ATTEMPTS)),
             times=tuple(one for value in (times if isinstance(times, list) else ()) if (one := _moment(value))),
             first_failed_at=_moment(headers.get(HEADER_FIRST_FAILURE)),
             expires_at=_moment(headers.get(HEADER_EXPIRES)),
-            deliveries=_count(headers.get(HEADER_DELIVERIES)),
+            deliveries=_own_count(headers, HEADER_DELIVERIES, restarted=restarted),
             first_due=_moment(headers.get(HEADER_FIRST_DUE)),
             returned=_count(headers.get(HEADER_RETRIED_BY)),
             run=_name(headers.get(HEADER_OPERATOR_RUN)),
@@ -170,18 +186,34 @@ def read_nservicebus_time(value: Any) -> datetime | None:
 
 
 def nservicebus_due(headers: Mapping[str, Any]) -> datetime | None:
-    """When a message that an NServiceBus endpoint delayed is due, or None if it has no delay.
+    """The due time that an NServiceBus endpoint gave, also on copies of the message; None if it was not delayed.
 
     Args:
         headers: the headers of the delivery; the delay counts from the sending time that they contain.
     """
-    if due := read_nservicebus_time(headers.get(NSERVICEBUS_DUE)):
-        return due
+    due = read_nservicebus_time(headers.get(NSERVICEBUS_DUE))
+    return due or _after_delay(headers, NSERVICEBUS_SENT)
+
+
+def nservicebus_delivery_due(headers: Mapping[str, Any]) -> datetime | None:
+    """When this delivery was due, if an NServiceBus endpoint delayed it; None for a delivery without a delay.
+
+    NServiceBus keeps the due time of the sender in copies, so it does not apply to its delayed retries.
+
+    Args:
+        headers: the headers of the delivery.
+    """
+    if HEADER_DELAY not in headers:
+        return None
+    return _after_delay(headers, NSERVICEBUS_RETRIED_AT) or nservicebus_due(headers)
+
+
+def _after_delay(headers: Mapping[str, Any], start: str) -> datetime | None:
     if not 0 < (delay := _count(headers.get(HEADER_DELAY))) <= _LONGEST_DELAY:
         return None
-    sent = read_nservicebus_time(headers.get(NSERVICEBUS_SENT))
+    begun = read_nservicebus_time(headers.get(start))
     try:
-        return None if sent is None else sent + timedelta(seconds=delay)
+        return None if begun is None else begun + timedelta(seconds=delay)
     except OverflowError:
         return None
 
@@ -203,6 +235,11 @@ def _count(value: Any) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 10:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_COUNT else 0
+
+
+def _own_count(headers: Mapping[str, Any], name: str, *, restarted: bool) -> int:
+    value = headers.get(name)
+    return 0 if restarted and isinstance(value, str) else _count(value)
 
 
 def _moment(value: Any) -> datetime | None:

@@ -25,6 +25,8 @@ HEADER_PROCESS: Final = "bide-process"
 
 NSB_ENDPOINT: Final = "NServiceBus.ProcessingEndpoint"
 NSB_MACHINE: Final = "NServiceBus.ProcessingMachine"
+NSB_HOST_ID: Final = "$.diagnostics.hostid"
+NSB_HOST: Final = "$.diagnostics.hostdisplayname"
 NSB_FAILED_QUEUE: Final = "NServiceBus.FailedQ"
 NSB_FAILED_AT: Final = "NServiceBus.TimeOfFailure"
 NSB_EXCEPTION: Final = "NServiceBus.ExceptionInfo."
@@ -35,6 +37,7 @@ FAILURE_HEADERS: Final = frozenset(
         *(HEADER_ERROR_TYPE, HEADER_ERROR_MESSAGE, HEADER_ERROR_STACK, HEADER_ERROR_FRAME),
         *(HEADER_INNER_TYPE, HEADER_INNER_MESSAGE),
         *(NSB_ENDPOINT, NSB_MACHINE, NSB_FAILED_QUEUE, NSB_FAILED_AT, "NServiceBus.FLRetries"),
+        *(NSB_HOST_ID, NSB_HOST),
     }
 )
 """Headers that describe a failure, in addition to all that start with :data:`NSB_EXCEPTION`."""
@@ -52,6 +55,7 @@ class FailureReport:
         history: with the last attempt counted.
         host: the host name of the machine that it failed on.
         process: the id of the process that it failed in.
+        host_id: the id of the endpoint on that machine, for ServiceControl; empty to leave it out.
     """
 
     endpoint: str
@@ -61,6 +65,7 @@ class FailureReport:
     history: History
     host: str
     process: int
+    host_id: str = ""
 
     def headers(self, *, nservicebus: bool) -> dict[str, Any]:
         """The headers of the parked message.
@@ -98,13 +103,15 @@ class FailureReport:
         return {
             NSB_ENDPOINT: self.endpoint,
             NSB_MACHINE: self.host,
+            NSB_HOST_ID: self.host_id or None,
+            NSB_HOST: self.host,
             NSB_FAILED_QUEUE: self.queue,
             NSB_FAILED_AT: nservicebus_time(self.failed_at),
             f"{NSB_EXCEPTION}ExceptionType": self.explanation.type,
             f"{NSB_EXCEPTION}InnerExceptionType": self.explanation.inner_type,
             f"{NSB_EXCEPTION}Message": self.explanation.message,
             f"{NSB_EXCEPTION}Source": self.explanation.frame,
-            f"{NSB_EXCEPTION}StackTrace": self.explanation.stack,
+            f"{NSB_EXCEPTION}StackTrace": self.explanation.dotnet_stack,
         }
 
 

@@ -1,0 +1,67 @@
+"""Queues and exchanges of endpoints, declared before the endpoints start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from bide.admin.apply import Applied, apply, check_release, exists
+from bide.amqp.connection import Connection
+from bide.delay.protocol import DelayInfrastructure, QueueTarget, check_name
+from bide.errors import InvalidInputError, NotAppliedError
+from bide.topology import Exchange, Queue, Topology
+
+QueueType = Literal["quorum", "classic"]
+
+
+def endpoint_topology(
+    infrastructure: DelayInfrastructure,
+    name: str,
+    *,
+    instances: Iterable[str] = (),
+    sent_to: Iterable[str] = (),
+    queue_type: QueueType = "quorum",
+) -> Topology:
+    """What an endpoint needs, so that senders can address it, with and without a delay.
+
+    Args:
+        name: the queue of the endpoint.
+        instances: names of instances that have a queue of their own, ``<name>-<instance>``.
+        sent_to: queues that the endpoint only sends to, such as those for errors and audits. They get no delayed
+            messages.
+        queue_type: the type of all these queues.
+
+    Raises:
+        InvalidInputError: a name is invalid, or is given twice.
+    """
+    receiving = [name, *(f"{name}-{one}" for one in instances)]
+    names = [*receiving, *sent_to]
+    for queue in names:
+        check_name("queue", queue)
+        if names.count(queue) > 1:
+            raise InvalidInputError(f"the queue {queue!r} is given twice: each queue has one purpose")
+    topology = Topology()
+    for queue in names:
+        topology |= Topology(queues=[Queue.quorum(queue) if queue_type == "quorum" else Queue(queue)])
+        topology |= infrastructure.address_topology(queue)
+    for queue in receiving:
+        topology |= infrastructure.route(infrastructure.resolution, QueueTarget(queue)).requires
+    return topology
+
+
+async def create_endpoint(connection: Connection, infrastructure: DelayInfrastructure, topology: Topology) -> Applied:
+    """Declare what :func:`endpoint_topology` lists. What exists already stays unchanged.
+
+    Raises:
+        NotAppliedError: the delay infrastructure is missing.
+        DeclarationMismatchError: a queue or exchange exists with other properties.
+        BrokerError: the broker refuses.
+    """
+    check_release(connection)
+    delivery = infrastructure.delivery_exchange
+    if not await exists(connection, Topology([Exchange(delivery)])):
+        raise NotAppliedError(
+            f"the exchange {delivery!r} does not exist on the virtual host {connection.url.vhost!r} of "
+            f"{connection.address}: run 'bide delay apply --layout {infrastructure.name}' first"
+        )
+    return await apply(connection, topology, external={delivery})

@@ -1,0 +1,72 @@
+"""``bide endpoint`` on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+import bide
+from tests.acceptance.test_cli import Program
+from tests.broker.dotnet import Endpoint, Routing, Transport
+
+if TYPE_CHECKING:
+    from tests.support import Vhost
+
+
+@pytest.fixture
+def program(vhost: Vhost) -> Program:
+    return Program(vhost)
+
+
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+def test_both_sides_can_use_a_created_endpoint_without_declaring(
+    vhost: Vhost, program: Program, routing: Routing
+) -> None:
+    layout = ("--layout", "nservicebus", "--routing", routing)
+    create = ("endpoint", "create", "Sales", "--error-queue", "error", "--instance", "a", *layout)
+    assert "bide delay apply --layout nservicebus" in program.fails(1, *create)
+    program.ok("delay", "apply", *layout)
+    printed = program.ok(*create)
+    assert printed.splitlines()[1:] == ["  Sales", "  Sales-a", "  error"]
+    # A second time nothing changes.
+    found = json.loads(program.ok(*create, "--audit-queue", "audit", "--json"))
+    assert found["queues"] == ["Sales", "Sales-a", "error", "audit"]
+    assert found["exchanges"] == (found["queues"] if routing == "conventional" else [])
+    transport = Transport(vhost.url, routing)
+    with bide.connect_sync(vhost.url, infrastructure=bide.NServiceBus(routing=routing), declare=False) as client:
+        for queue in ("Sales", "Sales-a"):
+            client.publish(b'"delayed"', to=queue, delay="1s")
+            Endpoint(transport, "Billing").send(queue, "Shop.PlaceOrder", "at once")
+            received = {transport.receive(queue).json(), transport.receive(queue).json()}
+            assert received == {"delayed", "at once"}
+        Endpoint(transport, "Billing").send("Sales", "Shop.PlaceOrder", 1, delay=timedelta(seconds=1))
+        assert transport.receive("Sales").json() == 1
+    transport.close()
+
+
+def test_an_endpoint_of_clock_is_created_too(vhost: Vhost, program: Program) -> None:
+    program.ok("delay", "apply", "--max-delay", "20s", "--resolution", "1s")
+    program.ok("endpoint", "create", "orders", "--type", "classic")
+
+    async def delivered() -> bytes:
+        async with bide.connect(vhost.url, declare=False) as client:
+            await client.publish(b"x", to="orders", delay="1s")
+            async with client.consume("orders") as messages:
+                message = await anext(messages)
+                await message.ack()
+                return message.body
+
+    assert asyncio.run(delivered()) == b"x"
+
+
+def test_invalid_names_and_other_types_are_refused(vhost: Vhost, program: Program) -> None:
+    layout = ("--layout", "nservicebus")
+    assert "given twice" in program.fails(2, "endpoint", "create", "q", "--error-queue", "q", *layout)
+    assert "*" in program.fails(2, "endpoint", "create", "Sales.*", *layout)
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology([bide.Exchange("nsb.v2.delay-delivery", "topic")], [bide.Queue("Sales")]))
+    assert "x-queue-type" in program.fails(1, "endpoint", "create", "Sales", *layout)
