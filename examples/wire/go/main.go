@@ -3,10 +3,10 @@
 package main
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -154,11 +154,15 @@ func (c *confirmingChannel) publishDelayed(given message, body []byte) (int64, e
 	if sent.Priority != nil {
 		publishing.Priority = *sent.Priority
 	}
-	return given.Now + given.Delay, c.publishConfirmed(made.Publish.Exchange, made.Publish.RoutingKey, publishing)
+	return given.Now + given.Delay, c.publishConfirmed(made.Publish.Exchange, made.Publish.RoutingKey, publishing, timeout)
 }
 
+var errNotConfirmed = errors.New("the broker has not confirmed the message")
+
 // publishConfirmed publishes a message and waits until the broker has it. A message without a queue is an error.
-func (c *confirmingChannel) publishConfirmed(exchange, routingKey string, publishing amqp.Publishing) error {
+func (c *confirmingChannel) publishConfirmed(
+	exchange, routingKey string, publishing amqp.Publishing, limit time.Duration,
+) error {
 	closed := c.NotifyClose(make(chan *amqp.Error, 1))
 	confirm, err := c.PublishWithDeferredConfirm(exchange, routingKey, true, false, publishing)
 	if err != nil {
@@ -173,8 +177,8 @@ func (c *confirmingChannel) publishConfirmed(exchange, routingKey string, publis
 		}
 	case reason := <-closed:
 		return fmt.Errorf("the broker closed the channel: %v", reason)
-	case <-time.After(timeout):
-		return fmt.Errorf("the broker has not confirmed the message for %s %s", exchange, routingKey)
+	case <-time.After(limit):
+		return errNotConfirmed
 	}
 	select {
 	case <-c.returned: // the broker returns a message before it confirms it
@@ -371,15 +375,19 @@ func (l *scheduleLog) append(given operation, needsAnswer bool) (string, answer,
 		DeliveryMode: amqp.Persistent, MessageId: given.Request, CorrelationId: given.Request,
 		ReplyTo: replyTo, Body: body,
 	}
-	ctx, stop := context.WithTimeout(context.Background(), timeout)
-	defer stop()
-	for ctx.Err() == nil {
+	reason := errNotConfirmed
+	for until := time.Now().Add(timeout); time.Now().Before(until); {
 		if err := l.takeRoom(part, keys[0], len(body)); err != nil {
 			return "", answer{}, err
 		}
-		if err := part.channel.publishConfirmed(base+".schedule", keys[0], publishing); err != nil || !needsAnswer {
+		err := part.channel.publishConfirmed(base+".schedule", keys[0], publishing, repeatAfter)
+		if errors.Is(err, errNotConfirmed) {
+			continue
+		}
+		if err != nil || !needsAnswer {
 			return given.Request, answer{}, err
 		}
+		reason = errors.New("the operation is recorded, and no gate answered")
 		if found, isThere := part.channel.answerTo(given.Request); isThere {
 			var decoded answer
 			if err := json.Unmarshal(found, &decoded); err != nil {
@@ -391,7 +399,7 @@ func (l *scheduleLog) append(given operation, needsAnswer bool) (string, answer,
 			return given.Request, decoded, nil
 		}
 	}
-	return "", answer{}, fmt.Errorf("the operation is recorded, and no gate answered")
+	return "", answer{}, reason
 }
 
 func (c *answeredChannel) answerTo(request string) ([]byte, bool) {
@@ -426,7 +434,8 @@ func (l *scheduleLog) ask(key string) (scheduleState, error) {
 			MessageId: id, CorrelationId: id, ReplyTo: replyTo, Body: body,
 			Expiration: strconv.FormatInt(repeatAfter.Milliseconds(), 10),
 		}
-		if err := channel.publishConfirmed(base+".schedule", routingKey, publishing); err != nil {
+		err := channel.publishConfirmed(base+".schedule", routingKey, publishing, repeatAfter)
+		if err != nil && !errors.Is(err, errNotConfirmed) {
 			return scheduleState{}, err
 		}
 		if found, isThere := channel.answerTo(id); isThere {
@@ -477,7 +486,7 @@ func (l *scheduleLog) takeRoom(part *partition, routingKey string, size int) err
 	}
 	for part.room -= size + recordOverhead; part.room < 0; part.room += ticketBytes {
 		ticket := amqp.Publishing{DeliveryMode: amqp.Persistent}
-		if err := channel.publishConfirmed(base+".schedule", "room."+routingKey, ticket); err != nil {
+		if err := channel.publishConfirmed(base+".schedule", "room."+routingKey, ticket, timeout); err != nil {
 			return err
 		}
 	}

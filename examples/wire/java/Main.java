@@ -109,7 +109,7 @@ public final class Main {
         AMQP.BasicProperties properties = new AMQP.BasicProperties.Builder()
             .headers(publish.headers()).priority(publish.priority()).expiration(publish.expiration())
             .deliveryMode(2).messageId(UUID.randomUUID().toString()).build();
-        publishConfirmed(channel, publish.exchange(), publish.routingKey(), properties, body);
+        publishConfirmed(channel, publish.exchange(), publish.routingKey(), properties, body, Log.TIMEOUT_MILLISECONDS);
         return (Long) publish.headers().get("bide-due");
     }
 
@@ -121,12 +121,15 @@ public final class Main {
 
     /** Publish a message, and wait until the broker has it. A message without a queue is an error. */
     private static void publishConfirmed(
-        Channel channel, String exchange, String routingKey, AMQP.BasicProperties properties, byte[] body) throws Exception {
+        Channel channel, String exchange, String routingKey, AMQP.BasicProperties properties, byte[] body, long milliseconds)
+        throws Exception {
         CompletableFuture<String> returned = new CompletableFuture<>();
         channel.clearReturnListeners();
         channel.addReturnListener((code, text, from, key, returnedProperties, returnedBody) -> returned.complete(text));
         channel.basicPublish(exchange, routingKey, true, properties, body);
-        channel.waitForConfirmsOrDie(Log.TIMEOUT_MILLISECONDS);
+        if (!channel.waitForConfirms(milliseconds)) {
+            throw new IllegalStateException("the broker refused the message for " + exchange + " " + routingKey);
+        }
         // The broker returns a message before it confirms it.
         if (returned.isDone()) throw new IllegalStateException("no queue takes messages for " + exchange + " " + routingKey);
     }
@@ -247,17 +250,21 @@ public final class Main {
                 .deliveryMode(2).messageId(request).correlationId(request).replyTo(REPLY_TO).build();
             String routingKey = record.routingKeys().get(0);
             long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(TIMEOUT_MILLISECONDS);
+            boolean isConfirmed = false;
             while (System.nanoTime() < until) {
                 takeRoom(partition, routingKey, record.body().length);
-                publishConfirmed(partition.channel, record.exchange(), routingKey, properties, record.body());
-                if (!needsAnswer) return Map.of("outcome", "scheduled", "version", request);
                 try {
+                    publishConfirmed(
+                        partition.channel, record.exchange(), routingKey, properties, record.body(), REPEAT_AFTER_MILLISECONDS);
+                    if (!needsAnswer) return Map.of("outcome", "scheduled", "version", request);
+                    isConfirmed = true;
                     return Wire.answer(answer.get(REPEAT_AFTER_MILLISECONDS, TimeUnit.MILLISECONDS));
                 } catch (TimeoutException late) {
                     // The gate that should have answered may be gone: any other gives the same answer.
                 }
             }
-            throw new IllegalStateException("the operation is recorded, and no gate answered");
+            throw new IllegalStateException(
+                isConfirmed ? "the operation is recorded, and no gate answered" : "the broker has not confirmed the operation");
         }
 
         /** What waits under a key. The leading gate answers. */
@@ -271,8 +278,10 @@ public final class Main {
                 AMQP.BasicProperties properties = new AMQP.BasicProperties.Builder()
                     .messageId(id).correlationId(id).replyTo(REPLY_TO)
                     .expiration(Long.toString(REPEAT_AFTER_MILLISECONDS)).build();
-                publishConfirmed(others, question.exchange(), question.routingKey(), properties, question.body());
                 try {
+                    publishConfirmed(
+                        others, question.exchange(), question.routingKey(), properties, question.body(),
+                        REPEAT_AFTER_MILLISECONDS);
                     return Wire.state(answer.get(REPEAT_AFTER_MILLISECONDS, TimeUnit.MILLISECONDS));
                 } catch (TimeoutException late) {
                     // Ask again.
@@ -303,7 +312,8 @@ public final class Main {
         private void takeRoom(Partition partition, String routingKey, int bytes) throws Exception {
             AMQP.BasicProperties persistent = new AMQP.BasicProperties.Builder().deliveryMode(2).build();
             for (partition.room -= bytes + RECORD_OVERHEAD; partition.room < 0; partition.room += TICKET_BYTES) {
-                publishConfirmed(others, Wire.BASE + ".schedule", "room." + routingKey, persistent, new byte[0]);
+                publishConfirmed(
+                    others, Wire.BASE + ".schedule", "room." + routingKey, persistent, new byte[0], TIMEOUT_MILLISECONDS);
             }
         }
     }
