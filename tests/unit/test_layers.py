@@ -107,6 +107,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
     "timeouts": frozenset({"psycopg", "pymysql"}),
+    "integrations": frozenset({"celery", "kombu"}),
 }
 """What a package may import from elsewhere."""
 

@@ -28,12 +28,13 @@ from math import inf
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from bide.admin.apply import MINIMUM_RELEASE
 from bide.amqp.handshake import release_of
 from bide.delay.clock import Clock
 from bide.delay.protocol import DelayInfrastructure, DelayRoute, Target
 from bide.delay.received import SentMessage, restore
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time, sending_time
-from bide.errors import InvalidDueTimeError
+from bide.errors import InvalidDueTimeError, UnsupportedBrokerError
 from bide.integrations.declarations import Declaration, declarations_of
 from bide.messages.prepared import PreparedMessage, checked_headers
 from bide.runtime.bounded_cache import BoundedCache
@@ -128,12 +129,18 @@ class Delays:
             InvalidDueTimeError: the due time has no time zone, or both or none of delay and due time were given.
             InvalidNameError: the target's name or key is too long or invalid.
             ReservedHeaderError: the message has a header CC or BCC.
+            UnsupportedBrokerError: the broker is older than RabbitMQ 3.10.
             UnsupportedTargetError: the infrastructure cannot reach the target.
         """
         if (delay is None) == (due is None):
             raise InvalidDueTimeError("a delayed message needs one of delay= and due=: give one")
         now = sending_time()
         release = release_of(server_properties)
+        if release and release < MINIMUM_RELEASE:
+            raise UnsupportedBrokerError(
+                f"the broker is RabbitMQ {server_properties['version']}, older than 3.10: upgrade it; quorum queues "
+                "dead-letter without losing messages only since 3.10"
+            )
         infrastructure = self.infrastructure.for_release(release)
         at = now + parse_delay(delay) if delay is not None else parse_due_time(due)  # type: ignore[arg-type]
         values = dict(properties or {})
