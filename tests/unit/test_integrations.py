@@ -1,4 +1,4 @@
-"""Delayed publishes for other clients, and the messages of a Celery application, without a broker."""
+"""Delayed publishes for other clients, and the messages of Celery, without a broker."""
 
 from __future__ import annotations
 
