@@ -110,6 +110,28 @@ async def test_a_worker_runs_the_tasks_delayed_by_the_programs(folder: Path, vho
     assert "mailed bob@example.org: welcome" in log.read_text()
 
 
+async def test_an_application_with_the_adapter_delays_and_retries(folder: Path, vhost_url: str) -> None:
+    _, others = blocks()
+    program, *arguments = others["shop.py"][0].removeprefix("$ ").split()
+    assert program == "celery"
+    log = folder / "worker.log"
+    with log.open("wb") as file:
+        worker = running(folder, vhost_url, "-m", program, *arguments, stdout=file, stderr=asyncio.subprocess.STDOUT)
+        async with worker:
+
+            async def logged(text: str) -> bool:
+                return text in log.read_text()
+
+            await eventually(lambda: logged(" ready."))
+            printed = await output(folder, vhost_url, "remind_ann.py")
+            await eventually(lambda: logged(" succeeded in "))
+    shown, logs = others["remind_ann.py"]
+    assert shape(printed) == shape(shown)
+    lines = [shape(line) for line in log.read_text().splitlines()]
+    for expected in logs.splitlines():
+        assert shape(expected) in lines
+
+
 @pytest.fixture
 async def channel(vhost_url: str) -> AsyncIterator[Channel]:
     connection = await Connection.open(BrokerUrl.parse(vhost_url))

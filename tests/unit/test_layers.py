@@ -30,6 +30,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
+        "integrations": "delayed tasks in Celery; an interface for clients of other libraries",
         "testing": "an in-memory RabbitMQ, and its fixtures for pytest",
         "observability": "metrics for Prometheus, tracing for OpenTelemetry",
     },
@@ -106,6 +107,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
     "timeouts": frozenset({"psycopg", "pymysql"}),
+    "integrations": frozenset({"celery", "kombu"}),
 }
 """What a package may import from elsewhere."""
 

@@ -1,0 +1,235 @@
+"""Celery applications whose delayed tasks wait in RabbitMQ, in the queues of ``Clock``.
+
+Change one line::
+
+    from bide.integrations.celery import CeleryApp as Celery
+
+``countdown``, ``eta`` and ``retry`` then publish through Celery's own connection into the delay infrastructure. Workers
+get a task when it is due, from the default exchange or the exchange that it was sent to, with its own routing key. For
+a worker, also one without this module, it looks like a task without a delay, and its retries go back to its queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+import celery
+from celery.app import amqp
+from celery.utils.time import add_seconds_to_datetime, maybe_iso8601, maybe_make_aware
+from kombu import abstract, entity
+
+from bide.delay.protocol import HEADER_PRIORITY, ExchangeTarget, QueueTarget, Target
+from bide.integrations.declarations import Declaration
+from bide.integrations.delays import DelayedPublish, Delays
+
+# Celery, and most of kombu, have no type annotations.
+_Celery: Any = celery.Celery
+_AMQP: Any = amqp.AMQP
+_MaybeChannelBound: Any = abstract.MaybeChannelBound
+_Queue: Any = entity.Queue
+
+_ETA: Final = "bide_eta"
+"""The option of a task that carries its due time past Celery's own native delay."""
+
+_ETA_POSITION: Final = 5
+"""The place of ``eta`` in the arguments of ``as_task_v2``, after task id, name, args, kwargs and countdown."""
+
+_WITHOUT_NATIVE_DELAY: Final = "bide.integrations.celery_worker:ConsumerWithoutNativeDelay"
+
+
+class CeleryApp(_Celery):  # type: ignore[misc]
+    """A Celery application. Its delayed tasks wait in RabbitMQ; on other brokers it works as Celery does.
+
+    The setting ``bide_infrastructure`` is the delay infrastructure, ``bide.Clock()`` by default.
+    """
+
+    amqp_cls = "bide.integrations.celery:DelayingAMQP"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.add_defaults({"worker_consumer": _WITHOUT_NATIVE_DELAY})
+
+    def send_task(
+        self,
+        name: str,
+        args: Any = None,
+        kwargs: Any = None,
+        countdown: Any = None,
+        eta: Any = None,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """See :meth:`celery.Celery.send_task`.
+
+        Raises:
+            InvalidDelayError: the delay is longer than the infrastructure's longest delay.
+        """
+        if countdown:
+            eta = maybe_make_aware(add_seconds_to_datetime(self.now(), countdown), tz=self.timezone)
+        if eta:
+            options[_ETA] = eta
+        return super().send_task(name, args, kwargs, None, None, *more, **options)
+
+
+class DelayingAMQP(_AMQP):  # type: ignore[misc]
+    """Creates and publishes the tasks of a :class:`CeleryApp`."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(app)
+        self._delays: Delays | None = None
+
+    @property
+    def delays(self) -> Delays:
+        """The routes of this application's delayed tasks."""
+        if self._delays is None:
+            self._delays = Delays(self.app.conf.get("bide_infrastructure"))
+        return self._delays
+
+    def as_task_v1(self, *args: Any, **options: Any) -> Any:
+        """See :meth:`celery.app.amqp.AMQP.as_task_v1`."""
+        return super().as_task_v1(*_with_eta(args, options), **options)
+
+    def as_task_v2(self, *args: Any, **options: Any) -> Any:
+        """See :meth:`celery.app.amqp.AMQP.as_task_v2`."""
+        return super().as_task_v2(*_with_eta(args, options), **options)
+
+    def _create_task_sender(self) -> Callable[..., Any]:
+        send = super()._create_task_sender()
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            eta = options.pop(_ETA, None)
+            self._clean(options)
+            if eta and producer.connection.transport.driver_type == "amqp":
+                producer = _DelayingProducer(producer, self.delays, message.headers, self._due(eta))
+            return send(producer, name, message, **options)
+
+        return send_task_message
+
+    def _due(self, eta: Any) -> Any:
+        """The due time as the worker understands the header ``eta``."""
+        return maybe_make_aware(maybe_iso8601(eta), self.app.timezone)
+
+    def _clean(self, options: dict[str, Any]) -> None:
+        """Remove the traces of an earlier delay from a task that is sent again, as retries are."""
+        headers = options.get("headers")
+        if not headers:
+            return
+        exchange, routing_key = _name_of(options.get("exchange")), options.get("routing_key") or ""
+        sent = self.delays.restore(exchange, routing_key, {"headers": headers})
+        options["headers"] = sent.values["headers"]
+        if HEADER_PRIORITY in headers and not options.get("priority"):
+            options["priority"] = headers[HEADER_PRIORITY]
+        if exchange and self.delays.owns(exchange):
+            # A client of bide delayed it to a queue that is not isolated: the worker got it from an exchange of bide's.
+            if sent.exchange:
+                options.update(exchange=sent.exchange, routing_key=sent.routing_key)
+            else:
+                queue = _Queue(sent.routing_key, no_declare=True)
+                options.update(exchange=None, routing_key=None, queue=queue, declare=[])
+
+
+class _DelayingProducer:
+    """A producer that delays one task. Events of that task go through the original producer.
+
+    Args:
+        headers: the headers object of the task, by which its message is recognized.
+    """
+
+    def __init__(self, producer: Any, delays: Delays, headers: Mapping[str, Any], due: Any) -> None:
+        self._producer = producer
+        self._delays = delays
+        self._headers = headers
+        self._due = due
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """See :meth:`kombu.Producer.publish`."""
+        if options.get("headers") is not self._headers:
+            return self._producer.publish(body, **options)
+        connection = self._producer.channel.connection
+        properties = {"headers": options.pop("headers")}
+        if (priority := options.pop("priority", None)) is not None:
+            properties["priority"] = priority
+        if (expiration := options.pop("expiration", None)) is not None:
+            properties["expiration"] = str(int(expiration * 1000))
+        publish = self._delays.route(
+            _target(options.pop("exchange"), options.pop("routing_key")),
+            due=self._due,
+            server_properties=connection.server_properties,
+            properties=properties,
+        )
+        if not publish.hops and expiration is not None:
+            options["expiration"] = expiration
+        if "priority" in publish.properties:
+            options["priority"] = priority
+        options["declare"] = [*(options.get("declare") or ()), _Requirements(self._delays, publish)]
+        try:
+            return self._producer.publish(
+                body,
+                exchange=publish.exchange,
+                routing_key=publish.routing_key,
+                headers=dict(publish.properties["headers"]),
+                **options,
+            )
+        except Exception:
+            # The delay infrastructure may have been deleted.
+            self._delays.forget(connection)
+            raise
+
+
+class _Requirements(_MaybeChannelBound):  # type: ignore[misc]
+    """What a delayed task needs on the broker, declared by kombu before it publishes, also after a reconnect."""
+
+    name = ""
+
+    def __init__(self, delays: Delays, publish: DelayedPublish) -> None:
+        super().__init__()
+        self._delays = delays
+        self._publish = publish
+
+    def __copy__(self) -> _Requirements:
+        return _Requirements(self._delays, self._publish)
+
+    def declare(self, nowait: bool = False, channel: Any = None) -> None:
+        """Declare what this connection has not declared yet."""
+        channel = channel or self.channel
+        declarations = list(self._delays.declarations(self._publish, connection=channel.connection))
+        if not declarations:
+            return
+        for declaration in declarations[:-1]:
+            _call(channel, declaration, nowait=True)
+        # The broker answers in order, so this answer means that all of them succeeded.
+        _call(channel, declarations[-1], nowait=False)
+        self._delays.declared(self._publish, connection=channel.connection)
+
+
+def _call(channel: Any, declaration: Declaration, *, nowait: bool) -> None:
+    """Make a call on a channel of py-amqp, whose names differ from pika's."""
+    method, arguments = declaration
+    if method == "exchange_declare":
+        arguments = {name: value for name, value in arguments.items() if name not in ("exchange_type", "internal")}
+        arguments["type"] = declaration.arguments["exchange_type"]
+    getattr(channel, method)(nowait=nowait, **arguments)
+
+
+def _with_eta(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """The positional arguments of ``as_task_v1`` and ``as_task_v2``, with the due time as their ``eta``."""
+    eta = options.pop(_ETA, None)
+    if not eta:
+        return args
+    if len(args) > _ETA_POSITION:
+        return (*args[:_ETA_POSITION], eta, *args[_ETA_POSITION + 1 :])
+    options["eta"] = eta
+    return args
+
+
+def _target(exchange: Any, routing_key: str) -> Target:
+    name = _name_of(exchange)
+    return ExchangeTarget(name, routing_key or "") if name else QueueTarget(routing_key, isolated=True)
+
+
+def _name_of(exchange: Any) -> str:
+    return cast("str", getattr(exchange, "name", exchange) or "")

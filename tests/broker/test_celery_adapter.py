@@ -1,0 +1,147 @@
+"""``bide.integrations.celery`` with real Celery workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+import bide
+from bide.admin.apply import exists
+from bide.topology import Exchange, Topology
+from tests.broker.receiving import connected, eventually
+from tests.timeouts import TIMEOUT
+
+PROJECT = Path(__file__).parent / "celery_project"
+
+CHECKS = 12
+
+BEFORE = "from celery import Celery\n"
+AFTER = "from bide.integrations.celery import CeleryApp as Celery\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The project's files, and a folder for its results."""
+    for file in ("tasks.py", "check.py"):
+        (tmp_path / file).write_text((PROJECT / file).read_text())
+    (tmp_path / "results").mkdir()
+    return tmp_path
+
+
+def adopt(folder: Path, name: str = "tasks.py") -> None:
+    """Change one line of the project."""
+    text = (PROJECT / "tasks.py").read_text()
+    assert text.count(BEFORE) == 1
+    (folder / name).write_text(text.replace(BEFORE, AFTER))
+
+
+@asynccontextmanager
+async def running(folder: Path, url: str, *arguments: str, log: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process with children of its own, all ended at the end."""
+    environment = {
+        **os.environ,
+        "CELERY_BROKER_URL": url,
+        "RESULTS": str(folder / "results"),
+        "TIMEOUT": str(TIMEOUT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    with (folder / log).open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            # It may have ended already, and asyncio has not noticed it yet.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+@asynccontextmanager
+async def worker(folder: Path, url: str, pool: str, *, app: str = "tasks") -> AsyncIterator[None]:
+    """A worker that is ready."""
+    options = ["--pool", pool, "--concurrency", "3", "--without-mingle", "--without-gossip", "--loglevel", "info"]
+    log = f"worker-{app}.log"
+    async with running(folder, url, "-m", "celery", "-A", app, "worker", *options, log=log) as process:
+
+        async def is_ready() -> bool:
+            assert process.returncode is None, (folder / log).read_text()
+            return " ready." in (folder / log).read_text()
+
+        await eventually(is_ready)
+        yield
+
+
+async def check(folder: Path, url: str) -> str:
+    """The output of the project's checks."""
+    async with asyncio.timeout(3 * TIMEOUT), running(folder, url, "check.py", log="check.log") as process:
+        await process.wait()
+    output = (folder / "check.log").read_text()
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("pool", ["prefork", pytest.param("threads", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "adopted", [pytest.param(False, marks=pytest.mark.long, id="before"), pytest.param(True, id="after")]
+)
+async def test_a_project_passes_its_checks_before_and_after_one_changed_line(
+    folder: Path, vhost_url: str, pool: str, adopted: bool
+) -> None:
+    if adopted:
+        adopt(folder)
+    async with worker(folder, vhost_url, pool):
+        output = await check(folder, vhost_url)
+        if adopted:
+            await check_retries_of_a_clients_task(folder, vhost_url)
+    assert output.count("passed") == CHECKS
+    async with connected(vhost_url) as connection:
+        assert await exists(connection, Topology([Exchange("bide.v1.delivery")])) is adopted
+        assert await exists(connection, Topology([Exchange("celery_delayed_27")])) is not adopted
+
+
+async def check_retries_of_a_clients_task(folder: Path, url: str) -> None:
+    """A task from bide's client, straight to a queue: the worker gets it from an exchange of the infrastructure."""
+    task_id = str(uuid.uuid4())
+    headers = {"task": "persist", "id": task_id, "lang": "py"}
+    async with bide.connect(url) as client:
+        await client.publish(json=[[[0, 0.5], []], {}, {}], headers=headers, to="safe", delay="500ms", priority=3)
+    result = folder / "results" / f"celery-task-meta-{task_id}"
+
+    async def is_done() -> bool:
+        return result.exists() and json.loads(result.read_text())["status"] == "SUCCESS"
+
+    await eventually(is_done)
+    facts = json.loads(result.read_text())["result"]
+    assert len(facts["runs"]) == 3
+    assert (facts["exchange"], facts["routing_key"]) == ("", "safe")
+    assert facts["runs"][2] >= facts["runs"][1] + 0.5
+
+
+@pytest.mark.parametrize(
+    "adopted", [pytest.param("sender"), pytest.param("worker", marks=pytest.mark.long)], ids="only the {}".format
+)
+async def test_sides_with_and_without_the_adapter_work_together(folder: Path, vhost_url: str, adopted: str) -> None:
+    """As while a new version is rolled out, or rolled back. Retries of the worker return to their queue."""
+    (folder / "other.py").write_text((folder / "tasks.py").read_text())
+    adopt(folder, "tasks.py" if adopted == "sender" else "other.py")
+    async with worker(folder, vhost_url, "prefork", app="other"):
+        output = await check(folder, vhost_url)
+    assert output.count("passed") == CHECKS
