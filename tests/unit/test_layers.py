@@ -100,6 +100,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
+    "integrations": frozenset({"dramatiq", "pika"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "local_broker": frozenset({"httpx2"}),
     "management": frozenset({"httpx2"}),
