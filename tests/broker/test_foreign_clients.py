@@ -48,8 +48,8 @@ def publish(delays: Delays, channel: Any, target: Any, body: bytes, **options: A
     """Publish with pika, and return the number of declarations."""
     connection = channel.connection
     server = connection._impl.server_properties
-    route = delays.route(target, connection=connection, server_properties=server, **options)
-    calls = list(delays.declarations(route))
+    route = delays.route(target, server_properties=server, **options)
+    calls = list(delays.declarations(route, connection=connection))
     for call in calls:
         call.call(channel)
     delays.declared(route, connection=connection)
@@ -150,8 +150,8 @@ async def test_aiormq_publishes_with_the_same_calls(vhost_url: str) -> None:
     connection = await aiormq.connect(vhost_url)
     channel = await connection.channel()
     await channel.queue_declare("mail", durable=True)
-    route = delays.route(MAIL, delay="1s", connection=connection, server_properties=connection.server_properties)
-    for call in delays.declarations(route):
+    route = delays.route(MAIL, delay="1s", server_properties=connection.server_properties)
+    for call in delays.declarations(route, connection=connection):
         await call.call(channel)
     delays.declared(route, connection=connection)
     properties = aiormq.spec.Basic.Properties(**route.properties)

@@ -6,11 +6,10 @@ A framework keeps its own connection, pool and confirms. :class:`Delays` compute
     publish = delays.route(
         bide.QueueTarget("mail", isolated=True),
         delay="5m",
-        connection=connection,                         # the key of what was declared; held weakly
         server_properties=connection.server_properties,
         properties={"headers": {...}, "priority": 3},  # by their AMQP names
     )
-    for declaration in delays.declarations(publish):   # nothing, for most messages
+    for declaration in delays.declarations(publish, connection=connection):  # nothing, for most messages
         declaration.call(channel)
     delays.declared(publish, connection=connection)
     channel.basic_publish(publish.exchange, publish.routing_key, body, publish.properties)
@@ -57,7 +56,7 @@ class DelayedPublish:
         properties: the properties to send, headers included, by their AMQP names.
         due: the due time.
         hops: the number of queues that the message passes before its target; zero if it is already due.
-        requires: what to declare on this connection first.
+        requires: the queues and bindings that the message needs, besides the infrastructure's core.
     """
 
     exchange: str
@@ -69,17 +68,14 @@ class DelayedPublish:
 
 
 class _Declared:
-    """What one connection has declared, and when."""
+    """What one connection has declared, and when. It has declared the infrastructure's core first."""
 
     def __init__(self) -> None:
-        self.core = False
         self._items = BoundedCache[Queue | Binding, float]()
 
     def add(self, topology: Topology) -> None:
         """Remember a topology that was declared."""
         now = time.monotonic()
-        # Only the core has exchanges, and its topology is declared as a whole.
-        self.core = self.core or bool(topology.exchanges)
         self._items.update(dict.fromkeys((*topology.queues, *topology.bindings), now))
 
     def missing(self, needed: Topology) -> Topology:
@@ -112,7 +108,6 @@ class Delays:
         *,
         delay: DelayLike | None = None,
         due: DueTimeLike | None = None,
-        connection: object,
         server_properties: Mapping[str, Any],
         properties: Mapping[str, Any] | None = None,
     ) -> DelayedPublish:
@@ -125,9 +120,7 @@ class Delays:
                 exchange and the queue's name as its exchange and routing key, as if it had not been delayed.
             delay: the time from now to the delivery. Give either this or ``due``.
             due: the due time.
-            connection: a key for this connection to the broker: any object that can be weakly referenced, and lives as
-                long as the connection, or until :meth:`forget`.
-            server_properties: the server properties that the broker sent for this connection.
+            server_properties: the properties that the broker sent when the connection was opened.
             properties: the message's properties by their AMQP names. Headers of an earlier delay are removed.
 
         Raises:
@@ -161,22 +154,31 @@ class Delays:
             properties=sent,
             due=at,
             hops=route.hops,
-            requires=self._missing(infrastructure, route, connection) if route.hops else Topology(),
+            requires=_required(infrastructure, route),
         )
 
-    def declarations(self, publish: DelayedPublish) -> Iterator[Declaration]:
-        """The calls that declare what a message needs, in order."""
+    def declarations(self, publish: DelayedPublish, *, connection: object) -> Iterator[Declaration]:
+        """The calls that declare what a message needs and this connection has not declared recently, in order.
+
+        Args:
+            connection: a key for the connection to the broker: any object that can be weakly referenced, and lives as
+                long as the connection, or until :meth:`forget`.
+        """
+        if not publish.hops:
+            return iter(())
         with self._lock:
-            is_new = any(one.name not in self._settled for one in publish.requires.queues)
-        return declarations_of(publish.requires, settle=self.infrastructure.delivery_exchange if is_new else "")
+            known = self._declared.get(connection)
+            missing = publish.requires if known is None else known.missing(publish.requires)
+            is_new = any(one.name not in self._settled for one in missing.queues)
+        if known is None:
+            missing = self._core() | missing
+        return declarations_of(missing, settle=self.infrastructure.delivery_exchange if is_new else "")
 
     def declared(self, publish: DelayedPublish, *, connection: object) -> None:
         """Remember that a connection has declared what a message needs."""
-        requires = publish.requires
         with self._lock:
-            known = self._declared.setdefault(connection, _Declared())
-            known.add(requires)
-            self._settled.update(one.name for one in requires.queues)
+            self._declared.setdefault(connection, _Declared()).add(publish.requires)
+            self._settled.update(one.name for one in publish.requires.queues)
 
     def forget(self, connection: object) -> None:
         """Declare everything again before the next message of a connection."""
@@ -192,12 +194,11 @@ class Delays:
         """The exchange, routing key, properties and due time with which a received message was sent."""
         return restore(exchange, routing_key, properties)
 
-    def _missing(self, infrastructure: DelayInfrastructure, route: DelayRoute, connection: object) -> Topology:
-        growing = infrastructure.growing()
-        needed = route.requires if growing is None else growing.digit_topology(route.digits) | route.requires
-        with self._lock:
-            known = self._declared.get(connection)
-            missing = needed if known is None else known.missing(needed)
-            if known is not None and known.core:
-                return missing
-        return (infrastructure.topology() if growing is None else growing.core_topology()) | missing
+    def _core(self) -> Topology:
+        growing = self.infrastructure.growing()
+        return self.infrastructure.topology() if growing is None else growing.core_topology()
+
+
+def _required(infrastructure: DelayInfrastructure, route: DelayRoute) -> Topology:
+    growing = infrastructure.growing()
+    return route.requires if growing is None else growing.digit_topology(route.digits) | route.requires
