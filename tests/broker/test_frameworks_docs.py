@@ -11,12 +11,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import pytest
+
+from bide.errors import TargetNotFoundError
 from tests.broker.receiving import eventually, ready_at
 from tests.readme import blocks, commands_of
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
 PAGE = "docs/frameworks.md"
+
+QUEUES = {"dramatiq": "default", "FastStream": "charges"}
+"""A queue that the worker declares when it starts."""
 
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
 
@@ -45,7 +51,7 @@ class Session:
         name, *arguments = program.split()
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *([sys.executable, "-m", name]),
+                *([sys.executable] if name == "python" else [sys.executable, "-m", name]),
                 *arguments,
                 cwd=self.folder,
                 env=self._environment,
@@ -87,12 +93,13 @@ class Session:
         await eventually(are_there)
 
 
-async def test_dramatiq_runs_the_programs_of_the_page(vhost: Vhost, tmp_path: Path) -> None:
-    session = Session("dramatiq", tmp_path, vhost.url)
-    delayed, keyed = session.consoles
-    (worker, _), (send, output) = delayed
-    (gate, _), (invoices, results) = keyed
+@pytest.mark.parametrize("framework", ["dramatiq", "FastStream"])
+async def test_the_programs_of_the_page_print_what_it_shows(framework: str, vhost: Vhost, tmp_path: Path) -> None:
+    session = Session(framework, tmp_path, vhost.url)
+    (worker, _), (send, output) = session.consoles[0]
+    (gate, _), (invoices, results) = session.consoles[1]
     async with session.running(worker), session.running(gate):
+        await eventually(lambda: exists(vhost.url, QUEUES[framework]))
         assert await session.output(send) == ""
         assert await session.output(invoices) == results
         await session.logged(*output.splitlines())
@@ -101,3 +108,11 @@ async def test_dramatiq_runs_the_programs_of_the_page(vhost: Vhost, tmp_path: Pa
             return await ready_at(vhost.url, "bide.v1.d3") == 1
 
         await eventually(waits)
+
+
+async def exists(url: str, queue: str) -> bool:
+    try:
+        await ready_at(url, queue)
+    except TargetNotFoundError:
+        return False
+    return True

@@ -140,17 +140,14 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
         server_properties = self.connection._impl.server_properties  # noqa: SLF001
         if server_properties is None:
             raise exceptions.ConnectionWrongStateError("the connection is closed")
-        # All threads share what one of them has declared.
         publish = self._delays.route(
-            QueueTarget(message.queue_name),
-            delay=wait,
-            connection=self,
-            server_properties=server_properties,
-            properties=properties,
+            QueueTarget(message.queue_name), delay=wait, server_properties=server_properties, properties=properties
         )
-        for declaration in self._delays.declarations(publish):
-            declaration.call(self.channel)
-        self._delays.declared(publish, connection=self)
+        # All threads share what one of them has declared.
+        if declarations := list(self._delays.declarations(publish, connection=self)):
+            for one in declarations:
+                one.call(self.channel)
+            self._delays.declared(publish, connection=self)
         return publish
 
     def _schedule(self, message: Message[Any], key: str, delay: float, wait: timedelta) -> Message[Any]:
