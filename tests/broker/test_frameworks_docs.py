@@ -21,7 +21,7 @@ from tests.timeouts import TIMEOUT
 
 PAGE = "docs/frameworks.md"
 
-QUEUES = {"dramatiq": "default", "FastStream": "charges"}
+QUEUES = {"dramatiq": "default", "FastStream": "charges", "taskiq": "taskiq"}
 """A queue that the worker declares when it starts."""
 
 _FILE_NAME = re.compile(r"# (\w+\.py)\n")
@@ -93,7 +93,7 @@ class Session:
         await eventually(are_there)
 
 
-@pytest.mark.parametrize("framework", ["dramatiq", "FastStream"])
+@pytest.mark.parametrize("framework", ["dramatiq", "FastStream", "taskiq"])
 async def test_the_programs_of_the_page_print_what_it_shows(framework: str, vhost: Vhost, tmp_path: Path) -> None:
     session = Session(framework, tmp_path, vhost.url)
     (worker, _), (send, output) = session.consoles[0]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import copy
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from aio_pika.exceptions import ChannelInvalidStateError
+from aio_pika.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
+from aio_pika.message import encode_expiration
 
 from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, Target
 from bide.integrations.declarations import Declaration
 from bide.integrations.delays import DelayedPublish, Delays
 
 if TYPE_CHECKING:
+    import aio_pika
     from aio_pika.abc import AbstractConnection, UnderlayConnection
+
+Result = TypeVar("Result")
 
 
 class AioPikaDelays:
@@ -31,18 +36,46 @@ class AioPikaDelays:
         self.delays = Delays(infrastructure)
         self._declaring = asyncio.Lock()
 
-    async def prepare(
-        self, connection: AbstractConnection, target: Target, *, delay: timedelta, properties: Mapping[str, Any]
-    ) -> DelayedPublish:
-        """What to publish for a message that is delayed from now on, once everything that it needs is declared.
+    async def publish(
+        self,
+        publish: Callable[[str, str, aio_pika.Message], Awaitable[Result]],
+        message: aio_pika.Message,
+        target: Target,
+        *,
+        connection: AbstractConnection,
+        delay: timedelta,
+        headers: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """Publish a message that is delayed from now on, once everything that it needs is declared.
 
         Args:
-            properties: the message's properties by their AMQP names.
+            publish: publishes a message to an exchange with a routing key, over this connection.
+            message: the message without a delay; it is not changed.
+            headers: headers to add.
 
         Raises:
             InvalidInputError: as :meth:`bide.integrations.Delays.route`.
             AMQPError: of aio-pika: the target is missing, the broker refuses, or the connection is lost.
         """
+        for is_last in (False, True):
+            route = await self._prepare(connection, target, delay, _acting_properties(message))
+            routed = copy.copy(message)
+            routed.headers = {**route.properties["headers"], **(headers or {})}
+            if route.hops:
+                routed.priority = route.properties.get("priority", 0)
+                routed.expiration = None
+            try:
+                return await publish(route.exchange, route.routing_key, routed)
+            except ChannelNotFoundEntity:
+                # An exchange was deleted.
+                self.delays.forget((await _open(connection)).connection)
+                if is_last:
+                    raise
+        raise AssertionError
+
+    async def _prepare(
+        self, connection: AbstractConnection, target: Target, delay: timedelta, properties: Mapping[str, Any]
+    ) -> DelayedPublish:
         opened = (await _open(connection)).connection
         publish = self.delays.route(
             target, delay=delay, server_properties=opened.server_properties, properties=properties
@@ -63,10 +96,6 @@ class AioPikaDelays:
                     self.delays.declared(publish, connection=opened)
         return publish
 
-    async def forget(self, connection: AbstractConnection) -> None:
-        """Declare everything again before the next message: an exchange of the infrastructure was missing."""
-        self.delays.forget((await _open(connection)).connection)
-
     def _missing(self, publish: DelayedPublish, opened: object) -> list[Declaration]:
         return list(self.delays.declarations(publish, connection=opened))
 
@@ -78,3 +107,13 @@ async def _open(connection: AbstractConnection) -> UnderlayConnection:
     await connection.ready()
     assert connection.transport is not None
     return connection.transport
+
+
+def _acting_properties(message: aio_pika.Message) -> dict[str, Any]:
+    """The properties of a message that matter while it waits, by their AMQP names."""
+    properties: dict[str, Any] = {"headers": message.headers, "priority": message.priority}
+    if (expiration := encode_expiration(message.expiration)) is not None:
+        properties["expiration"] = expiration
+    if message.message_id is not None:
+        properties["message_id"] = message.message_id
+    return properties

@@ -19,7 +19,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import aio_pika
-from aio_pika.exceptions import ChannelNotFoundEntity
 from aio_pika.message import encode_expiration
 from faststream import BaseMiddleware
 from faststream.exceptions import AckMessage, IgnoredException, NackMessage, RejectMessage
@@ -150,28 +149,18 @@ class DelayMiddleware:
         target: Target = QueueTarget(command.destination)
         if command.exchange.name:
             target = ExchangeTarget(command.exchange.name, command.destination, command.exchange.type.value)
-        for is_last in (False, True):
-            publish = await self._delays.prepare(
-                connection, target, delay=found.delay, properties=_acting_properties(message)
-            )
-            routed = copy.copy(command)
-            routed.body = copy.copy(message)
-            routed.body.headers = dict(publish.properties["headers"])
-            if found.retries:
-                routed.body.headers[HEADER_RETRIES] = found.retries
-            if publish.hops:
-                routed.body.priority = publish.properties.get("priority", 0)
-                routed.body.expiration = None
-            routed.exchange = RabbitExchange(publish.exchange, declare=False, robust=False)
-            routed.destination = publish.routing_key
-            try:
-                return await call_next(routed)
-            except ChannelNotFoundEntity:
-                # An exchange was deleted.
-                await self._delays.forget(connection)
-                if is_last:
-                    raise
-        raise AssertionError
+
+        async def publish(exchange: str, routing_key: str, routed: aio_pika.Message) -> Any:
+            sent = copy.copy(command)
+            sent.body = routed
+            sent.exchange = RabbitExchange(exchange, declare=False, robust=False)
+            sent.destination = routing_key
+            return await call_next(sent)
+
+        headers = {HEADER_RETRIES: found.retries} if found.retries else {}
+        return await self._delays.publish(
+            publish, message, target, connection=connection, delay=found.delay, headers=headers
+        )
 
     async def retry(self, message: RabbitMessage, subscriber: Any, delayed: Delayed) -> bool:
         """Send a message to its queue again, and acknowledge it. False if nothing was done, with a TestRabbitBroker."""
@@ -322,13 +311,3 @@ def _without_delay(command: RabbitPublishCommand) -> RabbitPublishCommand:
         plain.body = copy.copy(command.body)
         plain.body.headers = {name: value for name, value in command.body.headers.items() if name != HEADER}
     return plain
-
-
-def _acting_properties(message: aio_pika.Message) -> dict[str, Any]:
-    """The properties of a message that matter while it waits, by their AMQP names."""
-    properties: dict[str, Any] = {"headers": message.headers, "priority": message.priority}
-    if (expiration := encode_expiration(message.expiration)) is not None:
-        properties["expiration"] = expiration
-    if message.message_id is not None:
-        properties["message_id"] = message.message_id
-    return properties
