@@ -100,6 +100,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
+    "integrations": frozenset({"aio_pika", "dramatiq", "faststream", "pika", "taskiq", "taskiq_aio_pika"}),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "local_broker": frozenset({"httpx2"}),
     "management": frozenset({"httpx2"}),
@@ -112,6 +113,8 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 """What a package may import from elsewhere."""
 
 IMPORTED_AS = {
+    "aio-pika": "aio_pika",
+    "taskiq-aio-pika": "taskiq_aio_pika",
     "prometheus-client": "prometheus_client",
     "opentelemetry-api": "opentelemetry",
 }

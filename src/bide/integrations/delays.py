@@ -184,7 +184,8 @@ class Delays:
     def declared(self, publish: DelayedPublish, *, connection: object) -> None:
         """Remember that a connection has declared what a message needs."""
         with self._lock:
-            self._declared.setdefault(connection, _Declared()).add(publish.requires)
+            known = self._declared.setdefault(connection, _Declared())
+            known.add(known.missing(publish.requires))
             self._settled.update(one.name for one in publish.requires.queues)
 
     def forget(self, connection: object) -> None:
