@@ -75,12 +75,13 @@ class SyncClient(SyncScheduleMethods):
         finally:
             self._thread.stop()
 
-    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: DelayLike | None = None) -> _Result:
         """Run a coroutine in the client's thread.
 
         Raises:
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
-            TimeoutError: the coroutine took longer than ``timeout`` seconds and was cancelled.
+            TimeoutError: the coroutine took longer than ``timeout`` and was cancelled.
+            InvalidDelayError: ``timeout`` is invalid; the coroutine was not started.
         """
         return self._thread.wait_for(work, timeout)
 
