@@ -113,8 +113,8 @@ class SyncClient(SyncScheduleMethods):
 
     @property
     def connected(self) -> bool:
-        """See :attr:`bide.Client.connected`."""
-        return self._client.connected
+        """See :attr:`bide.Client.connected`. False in a process that was forked after the client was made."""
+        return not self._thread.belongs_to_parent and self._client.connected
 
     def now(self) -> datetime:
         """See :meth:`bide.Client.now`."""
