@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -12,6 +15,7 @@ from bide.errors import BulkPublishError, InvalidInputError
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import fresh
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 @pytest.fixture
@@ -101,3 +105,50 @@ def test_a_received_message_is_typed_and_settled_once(client: bide.SyncClient, q
         assert again.delivery_count == 1
         again.reject()
     assert bodies(client, queue) == []
+
+
+FORK = """
+import multiprocessing
+import bide
+
+def in_child():
+    print(client.connected)
+
+with bide.connect_sync() as client:
+    child = multiprocessing.get_context("fork").Process(target=in_child)
+    child.start()
+    child.join()
+    print(client.connected)
+"""
+
+
+def test_a_client_is_not_connected_in_a_forked_process(vhost: Vhost) -> None:
+    command = [sys.executable, "-c", FORK]
+    environment = {**os.environ, "BIDE_URL": vhost.url}
+    output = subprocess.run(
+        command, check=True, env=environment, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT
+    ).stdout
+    assert output.split() == ["False", "True"]
+
+
+LOOPS = """
+import asyncio
+import bide
+
+async def connected():
+    client = await bide.connect()
+    print(client.connected)
+    return client
+
+client = asyncio.run(connected())
+print(client.connected)
+"""
+
+
+def test_an_asynchronous_client_is_not_connected_when_its_event_loop_is_closed(vhost: Vhost) -> None:
+    command = [sys.executable, "-c", LOOPS]
+    environment = {**os.environ, "BIDE_URL": vhost.url}
+    output = subprocess.run(
+        command, check=True, env=environment, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT
+    ).stdout
+    assert output.split() == ["True", "False"]

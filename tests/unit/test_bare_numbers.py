@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +15,7 @@ from bide.cli.app import run
 from bide.errors import InvalidInputError
 from bide.messages.prepared import check_message
 from bide.schedules.recurrence import Recurrence
+from tests.timeouts import TIMEOUT
 
 Call = Callable[[Any], object]
 
@@ -44,6 +46,14 @@ async def test_consumers_refuse_numbers_too() -> None:
     async with bide.testing.broker() as broker, broker.connect() as client:
         with pytest.raises(InvalidInputError, match="give '5s'"):
             client.consume("q", timeout=5)  # type: ignore[arg-type]
+
+
+def test_the_thread_of_a_synchronous_client_refuses_them_too() -> None:
+    with bide.testing.MemoryBroker() as broker, broker.connect_sync() as client:
+        with pytest.raises(InvalidInputError, match="give '5s'"):
+            client.wait_for(client.client.release(), timeout=5)  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError):
+            client.wait_for(asyncio.sleep(TIMEOUT), timeout="10ms")
 
 
 def test_the_command_line_refuses_them_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -191,4 +191,4 @@ def test_a_sync_client_refuses_calls_that_would_block_its_own_thread() -> None:
             with pytest.raises(InvalidInputError, match="in its own thread"):
                 client.release()
 
-        client.wait_for(own_thread(), timeout=60)
+        client.wait_for(own_thread(), timeout="60s")

@@ -103,8 +103,8 @@ class Client(QueueMethods, ScheduleMethods):
     def connected(self) -> bool:
         """Whether the client is connected: its publishing connection is open, and the receiving one too if it was used.
 
-        False while a lost connection is not back, and after :meth:`close`. A connection whose loss the operating system
-        has not reported yet counts as open, for two heartbeat intervals at most.
+        False while a lost connection is not back, and when the client or its event loop was closed. A connection whose
+        loss the operating system has not reported yet counts as open, for two heartbeat intervals at most.
         """
         return self._publisher.reconnecting.is_open and not self._watch.is_lost
 

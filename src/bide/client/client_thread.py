@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from bide.errors import ClosedError, InvalidInputError
+from bide.durations import DelayLike, parse_delay
+from bide.errors import ClosedError, InvalidDelayError, InvalidInputError
 
 _STOP_TIMEOUT: Final = 1.0
 """Seconds to wait for the calls of other threads to end, after the connections are closed."""
@@ -46,16 +47,22 @@ class ClientThread:
         self._thread.join()
         self._loop.close()
 
-    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: DelayLike | None = None) -> _Result:
         """Run a coroutine in the client's thread.
 
         Raises:
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
-            TimeoutError: the coroutine took longer than ``timeout`` seconds and was cancelled.
+            TimeoutError: the coroutine took longer than ``timeout`` and was cancelled.
+            InvalidDelayError: ``timeout`` is invalid; the coroutine was not started.
         """
+        try:
+            limit = None if timeout is None else parse_delay(timeout).total_seconds()
+        except InvalidDelayError:
+            work.close()
+            raise
         future = self.submit(work)
         try:
-            return future.result(timeout)
+            return future.result(limit)
         except concurrent.futures.CancelledError:
             raise ClosedError("the client was closed") from None
         except BaseException:

@@ -152,7 +152,8 @@ class ReconnectingConnection:
             self._loop = running
         elif self._loop is not running:
             raise InvalidInputError(
-                "this client was connected in another event loop: use it there, or connect another client in this one"
+                "this client was connected in another event loop: use it there, connect another client in this one, or "
+                "use bide.connect_sync(), whose client works in every thread and loop"
             )
 
     async def _pause_if_flapping(self) -> None:
@@ -199,8 +200,10 @@ class ReconnectingConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open now."""
-        return self._connection is not None and self._connection.is_open and not self._closed.is_set()
+        """Whether the connection is open now, and its event loop too."""
+        if self._loop is None or self._loop.is_closed() or self._closed.is_set():
+            return False
+        return self._connection is not None and self._connection.is_open
 
     def _on_lost(self, connection: Connection, lost: asyncio.Future[BideError]) -> None:
         if self._last_opened is not connection or self._closed.is_set() or self.watch is None:

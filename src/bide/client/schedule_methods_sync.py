@@ -29,7 +29,7 @@ class SyncScheduleMethods(ABC):
         """The client that does the work."""
 
     @abstractmethod
-    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: DelayLike | None = None) -> _Result:
         """Run a coroutine in the client's thread."""
 
     @takes(OutgoingSchedule)

@@ -75,12 +75,13 @@ class SyncClient(SyncScheduleMethods):
         finally:
             self._thread.stop()
 
-    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: float | None = None) -> _Result:
+    def wait_for(self, work: Coroutine[Any, Any, _Result], timeout: DelayLike | None = None) -> _Result:
         """Run a coroutine in the client's thread.
 
         Raises:
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
-            TimeoutError: the coroutine took longer than ``timeout`` seconds and was cancelled.
+            TimeoutError: the coroutine took longer than ``timeout`` and was cancelled.
+            InvalidDelayError: ``timeout`` is invalid; the coroutine was not started.
         """
         return self._thread.wait_for(work, timeout)
 
@@ -112,8 +113,8 @@ class SyncClient(SyncScheduleMethods):
 
     @property
     def connected(self) -> bool:
-        """See :attr:`bide.Client.connected`."""
-        return self._client.connected
+        """See :attr:`bide.Client.connected`. False in a process that was forked after the client was made."""
+        return not self._thread.belongs_to_parent and self._client.connected
 
     def now(self) -> datetime:
         """See :meth:`bide.Client.now`."""
