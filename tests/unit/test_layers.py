@@ -100,7 +100,9 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
-    "integrations": frozenset({"aio_pika", "dramatiq", "faststream", "pika", "taskiq", "taskiq_aio_pika"}),
+    "integrations": frozenset(
+        {"aio_pika", "celery", "dramatiq", "faststream", "kombu", "pika", "taskiq", "taskiq_aio_pika"}
+    ),
     "observability": frozenset({"prometheus_client", "opentelemetry"}),
     "local_broker": frozenset({"httpx2"}),
     "management": frozenset({"httpx2"}),
@@ -108,7 +110,6 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "amqp": frozenset({"pamqp"}),
     "testing": frozenset({"pytest"}),
     "timeouts": frozenset({"psycopg", "pymysql"}),
-    "integrations": frozenset({"celery", "kombu"}),
 }
 """What a package may import from elsewhere."""
 

@@ -13,7 +13,8 @@ from uuid import UUID
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.client.consumer import Consumer
-from bide.client.message import KEPT_PROPERTIES, Message
+from bide.client.message import Message
+from bide.client.received_message import KEPT_PROPERTIES
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.forwarding import set_aside_values
 from bide.delay.nservicebus import format_timestamp
