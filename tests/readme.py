@@ -40,14 +40,28 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
+def section(page: str, title: str) -> str:
+    """The text of a section."""
+    _, found, rest = read(page).partition(f"\n## {title}\n")
+    assert found, f"{page} has no section {title}"
+    return rest.partition("\n## ")[0]
+
+
+def table(page: str, title: str, number: int = 0) -> list[list[str]]:
+    """The rows of a table of a section, without its head."""
+    found = re.findall(r"^\|.*\n\|[-|]+\|\n((?:\|.*\n)+)", section(page, title), re.MULTILINE)
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip()[1:-1])] for row in found[number].splitlines()]
+    return [[cell.replace(r"\|", "|") for cell in row] for row in rows]
+
+
+def code(cell: str) -> list[str]:
+    """The texts between backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
 def blocks(page: str, title: str | None = None) -> list[tuple[str, str]]:
     """Language and text of the blocks of a section, or of the whole page."""
-    section = read(page)
-    if title is not None:
-        _, found, section = section.partition(f"\n## {title}\n")
-        assert found, f"{page} has no section {title}"
-        section = section.partition("\n## ")[0]
-    return _BLOCK.findall(section)
+    return _BLOCK.findall(read(page) if title is None else section(page, title))
 
 
 def commands_of(block: str) -> list[tuple[str, str]]:
