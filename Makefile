@@ -14,7 +14,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases clean
+.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,7 +31,7 @@ unit-tests: setup # beside lint, whose mypy uses one core only
 	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "not long" \
 		tests/unit
 
-test: lint rabbitmq java browser databases ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
+test: lint rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
 
 test-timing: setup rabbitmq ## measure the lateness of delayed messages, without other load (two minutes)
@@ -39,10 +39,10 @@ test-timing: setup rabbitmq ## measure the lateness of delayed messages, without
 
 # These start JVMs and clusters of their own. Spark gives a Python worker ten seconds to start, however busy the machine.
 test-long: WORKERS = 3
-test-long: setup rabbitmq java browser iproute2 databases ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
+test-long: setup rabbitmq java browser iproute2 databases languages go ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
-test-brokers: setup java browser iproute2 databases ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
+test-brokers: setup java browser iproute2 databases languages go ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
 	@failed=; for suite in trixie forky; do \
 		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
 		echo "== the RabbitMQ of $$suite"; \
@@ -112,6 +112,14 @@ databases: # for the tests of bide timeouts
 	@scripts/install-postgresql.sh
 	@scripts/install-mariadb.sh
 
+languages: # for the tests of examples/wire
+	@scripts/install-node.sh
+	@scripts/install-npm-packages.sh
+	@scripts/install-java-client.sh
+
+go: # for the tests of examples/wire/go
+	@scripts/install-go.sh
+
 clean: ## remove everything that make created, except the broker roots in the user's cache
-	@rm -rf .venv .venv-pyspark-* .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo
+	@rm -rf .venv .venv-pyspark-* .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo examples/wire/node/node_modules
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
