@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -15,8 +16,9 @@ import bide
 from bide import ScheduleOutcome
 from bide.durations import to_milliseconds
 from bide.local_broker import LocalBroker
-from tests.broker.receiving import fresh, ready_at, receive
-from tests.broker.schedule_log import gating
+from bide.schedules.names import partition_of
+from tests.broker.receiving import eventually, fresh, ready_at, receive
+from tests.broker.schedule_log import NAMES, gating
 from tests.readme import blocks, code, commands_of, table
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS
@@ -152,6 +154,23 @@ async def test_bide_and_the_program_schedule_and_cancel_by_key(program: Program,
         )
         assert received["received"] >= received["due"]
         assert await ready_at(vhost.url, "reminders") == 0
+
+
+async def test_the_program_repeats_a_cancel_until_a_gate_answers(vhost: Vhost, tmp_path: Path) -> None:
+    program = built("node", tmp_path)
+    log = NAMES.log(partition_of("k"))
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
+        await client.schedule(b"x", key="k", to="reminders", delay="1h")
+        cancelling = asyncio.create_task(program.run(vhost.url, "cancel", "k"))
+
+        async def is_repeated() -> bool:
+            return await ready_at(vhost.url, log) >= 3
+
+        await eventually(is_repeated)
+        async with gating(vhost.url, tmp_path / "gate"):
+            assert await cancelling == "cancelled\n"
+            assert await client.scheduled("k") is None
 
 
 async def test_the_commands_print_what_the_page_shows(clock_url: str, client: bide.Client, tmp_path: Path) -> None:
