@@ -1,0 +1,231 @@
+"""The programs of docs/web-applications.md under their servers, and its notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import pytest
+
+import bide
+from tests.broker.receiving import eventually, receive
+from tests.broker.schedule_log import gating
+from tests.broker.test_reminders_docs import curl, free_port
+from tests.faults.proxy import Proxy
+from tests.readme import blocks, commands_of, read
+from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+PAGE: Final = "docs/web-applications.md"
+FRAMEWORKS: Final = ("FastAPI", "Flask", "Django")
+SERVERS: Final = ("uvicorn", "gunicorn")
+
+
+def test_the_list_of_sections_is_complete() -> None:
+    titles = [line.removeprefix("## ") for line in read(PAGE).splitlines() if line.startswith("## ")]
+    links = [line for line in read(PAGE).splitlines() if line.startswith("- [")]
+    assert links == [f"- [{title}](#{title.lower().replace(' ', '-')})" for title in titles]
+
+
+def write_programs(title: str, folder: Path) -> None:
+    """Write the programs of a section into the files that their first lines name."""
+    for language, text in blocks(PAGE, title):
+        if language == "python":
+            file = folder / text.partition("\n")[0].removeprefix("# ")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+
+
+def commands_in(title: str) -> list[tuple[str, str]]:
+    """The commands of a section, and what they print."""
+    return [one for _, text in blocks(PAGE, title) if text.startswith("$ ") for one in commands_of(text)]
+
+
+def installed(command: str) -> list[str]:
+    """The command of a package in this environment, with its arguments."""
+    name, *arguments = shlex.split(command)
+    return [str(Path(sys.executable).parent / name), *arguments]
+
+
+def set_up(title: str, folder: Path) -> list[str]:
+    """Make the folder of an application, and return the commands that serve it."""
+    folder.mkdir()
+    commands = [command for command, _ in commands_in(title)]
+    for command in commands:
+        if not command.startswith(SERVERS):
+            subprocess.run(installed(command), cwd=folder, check=True, timeout=TIMEOUT)
+    if title != "FastAPI":
+        write_programs("A client for each process", folder)
+    write_programs(title, folder)
+    if title == "Django":
+        middleware = "orders.middleware.BrokerErrors"
+        assert f'Add `"{middleware}"` to `MIDDLEWARE` in `shop/settings.py`' in read(PAGE)
+        with (folder / "shop" / "settings.py").open("a", encoding="utf-8") as settings:
+            settings.write(f"\nMIDDLEWARE.append({middleware!r})\n")
+    return [command for command in commands if command.startswith(SERVERS)]
+
+
+@asynccontextmanager
+async def serving(folder: Path, command: str, port: int, url: str) -> AsyncIterator[Process]:
+    """A server in an application's folder. After the block, SIGTERM must end it without an error."""
+    environment = {**os.environ, "BIDE_URL": url, "HOME": str(folder)}
+    process = await asyncio.create_subprocess_exec(
+        *installed(command.replace("8000", str(port))), cwd=folder, env=environment, stdout=PIPE, stderr=STDOUT
+    )
+    reading = asyncio.create_task(process.communicate())
+    try:
+        yield process
+        assert process.returncode is None
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        printed = (await asyncio.wait_for(reading, TIMEOUT))[0].decode()
+        print(printed)  # noqa: T201 (shown if the test fails)
+    # uvicorn raises the signal again when it has shut down.
+    assert await process.wait() == (-signal.SIGTERM if command.startswith("uvicorn") else 0)
+    assert "Traceback" not in printed
+
+
+@pytest.mark.slow
+async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
+    commands = commands_in("Try it")
+    gate, *requests = commands
+    assert gate == ("bide gate --state gate --allow mail", "")
+    assert len(requests) == 4
+    async with (
+        Proxy(vhost.url) as proxy,
+        bide.connect(vhost.url) as client,
+        gating(vhost.url, tmp_path / "gate", allow=["mail"]),
+        httpx2.AsyncClient(timeout=TIMEOUT) as browser,
+        AsyncExitStack() as servers,
+    ):
+        ports = []
+        for title in FRAMEWORKS:
+            folder = tmp_path / title
+            for command in await asyncio.to_thread(set_up, title, folder):
+                ports.append(free_port())
+                await servers.enter_async_context(serving(folder, command, ports[-1], proxy.url))
+        assert len(ports) == 4
+
+        async def health(port: int) -> tuple[int, object]:
+            try:
+                answer = await browser.get(f"http://127.0.0.1:{port}/health")
+            except httpx2.ConnectError:
+                return 0, None
+            return answer.status_code, answer.json().get("broker", "error")
+
+        async def each_answers(status: int, *broker: object) -> None:
+            async def all_answer() -> bool:
+                return all([await health(port) in [(status, one) for one in broker] for port in ports])
+
+            await eventually(all_answer)
+
+        await each_answers(200, True)
+        for port in ports:
+            for command, printed in requests:
+                assert (port, json.loads(await curl(f"{command} -sS", port))) == (port, json.loads(printed))
+        receipts = await receive(client, "mail", len(ports))
+        assert [one.json() for one in receipts] == [{"receipt": 7}] * len(ports)
+        assert await client.scheduled("order:7") is None
+
+        # A process whose client is not connected yet answers with an error.
+        proxy.refusing = True
+        proxy.cut()
+        await each_answers(503, False, "error")
+        proxy.refusing = False
+        await each_answers(200, True)
+        for port in ports:
+            assert json.loads(await curl("curl -sS -X PUT localhost:8000/orders/8", port)) == {"order": 8}
+
+
+CELLS: Final = [
+    (text, output if next_language == "" else "")
+    for (language, text), (next_language, output) in pairwise([*blocks(PAGE, "Jupyter"), ("", "")])
+    if language == "python"
+]
+"""The cells of the notebook, and what they print."""
+
+INTERRUPTED: Final = [
+    (
+        """client = await bide.connect()
+print("consuming")
+async for message in client.consume("jobs"):
+    await message.ack()
+""",
+        "consuming\n",
+    ),
+    ("await client.publish(b'1', to='jobs')\nprint(client.connected)\nawait client.close()", "True\n"),
+    (
+        """client = bide.connect_sync()
+client.purge("jobs")
+print("consuming")
+with client.consume("jobs") as messages:
+    for message in messages:
+        message.ack()
+""",
+        "consuming\n",
+    ),
+    ("client.publish(b'1', to='jobs')\nprint(client.message_count('jobs'))\nclient.close()", "1\n"),
+]
+"""Cells that are interrupted when they print "consuming", and cells after them."""
+
+KERNEL: Final = """
+import json, sys
+from jupyter_client.manager import start_new_kernel
+
+timeout = float(sys.argv[1])
+manager, client = start_new_kernel(kernel_name="python3", startup_timeout=timeout)
+
+def run(cell):
+    printed = []
+
+    def on_output(message):
+        content = message["content"]
+        printed.append(content.get("text") or "\\n".join(content.get("traceback", [])))
+        if content.get("text") == "consuming\\n":
+            manager.interrupt_kernel()
+
+    reply = client.execute_interactive(cell, timeout=timeout, output_hook=on_output)["content"]
+    return reply["status"], reply.get("ename", ""), "".join(printed)
+
+print(json.dumps([run(cell) for cell in json.load(sys.stdin)]))
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+"""A program that runs cells in a Jupyter kernel."""
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_notebook_print_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
+    assert len(CELLS) == 6
+    environment = {**os.environ, "BIDE_URL": vhost.url, "HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL, str(TIMEOUT)],
+        input=json.dumps([cell for cell, _ in CELLS + INTERRUPTED]),
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3 * TIMEOUT,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [("ok", "", printed) for _, printed in CELLS] == [tuple(one) for one in results[: len(CELLS)]]
+    for (_, printed), (status, error, output) in zip(INTERRUPTED, results[len(CELLS) :], strict=True):
+        if printed == "consuming\n":
+            assert (status, error in {"KeyboardInterrupt", "CancelledError"}) == ("error", True), output
+        else:
+            assert (status, output) == ("ok", printed)
