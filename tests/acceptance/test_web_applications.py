@@ -94,7 +94,7 @@ async def serving(folder: Path, command: str, port: int, url: str) -> AsyncItera
         printed = (await asyncio.wait_for(reading, TIMEOUT))[0].decode()
         print(printed)  # noqa: T201 (shown if the test fails)
     # uvicorn raises the signal again when it has shut down.
-    assert process.returncode == (-signal.SIGTERM if command.startswith("uvicorn") else 0)
+    assert await process.wait() == (-signal.SIGTERM if command.startswith("uvicorn") else 0)
     assert "Traceback" not in printed
 
 
