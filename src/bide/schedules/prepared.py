@@ -129,8 +129,8 @@ def check_schedule(outgoing: OutgoingSchedule, now: datetime) -> PreparedSchedul
     message = check_message(OutgoingMessage(**fields, delay=timedelta(0)))
     if ScheduleNames().owns(str(outgoing.to or outgoing.exchange)):
         raise UnsupportedTargetError(
-            f"the target '{message.target}' is a part of the schedule log itself, and gates deliver nothing there: name "
-            "another one"
+            f"the target '{message.target}' is a part of the schedule log itself, and gates deliver nothing there: "
+            "name another one"
         )
     recurrence = _recurrence(outgoing, now)
     if recurrence is None:
