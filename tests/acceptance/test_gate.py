@@ -78,7 +78,6 @@ def test_a_gate_that_cannot_start_gives_the_reason(vhost: Vhost, tmp_path: Path)
         (["--no-declare", "--state", str(tmp_path / "a")], 1, b"the schedule log 'bide.v1.schedule' is not on"),
         (["--state", str(file / "b")], 2, b"cannot be created"),
         (["--state", str(file)], 2, b"is a file"),
-        (["--state", str(tmp_path / "c"), "--prefix", "amq.x"], 2, b"starts with 'amq.'"),
         (["--state", str(tmp_path / "d"), "--retention", "5"], 2, b"retention 5"),
         ([], 2, b"--state"),
     ]

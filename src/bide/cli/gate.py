@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     metavar="FOLDER",
     help="Folder of the index, one for each gate.",
 )
-@click.option("--prefix", default="bide", show_default=True, metavar="NAME", help="Start of all names.")
 @click.option(
     "--retention",
     type=int,
@@ -55,7 +54,6 @@ def gate(
     settings: Settings,
     *,
     state: Path,
-    prefix: str,
     retention: int | None,
     allow: tuple[str, ...],
     declare: bool,
@@ -74,14 +72,14 @@ def gate(
     The folder holds an index, so that the gate starts faster. If it is deleted, the gate builds a new one from the log.
     """
     from bide.gate import Gate
-    from bide.schedules.names import LOG_BYTES
+    from bide.schedules.names import LOG_BYTES, ScheduleNames
 
+    operations = ScheduleNames().operations
     metrics = None if metrics_port is None else _metrics()
     worker = Gate(
         settings.broker_url(),
         allow=allow,
         state=state,
-        prefix=prefix,
         retention=LOG_BYTES if retention is None else retention,
         declare=declare,
         observers=[] if metrics is None else [metrics],
@@ -89,8 +87,7 @@ def gate(
 
     def started(connection: Connection) -> None:
         echo(
-            f"following {prefix}.v1.schedule on {connection.address}, virtual host {connection.url.vhost}, "
-            f"as {worker.name}",
+            f"following {operations} on {connection.address}, virtual host {connection.url.vhost}, as {worker.name}",
             err=True,
         )
 

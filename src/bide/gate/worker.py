@@ -52,7 +52,6 @@ class Gate:
             permissions, also for senders that may not write there.
         state: the folder for the index, created if it is missing. A gate builds the index from the log if it is
             deleted.
-        prefix: starts the names of the schedule log.
         retention: the bytes that each stream of the log keeps. Give it if a policy overrides the default.
         declare: declare the schedule log if it is missing.
         observers: receive the events of the gate; see :mod:`bide.observability.metrics` and
@@ -73,7 +72,6 @@ class Gate:
         *,
         allow: Iterable[str],
         state: Path | str,
-        prefix: str = "bide",
         retention: int = LOG_BYTES,
         declare: bool = True,
         observers: Sequence[GateObserver] = (),
@@ -81,7 +79,7 @@ class Gate:
     ) -> None:
         self.name = new_gate_name()
         self.done = Gated()
-        self._names = ScheduleNames(prefix=prefix)
+        self._names = ScheduleNames()
         self._allowed = AllowedTargets.of(allow)
         self._folder = Path(state)
         self._retention = whole_number("retention", retention, _LEAST_RETENTION, _MOST_RETENTION)
