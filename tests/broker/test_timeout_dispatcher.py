@@ -11,6 +11,7 @@ import pytest
 
 import bide
 from bide.delay.nservicebus import format_timestamp
+from bide.errors import InvalidInputError
 from bide.timeouts import TimeoutDispatcher
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, receive
@@ -158,21 +159,12 @@ async def test_all_tables_of_the_endpoint_are_dispatched(vhost: Vhost, store: St
         await running
 
 
-async def test_a_dispatcher_without_the_queue_of_legacy_senders_warns(
-    vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Such as one that was given the name of the table, with underscores instead of dots."""
+async def test_the_name_of_a_table_is_refused_where_the_queue_has_dots(vhost: Vhost, store: Store) -> None:
     store.create("Sales_Orders")
-    async with endpoints(vhost, INFRASTRUCTURE, "Sales.Orders"):
-        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, "Sales_Orders", allow=["*"])
-        running = asyncio.create_task(dispatcher.run())
-
-        async def has_warned() -> bool:
-            return any("'Sales_Orders.Timeouts' does not exist" in one.getMessage() for one in caplog.records)
-
-        await eventually(has_warned)
-        dispatcher.stop()
-        await running
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales.Orders") as client:
+        await client.declare(Topology(queues=[Queue("Sales.Orders.Timeouts")]))
+        with pytest.raises(InvalidInputError, match=r"'Sales\.Orders\.Timeouts' exists"):
+            await TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, "Sales_Orders", allow=["*"]).run()
 
 
 async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: Vhost, store: Store) -> None:

@@ -125,7 +125,8 @@ class TimeoutDispatcher:
         """Dispatch until :meth:`stop`.
 
         Raises:
-            InvalidInputError: a URL cannot be read, or the driver is not installed.
+            InvalidInputError: a URL cannot be read, the driver is not installed, or the name of the endpoint has
+                underscores where its queue has dots.
             TimeoutStoreError: the database cannot be reached, refuses, or has no table of the endpoint.
             BrokerError: the broker cannot be reached, or refuses.
         """
@@ -135,6 +136,7 @@ class TimeoutDispatcher:
         ):
             database = await thread.run(Database, self._database_url)
             try:
+                await self._check_name(client)
                 tables = await thread.run(lambda: choose_tables(find_tables(database), [self._endpoint]))
                 for table in tables:
                     await thread.run(check_transactions, database, table)
@@ -142,12 +144,6 @@ class TimeoutDispatcher:
                 work = [asyncio.create_task(self._send_due(client, thread, due))]
                 if await client.exists(self.queue):
                     work.append(asyncio.create_task(self._receive(client, tables)))
-                else:
-                    log.warning(
-                        "the queue %r does not exist, so nothing is received from legacy senders; the name of the "
-                        "endpoint has dots where its table has underscores",
-                        self.queue,
-                    )
                 try:
                     await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 finally:
@@ -159,6 +155,16 @@ class TimeoutDispatcher:
             finally:
                 await thread.run(database.close)
         return self.done
+
+    async def _check_name(self, client: Client) -> None:
+        """Refuse the name of a table, which has underscores where the name of the endpoint has dots.
+
+        Raises:
+            InvalidInputError: the queue of legacy senders has another name.
+        """
+        dotted = f"{self._endpoint.replace('_', '.')}.Timeouts"
+        if dotted != self.queue and not await client.exists(self.queue) and await client.exists(dotted):
+            raise InvalidInputError(f"the queue {dotted!r} exists: give the name of the endpoint with its dots")
 
     # -- stored timeouts
 
