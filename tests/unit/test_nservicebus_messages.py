@@ -92,6 +92,14 @@ def test_servicepulse_groups_failures_of_code_without_a_file() -> None:
     assert group_in_servicepulse(caught(names["fail"])) == "generated.fail"
 
 
+def test_servicepulse_groups_failures_of_a_program_by_its_file() -> None:
+    code = compile("def fail(): raise ValueError('x y')", "/srv/my shop/billing.py", "exec")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, names)
+    assert group_in_servicepulse(caught(names["fail"])) == "billing.fail"
+    assert ExceptionText.of(caught(names["fail"])).dotnet_frame == "at billing.fail() in /srv/my shop/billing.py:line 1"
+
+
 def test_an_error_that_was_not_raised_has_no_frame() -> None:
     text = ExceptionText.of(ValueError("never raised"))
     assert text.dotnet_stack == text.stack
