@@ -14,6 +14,7 @@ from bide.amqp.delivery import Delivery
 from bide.endpoint.handlers import Handlers
 from bide.endpoint.service_control import retry_confirmation
 from bide.errors import DelayQueueError, UnknownMessageTypeError
+from bide.recoverability import copies
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import History
 from bide.recoverability.message_types import message_type, message_types
@@ -167,6 +168,20 @@ def test_a_retry_by_servicecontrol_starts_the_count_again(headers: dict[str, Any
 def test_a_retry_by_servicecontrol_starts_the_count_of_deliveries_again() -> None:
     assert History.read({"bide-deliveries": "9", **RETRIED}).deliveries == 0
     assert History.read({"bide-deliveries": 9, **RETRIED}).deliveries == 9
+
+
+@pytest.mark.parametrize("header", ["ServiceControl.Retry.UniqueMessageId", "ServiceControl.EditOf"])
+def test_a_message_that_servicecontrol_retries_does_not_expire(header: str) -> None:
+    """As with a retry by ``bide errors``, the decision of the operator takes precedence."""
+    expiring = {"bide-expiration": "1000", "bide-expires": "1", "bide-due": 1}
+    assert received(expiring).expired
+    retried = received({name: str(value) for name, value in expiring.items()} | {header: "u"})
+    assert not retried.expired
+    assert retried.expiration is None
+    # Nor do the copies that bide makes of it.
+    again = copies.copy_of(retried.as_sent(), b"", queue="q", headers={}, sent_by=None, delay=timedelta(seconds=1))
+    late = received({**again.headers, "bide-due": 1})
+    assert not late.expired
 
 
 SENT = NOW - timedelta(minutes=10)
