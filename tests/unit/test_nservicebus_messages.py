@@ -14,6 +14,7 @@ from bide.amqp.delivery import Delivery
 from bide.endpoint.handlers import Handlers
 from bide.endpoint.service_control import retry_confirmation
 from bide.errors import DelayQueueError, UnknownMessageTypeError
+from bide.recoverability import copies
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import History
 from bide.recoverability.message_types import message_type, message_types
@@ -92,6 +93,14 @@ def test_servicepulse_groups_failures_of_code_without_a_file() -> None:
     assert group_in_servicepulse(caught(names["fail"])) == "generated.fail"
 
 
+def test_servicepulse_groups_failures_of_a_program_by_its_file() -> None:
+    code = compile("def fail(): raise ValueError('x y')", "/srv/my shop/billing.py", "exec")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, names)
+    assert group_in_servicepulse(caught(names["fail"])) == "billing.fail"
+    assert ExceptionText.of(caught(names["fail"])).dotnet_frame == "at billing.fail() in /srv/my shop/billing.py:line 1"
+
+
 def test_an_error_that_was_not_raised_has_no_frame() -> None:
     text = ExceptionText.of(ValueError("never raised"))
     assert text.dotnet_stack == text.stack
@@ -159,6 +168,20 @@ def test_a_retry_by_servicecontrol_starts_the_count_again(headers: dict[str, Any
 def test_a_retry_by_servicecontrol_starts_the_count_of_deliveries_again() -> None:
     assert History.read({"bide-deliveries": "9", **RETRIED}).deliveries == 0
     assert History.read({"bide-deliveries": 9, **RETRIED}).deliveries == 9
+
+
+@pytest.mark.parametrize("header", ["ServiceControl.Retry.UniqueMessageId", "ServiceControl.EditOf"])
+def test_a_message_that_servicecontrol_retries_does_not_expire(header: str) -> None:
+    """As with a retry by ``bide errors``, the decision of the operator takes precedence."""
+    expiring = {"bide-expiration": "1000", "bide-expires": "1", "bide-due": 1}
+    assert received(expiring).expired
+    retried = received({name: str(value) for name, value in expiring.items()} | {header: "u"})
+    assert not retried.expired
+    assert retried.expiration is None
+    # Nor do the copies that bide makes of it.
+    again = copies.copy_of(retried.as_sent(), b"", queue="q", headers={}, sent_by=None, delay=timedelta(seconds=1))
+    late = received({**again.headers, "bide-due": 1})
+    assert not late.expired
 
 
 SENT = NOW - timedelta(minutes=10)

@@ -39,6 +39,12 @@ DEATH_HEADERS: Final = frozenset({"x-death", *(name for names in _FIRST_AND_LAST
 OWN_PREFIX: Final = "bide-"
 """The start of the names of bide's own headers."""
 
+SERVICECONTROL_RETRY: Final = "ServiceControl.Retry.UniqueMessageId"
+"""Header of a message that ServiceControl retried: the id of its failure."""
+
+SERVICECONTROL_EDIT: Final = "ServiceControl.EditOf"
+"""Header of a message that was edited and retried in ServicePulse: the id of the failure of the original."""
+
 TRANSPORT_HEADERS: Final = frozenset(
     {
         HEADER_DELAY,
@@ -85,7 +91,8 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
         # A message from NServiceBus or Celery always has headers.
         return SentMessage(exchange=exchange, routing_key=routing_key, values=values, due=None)
     restored = dict(values)
-    if isinstance(expiration := headers.get(HEADER_EXPIRATION), str):
+    if isinstance(expiration := headers.get(HEADER_EXPIRATION), str) and not is_retried_by_servicecontrol(headers):
+        # As with a retry by "bide errors", the decision of the operator takes precedence.
         restored["expiration"] = expiration
     if isinstance(priority := headers.get(HEADER_PRIORITY), int):
         restored["priority"] = priority
@@ -113,6 +120,11 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
         sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
         schedule=schedule_headers(headers),
     )
+
+
+def is_retried_by_servicecontrol(headers: Mapping[str, Any]) -> bool:
+    """Whether an operator retried the message in ServicePulse, with these headers or edited ones."""
+    return SERVICECONTROL_RETRY in headers or SERVICECONTROL_EDIT in headers
 
 
 def schedule_headers(headers: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from bide.delay.received import SERVICECONTROL_RETRY
 from bide.delay.recognition import refuse_target
 from bide.errors import BideError, ClosedError
 from bide.messages.outgoing import OutgoingMessage
@@ -19,7 +20,6 @@ from bide.recoverability import copies
 from bide.recoverability.history import (
     NSERVICEBUS_RETRIES,
     NSERVICEBUS_SENT,
-    SERVICECONTROL_RETRY,
     nservicebus_time,
 )
 from bide.recoverability.message_types import ENCLOSED_TYPES

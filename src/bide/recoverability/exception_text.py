@@ -94,10 +94,13 @@ def _dotnet_frame(trace: TracebackType | None) -> str:
     while trace.tb_next is not None:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
-    module = _SPACE.sub("_", str(trace.tb_frame.f_globals.get("__name__") or _file(code.co_filename)))
+    module = str(trace.tb_frame.f_globals.get("__name__", "__main__"))
+    if module == "__main__":
+        # Every program has a module of this name.
+        module = _file(code.co_filename).removesuffix(".py")
     # ServiceControl ignores the line if the file has no absolute path.
     place = f" in {code.co_filename}:line {trace.tb_lineno}" if _ABSOLUTE.match(code.co_filename) else ""
-    return f"at {module}.{_SPACE.sub('_', code.co_qualname)}(){place}"
+    return f"at {_SPACE.sub('_', f'{module}.{code.co_qualname}')}(){place}"
 
 
 def _inner(error: BaseException) -> BaseException | None:

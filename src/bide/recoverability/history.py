@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Self
 
 from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
+from bide.delay.received import is_retried_by_servicecontrol
 from bide.durations import from_milliseconds, to_milliseconds
 
 HEADER_RETRIES: Final = "bide-retries"
@@ -48,12 +49,6 @@ NSERVICEBUS_RETRIES: Final = "NServiceBus.Retries"
 
 NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
 """Header with the time of the last delayed retry of a .NET endpoint."""
-
-SERVICECONTROL_RETRY: Final = "ServiceControl.Retry.UniqueMessageId"
-"""Header of a message that ServiceControl retried: the id of its failure."""
-
-SERVICECONTROL_EDIT: Final = "ServiceControl.EditOf"
-"""Header of a message that was edited and retried in ServicePulse: the id of the failure of the original."""
 
 NSERVICEBUS_SENT: Final = "NServiceBus.TimeSent"
 NSERVICEBUS_DUE: Final = "NServiceBus.DeliverAt"
@@ -110,7 +105,7 @@ class History:
         retries of such a message are counted from zero.
         """
         times = headers.get(HEADER_ATTEMPT_TIMES)
-        restarted = SERVICECONTROL_RETRY in headers or SERVICECONTROL_EDIT in headers
+        restarted = is_retried_by_servicecontrol(headers)
         return cls(
             retries=_count(headers.get(NSERVICEBUS_RETRIES, _own_count(headers, HEADER_RETRIES, restarted=restarted))),
             attempts=_count(headers.get(HEADER_ATTEMPTS)),
