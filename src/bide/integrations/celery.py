@@ -12,7 +12,8 @@ a worker, also one without this module, it looks like a task without a delay, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import celery
 from celery.app import amqp
@@ -23,6 +24,9 @@ from bide.delay.protocol import HEADER_PRIORITY, ExchangeTarget, QueueTarget, Ta
 from bide.integrations.declarations import Declaration
 from bide.integrations.delays import DelayedPublish, Delays
 
+if TYPE_CHECKING:
+    from bide.integrations.celery_keys import KeyedTasks
+
 # Celery, and most of kombu, have no type annotations.
 _Celery: Any = celery.Celery
 _AMQP: Any = amqp.AMQP
@@ -31,6 +35,9 @@ _Queue: Any = entity.Queue
 
 _ETA: Final = "bide_eta"
 """The option of a task that carries its due time past Celery's own native delay."""
+
+_KEYED: Final = "keyed"
+"""The option of a task that can be cancelled while it waits."""
 
 _ETA_POSITION: Final = 5
 """The place of ``eta`` in the arguments of ``as_task_v2``, after task id, name, args, kwargs and countdown."""
@@ -42,9 +49,13 @@ class CeleryApp(_Celery):  # type: ignore[misc]
     """A Celery application. Its delayed tasks wait in RabbitMQ; on other brokers it works as Celery does.
 
     The setting ``bide_infrastructure`` is the delay infrastructure, ``bide.Clock()`` by default.
+
+    With the setting ``bide_keyed``, ``apply_async(countdown=60, keyed=True)`` delays a task in the schedule log, under
+    its task id, and ``revoke`` cancels it there. A gate has to run.
     """
 
     amqp_cls = "bide.integrations.celery:DelayingAMQP"
+    control_cls = "bide.integrations.celery_keys:CancellingControl"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -64,6 +75,7 @@ class CeleryApp(_Celery):  # type: ignore[misc]
 
         Raises:
             InvalidDelayError: the delay is longer than the infrastructure's longest delay.
+            InvalidInputError: the task is keyed, and the application may not have keyed tasks.
         """
         if countdown:
             eta = maybe_make_aware(add_seconds_to_datetime(self.now(), countdown), tz=self.timezone)
@@ -78,6 +90,17 @@ class DelayingAMQP(_AMQP):  # type: ignore[misc]
     def __init__(self, app: Any) -> None:
         super().__init__(app)
         self._delays: Delays | None = None
+        self._keyed: KeyedTasks | None = None
+
+    @property
+    def keyed(self) -> KeyedTasks:
+        """The keyed tasks of this application."""
+        if self._keyed is None:
+            # Imported here, because few applications have keyed tasks.
+            from bide.integrations.celery_keys import KeyedTasks
+
+            self._keyed = KeyedTasks(self.app)
+        return self._keyed
 
     @property
     def delays(self) -> Delays:
@@ -98,17 +121,19 @@ class DelayingAMQP(_AMQP):  # type: ignore[misc]
         send = super()._create_task_sender()
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-            eta = options.pop(_ETA, None)
+            eta, keyed = options.pop(_ETA, None), options.pop(_KEYED, False)
             self._clean(options)
             if eta and producer.connection.transport.driver_type == "amqp":
-                producer = _DelayingProducer(producer, self.delays, message.headers, self._due(eta))
+                tasks = self.keyed if keyed else None
+                producer = _DelayingProducer(producer, self.delays, tasks, message.headers, self._due(eta))
             return send(producer, name, message, **options)
 
         return send_task_message
 
-    def _due(self, eta: Any) -> Any:
+    def _due(self, eta: Any) -> datetime:
         """The due time as the worker understands the header ``eta``."""
-        return maybe_make_aware(maybe_iso8601(eta), self.app.timezone)
+        due: datetime = maybe_make_aware(maybe_iso8601(eta), self.app.timezone)
+        return due
 
     def _clean(self, options: dict[str, Any]) -> None:
         """Remove the traces of an earlier delay from a task that is sent again, as retries are."""
@@ -133,12 +158,16 @@ class _DelayingProducer:
     """A producer that delays one task. Events of that task go through the original producer.
 
     Args:
+        keyed: stores the task in the schedule log, if it is a keyed one.
         headers: the headers object of the task, by which its message is recognized.
     """
 
-    def __init__(self, producer: Any, delays: Delays, headers: Mapping[str, Any], due: Any) -> None:
+    def __init__(
+        self, producer: Any, delays: Delays, keyed: KeyedTasks | None, headers: Mapping[str, Any], due: datetime
+    ) -> None:
         self._producer = producer
         self._delays = delays
+        self._keyed = keyed
         self._headers = headers
         self._due = due
 
@@ -149,14 +178,22 @@ class _DelayingProducer:
         """See :meth:`kombu.Producer.publish`."""
         if options.get("headers") is not self._headers:
             return self._producer.publish(body, **options)
+        target = _target(options.pop("exchange"), options.pop("routing_key"))
+        headers = options.pop("headers")
+        if self._keyed is not None:
+            for queue in options.get("declare") or ():
+                self._producer.maybe_declare(queue)
+            key = options["correlation_id"]
+            self._keyed.add(body, key=key, due=self._due, target=target, headers=headers, options=options)
+            return None
         connection = self._producer.channel.connection
-        properties = {"headers": options.pop("headers")}
+        properties = {"headers": headers}
         if (priority := options.pop("priority", None)) is not None:
             properties["priority"] = priority
         if (expiration := options.pop("expiration", None)) is not None:
             properties["expiration"] = str(int(expiration * 1000))
         publish = self._delays.route(
-            _target(options.pop("exchange"), options.pop("routing_key")),
+            target,
             due=self._due,
             server_properties=connection.server_properties,
             properties=properties,
