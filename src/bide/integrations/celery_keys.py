@@ -1,4 +1,4 @@
-"""Delayed Celery tasks that can be cancelled: schedules of bide with the task id as their key."""
+"""Delayed Celery tasks that can be cancelled: schedules whose key is the task id."""
 
 from __future__ import annotations
 
