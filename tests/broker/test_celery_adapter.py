@@ -148,6 +148,10 @@ async def check_retries_of_a_clients_task(folder: Path, url: str) -> None:
 async def test_sides_with_and_without_the_adapter_work_together(folder: Path, vhost_url: str, adopted: str) -> None:
     """As while a new version is rolled out, or rolled back. Retries of the worker return to their queue."""
     (folder / "other.py").write_text((folder / "tasks.py").read_text())
+    if adopted == "worker":
+        # Native delayed delivery of the senders needs what an earlier worker declared.
+        async with worker(folder, vhost_url, "prefork"):
+            pass
     adopt(folder, "tasks.py" if adopted == "sender" else "other.py")
     async with worker(folder, vhost_url, "prefork", app="other"):
         output = await check(folder, vhost_url)

@@ -139,6 +139,10 @@ class TestCeleryMessages:
         _, message, _ = sent(app, eta=eta)
         assert message.headers["eta"] == "2030-01-01T12:00:00"
 
+    def test_too_long_a_countdown_is_refused_with_its_value(self, app: Any) -> None:
+        with pytest.raises(InvalidDelayError, match=r"1e\+15"):
+            app.send_task("run", countdown=1e15)
+
     def test_other_transports_get_tasks_as_without_the_adapter(self, app: Any) -> None:
         producer, _, _ = sent(app, countdown=5)
         assert type(producer).__module__.startswith("kombu")

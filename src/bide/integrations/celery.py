@@ -12,15 +12,16 @@ a worker, also one without this module, it looks like a task without a delay, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import celery
 from celery.app import amqp
-from celery.utils.time import add_seconds_to_datetime, maybe_iso8601, maybe_make_aware
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import abstract, entity
 
 from bide.delay.protocol import HEADER_PRIORITY, ExchangeTarget, QueueTarget, Target
+from bide.errors import InvalidDelayError
 from bide.integrations.declarations import Declaration
 from bide.integrations.delays import DelayedPublish, Delays
 
@@ -78,7 +79,11 @@ class CeleryApp(_Celery):  # type: ignore[misc]
             InvalidInputError: the task is keyed, and the application may not have keyed tasks.
         """
         if countdown:
-            eta = maybe_make_aware(add_seconds_to_datetime(self.now(), countdown), tz=self.timezone)
+            # In UTC, because a countdown over a change of the clocks is not the difference of local times.
+            try:
+                eta = (datetime.now(UTC) + timedelta(seconds=countdown)).astimezone(self.timezone)
+            except OverflowError as error:
+                raise InvalidDelayError(f"the countdown {countdown!r} ends after the year 9999: shorten it") from error
         if eta:
             options[_ETA] = eta
         return super().send_task(name, args, kwargs, None, None, *more, **options)
