@@ -140,7 +140,7 @@ class TestCeleryMessages:
         assert message.headers["eta"] == "2030-01-01T12:00:00"
 
     def test_too_long_a_countdown_is_refused_with_its_value(self, app: Any) -> None:
-        with pytest.raises(InvalidDelayError, match=r"1e\+15"):
+        with pytest.raises(InvalidDelayError, match="1000000000000000"):
             app.send_task("run", countdown=1e15)
 
     def test_other_transports_get_tasks_as_without_the_adapter(self, app: Any) -> None:
