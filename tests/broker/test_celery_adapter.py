@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from amqp.exceptions import NotFound
 
 import bide
 from bide.admin.apply import exists
@@ -186,4 +187,24 @@ def test_keyed_tasks_have_to_be_allowed(vhost_url: str) -> None:
     app = CeleryApp("tests", broker=vhost_url, set_as_current=False)
     with pytest.raises(InvalidInputError, match="bide_keyed"):
         app.send_task("remind", countdown=3, keyed=True)
+    app.close()
+
+
+async def test_a_deleted_infrastructure_is_declared_again(vhost_url: str) -> None:
+    """The task that finds it missing is an error to its sender, and the next one is delayed."""
+    app = CeleryApp("tests", broker=vhost_url, set_as_current=False)
+    app.conf.update(task_default_queue="work", task_ignore_result=True)
+    app.conf.broker_transport_options = {"confirm_publish": True}
+
+    def send(label: str) -> None:
+        app.send_task("remind", [label], countdown=1)
+
+    await asyncio.to_thread(send, "before")
+    async with bide.connect(vhost_url) as client:
+        assert [one.json()[0] for one in await receive(client, "work", 1)] == [["before"]]
+        await client.destroy(bide.Clock().core_topology(), force=True)
+        with pytest.raises(NotFound, match="NOT_FOUND"):
+            await asyncio.to_thread(send, "lost")
+        await asyncio.to_thread(send, "after")
+        assert [one.json()[0] for one in await receive(client, "work", 1)] == [["after"]]
     app.close()

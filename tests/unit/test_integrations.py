@@ -130,7 +130,7 @@ class TestCeleryMessages:
         assert fields["id"] == "the-id"
         eta = datetime.fromisoformat(fields["eta"])
         assert timedelta(0) <= eta - before - timedelta(seconds=5) < timedelta(seconds=60)
-        assert "bide_eta" not in options
+        assert "bide_when" not in options
 
     @pytest.mark.parametrize("eta", [datetime(2030, 1, 1, 12), "2030-01-01T12:00:00"])  # noqa: DTZ001
     def test_an_eta_without_time_zone_is_in_utc_as_in_a_worker(self, app: Any, eta: Any) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import celery
 from celery.app import amqp
@@ -34,7 +34,7 @@ _AMQP: Any = amqp.AMQP
 _MaybeChannelBound: Any = abstract.MaybeChannelBound
 _Queue: Any = entity.Queue
 
-_ETA: Final = "bide_eta"
+_WHEN: Final = "bide_when"
 """The option of a task that carries its due time past Celery's own native delay."""
 
 _KEYED: Final = "keyed"
@@ -44,6 +44,18 @@ _ETA_POSITION: Final = 5
 """The place of ``eta`` in the arguments of ``as_task_v2``, after task id, name, args, kwargs and countdown."""
 
 _WITHOUT_NATIVE_DELAY: Final = "bide.integrations.celery_worker:ConsumerWithoutNativeDelay"
+
+
+class _When(NamedTuple):
+    """When a task is due.
+
+    Attributes:
+        eta: for the task's message, as the caller gave it or counted from its countdown.
+        countdown: the countdown, if there is one.
+    """
+
+    eta: Any
+    countdown: timedelta | None
 
 
 class CeleryApp(_Celery):  # type: ignore[misc]
@@ -85,7 +97,7 @@ class CeleryApp(_Celery):  # type: ignore[misc]
             except OverflowError as error:
                 raise InvalidDelayError(f"the countdown {countdown!r} ends after the year 9999: shorten it") from error
         if eta:
-            options[_ETA] = eta
+            options[_WHEN] = _When(eta, timedelta(seconds=countdown) if countdown and countdown > 0 else None)
         return super().send_task(name, args, kwargs, None, None, *more, **options)
 
 
@@ -126,11 +138,13 @@ class DelayingAMQP(_AMQP):  # type: ignore[misc]
         send = super()._create_task_sender()
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-            eta, keyed = options.pop(_ETA, None), options.pop(_KEYED, False)
+            when, keyed = options.pop(_WHEN, None), options.pop(_KEYED, False)
             self._clean(options)
-            if eta and producer.connection.transport.driver_type == "amqp":
+            if when is not None and producer.connection.transport.driver_type == "amqp":
                 tasks = self.keyed if keyed else None
-                producer = _DelayingProducer(producer, self.delays, tasks, message.headers, self._due(eta))
+                producer = _DelayingProducer(
+                    producer, self.delays, tasks, message.headers, self._due(when.eta), when.countdown
+                )
             return send(producer, name, message, **options)
 
         return send_task_message
@@ -165,16 +179,25 @@ class _DelayingProducer:
     Args:
         keyed: stores the task in the schedule log, if it is a keyed one.
         headers: the headers object of the task, by which its message is recognized.
+        countdown: the delay from the first publish on. A countdown of 5 s then waits in one queue. The rest of it, some
+            milliseconds later, has another digit.
     """
 
     def __init__(
-        self, producer: Any, delays: Delays, keyed: KeyedTasks | None, headers: Mapping[str, Any], due: datetime
+        self,
+        producer: Any,
+        delays: Delays,
+        keyed: KeyedTasks | None,
+        headers: Mapping[str, Any],
+        due: datetime,
+        countdown: timedelta | None,
     ) -> None:
         self._producer = producer
         self._delays = delays
         self._keyed = keyed
         self._headers = headers
         self._due = due
+        self._countdown = countdown
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -197,9 +220,11 @@ class _DelayingProducer:
             properties["priority"] = priority
         if (expiration := options.pop("expiration", None)) is not None:
             properties["expiration"] = str(int(expiration * 1000))
+        countdown, self._countdown = self._countdown, None
         publish = self._delays.route(
             target,
-            due=self._due,
+            delay=countdown,
+            due=self._due if countdown is None else None,
             server_properties=connection.server_properties,
             properties=properties,
         )
@@ -259,9 +284,10 @@ def _call(channel: Any, declaration: Declaration, *, nowait: bool) -> None:
 
 def _with_eta(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """The positional arguments of ``as_task_v1`` and ``as_task_v2``, with the due time as their ``eta``."""
-    eta = options.pop(_ETA, None)
-    if not eta:
+    when = options.pop(_WHEN, None)
+    if when is None:
         return args
+    eta = when.eta
     if len(args) > _ETA_POSITION:
         return (*args[:_ETA_POSITION], eta, *args[_ETA_POSITION + 1 :])
     options["eta"] = eta
