@@ -6,12 +6,13 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import amqp
 import pytest
 
 import bide
 from bide.errors import InvalidDelayError, ReservedHeaderError, UnsupportedBrokerError
 from bide.integrations import Delays
-from bide.integrations.celery import CeleryApp, DelayingAMQP
+from bide.integrations.celery import CeleryApp, DelayingAMQP, _Requirements
 
 SERVER = {"product": "RabbitMQ", "version": "4.3.6"}
 MAIL = bide.QueueTarget("mail", isolated=True)
@@ -172,3 +173,29 @@ class TestCeleryMessages:
         assert app.conf.worker_consumer == "bide.integrations.celery_worker:ConsumerWithoutNativeDelay"
         app.conf.worker_consumer = "mine:Consumer"
         assert app.conf.worker_consumer == "mine:Consumer"
+
+
+class BusyChannel:
+    """A channel of py-amqp whose broker ends the connection when it declares a queue."""
+
+    connection: Any = amqp.Connection()
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def exchange_declare(self, **_: Any) -> None: ...
+
+    def queue_declare(self, **_: Any) -> None:
+        raise amqp.exceptions.error_for_code(self._code, "closed", (0, 0), amqp.ConnectionError)
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"), [(541, amqp.RecoverableConnectionError), (530, amqp.exceptions.NotAllowed)]
+)
+def test_kombu_can_repeat_declarations_that_a_busy_broker_aborts(code: int, raised: type[Exception]) -> None:
+    delays = Delays()
+    publish = delays.route(MAIL, delay="1s", server_properties=SERVER)
+    channel = BusyChannel(code)
+    with pytest.raises(raised, match="closed"):
+        _Requirements(delays, publish).declare(channel=channel)
+    assert list(delays.declarations(publish, connection=channel.connection)), "nothing is remembered"

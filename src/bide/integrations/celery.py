@@ -43,6 +43,9 @@ _KEYED: Final = "keyed"
 _ETA_POSITION: Final = 5
 """The place of ``eta`` in the arguments of ``as_task_v2``, after task id, name, args, kwargs and countdown."""
 
+_INTERNAL_ERROR: Final = 541
+"""The reply code of an internal error of the broker."""
+
 _WITHOUT_NATIVE_DELAY: Final = "bide.integrations.celery_worker:ConsumerWithoutNativeDelay"
 
 
@@ -266,11 +269,19 @@ class _Requirements(_MaybeChannelBound):  # type: ignore[misc]
         declarations = list(self._delays.declarations(self._publish, connection=channel.connection))
         if not declarations:
             return
-        for declaration in declarations[:-1]:
-            _call(channel, declaration, nowait=True)
-        # The broker answers in order, so this answer means that all of them succeeded.
-        _call(channel, declarations[-1], nowait=False)
-        self._delays.declared(self._publish, connection=channel.connection)
+        connection = channel.connection
+        try:
+            for declaration in declarations[:-1]:
+                _call(channel, declaration, nowait=True)
+            # The broker answers in order, so this answer means that all of them succeeded.
+            _call(channel, declarations[-1], nowait=False)
+        except connection.connection_errors as error:
+            if getattr(error, "reply_code", None) != _INTERNAL_ERROR:
+                raise
+            # A busy broker aborts declarations (bide.admin.declaring), and accepts them later. kombu repeats what failed
+            # with a recoverable error, as the retry policy says.
+            raise connection.recoverable_connection_errors[0](str(error)) from error
+        self._delays.declared(self._publish, connection=connection)
 
 
 def _call(channel: Any, declaration: Declaration, *, nowait: bool) -> None:
