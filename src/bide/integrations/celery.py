@@ -278,8 +278,8 @@ class _Requirements(_MaybeChannelBound):  # type: ignore[misc]
         except connection.connection_errors as error:
             if getattr(error, "reply_code", None) != _INTERNAL_ERROR:
                 raise
-            # A busy broker aborts declarations (bide.admin.declaring), and accepts them later. kombu repeats what failed
-            # with a recoverable error, as the retry policy says.
+            # A busy broker aborts declarations (bide.admin.declaring), and accepts them later. kombu repeats a publish
+            # after a recoverable error, as the retry policy says.
             raise connection.recoverable_connection_errors[0](str(error)) from error
         self._delays.declared(self._publish, connection=connection)
 
