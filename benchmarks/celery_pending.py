@@ -59,9 +59,12 @@ def main() -> int:
     return 0 if figures["tasks run"] == chosen.tasks else 1
 
 
-def measure(broker: LocalBroker, folder: Path, tasks: int, wait: int) -> dict[str, Any]:
+def measure(broker: LocalBroker, folder: Path, tasks: int, wait: int) -> Figures:
     worker = start_worker(folder)
-    figures: dict[str, Any] = {"tasks": tasks, "RabbitMQ": broker.release, "worker MB before": resident(worker)}
+    figures = Figures()
+    figures["tasks"] = tasks
+    figures["RabbitMQ"] = broker.release
+    figures["worker MB before"] = resident(worker)
     due = datetime.now(UTC) + timedelta(seconds=wait)
     started = time.monotonic()
     send(tasks, due)
@@ -85,6 +88,14 @@ def measure(broker: LocalBroker, folder: Path, tasks: int, wait: int) -> dict[st
     figures["worker MB at the end"] = resident(worker)
     stop(worker)
     return figures
+
+
+class Figures(dict[str, Any]):
+    """Figures that are also printed when they are known, because a run takes long."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        print(f"{name}: {value}", file=sys.stderr, flush=True)
 
 
 def send(tasks: int, due: datetime) -> None:

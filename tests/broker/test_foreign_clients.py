@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import re
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import aiormq
@@ -160,3 +165,15 @@ async def test_aiormq_publishes_with_the_same_calls(vhost_url: str) -> None:
         (message,) = await receive(client, "mail", 1)
     assert (message.body, message.exchange, message.due) == (b"later", "", route.due)
     await connection.close()
+
+
+async def test_the_program_of_the_documentation_prints_what_the_page_shows(vhost_url: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "other-clients.md").read_text()
+    program, shown = re.findall(r"^```(?:python)?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, env={**os.environ, "BIDE_URL": vhost_url}, stdout=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(TIMEOUT):
+        printed, _ = await process.communicate()
+    assert process.returncode == 0
+    assert re.sub(r"\d\S+ \S+\+00:00", "TIME", printed.decode()) == re.sub(r"\d\S+ \S+\+00:00", "TIME", shown)

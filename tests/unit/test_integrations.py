@@ -6,12 +6,13 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import amqp
 import pytest
 
 import bide
 from bide.errors import InvalidDelayError, ReservedHeaderError, UnsupportedBrokerError
 from bide.integrations import Delays
-from bide.integrations.celery import CeleryApp, DelayingAMQP
+from bide.integrations.celery import CeleryApp, DelayingAMQP, _Requirements
 
 SERVER = {"product": "RabbitMQ", "version": "4.3.6"}
 MAIL = bide.QueueTarget("mail", isolated=True)
@@ -130,7 +131,7 @@ class TestCeleryMessages:
         assert fields["id"] == "the-id"
         eta = datetime.fromisoformat(fields["eta"])
         assert timedelta(0) <= eta - before - timedelta(seconds=5) < timedelta(seconds=60)
-        assert "bide_eta" not in options
+        assert "bide_when" not in options
 
     @pytest.mark.parametrize("eta", [datetime(2030, 1, 1, 12), "2030-01-01T12:00:00"])  # noqa: DTZ001
     def test_an_eta_without_time_zone_is_in_utc_as_in_a_worker(self, app: Any, eta: Any) -> None:
@@ -138,6 +139,10 @@ class TestCeleryMessages:
         assert app.amqp._due(eta) == datetime(2030, 1, 1, 12, tzinfo=UTC)
         _, message, _ = sent(app, eta=eta)
         assert message.headers["eta"] == "2030-01-01T12:00:00"
+
+    def test_too_long_a_countdown_is_refused_with_its_value(self, app: Any) -> None:
+        with pytest.raises(InvalidDelayError, match="1000000000000000"):
+            app.send_task("run", countdown=1e15)
 
     def test_other_transports_get_tasks_as_without_the_adapter(self, app: Any) -> None:
         producer, _, _ = sent(app, countdown=5)
@@ -168,3 +173,29 @@ class TestCeleryMessages:
         assert app.conf.worker_consumer == "bide.integrations.celery_worker:ConsumerWithoutNativeDelay"
         app.conf.worker_consumer = "mine:Consumer"
         assert app.conf.worker_consumer == "mine:Consumer"
+
+
+class BusyChannel:
+    """A channel of py-amqp whose broker ends the connection when it declares a queue."""
+
+    connection: Any = amqp.Connection()
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def exchange_declare(self, **_: Any) -> None: ...
+
+    def queue_declare(self, **_: Any) -> None:
+        raise amqp.exceptions.error_for_code(self._code, "closed", (0, 0), amqp.ConnectionError)
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"), [(541, amqp.RecoverableConnectionError), (530, amqp.exceptions.NotAllowed)]
+)
+def test_kombu_can_repeat_declarations_that_a_busy_broker_aborts(code: int, raised: type[Exception]) -> None:
+    delays = Delays()
+    publish = delays.route(MAIL, delay="1s", server_properties=SERVER)
+    channel = BusyChannel(code)
+    with pytest.raises(raised, match="closed"):
+        _Requirements(delays, publish).declare(channel=channel)
+    assert list(delays.declarations(publish, connection=channel.connection)), "nothing is remembered"

@@ -12,16 +12,21 @@ a worker, also one without this module, it looks like a task without a delay, an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import celery
 from celery.app import amqp
-from celery.utils.time import add_seconds_to_datetime, maybe_iso8601, maybe_make_aware
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import abstract, entity
 
 from bide.delay.protocol import HEADER_PRIORITY, ExchangeTarget, QueueTarget, Target
+from bide.errors import InvalidDelayError
 from bide.integrations.declarations import Declaration
 from bide.integrations.delays import DelayedPublish, Delays
+
+if TYPE_CHECKING:
+    from bide.integrations.celery_keys import KeyedTasks
 
 # Celery, and most of kombu, have no type annotations.
 _Celery: Any = celery.Celery
@@ -29,22 +34,44 @@ _AMQP: Any = amqp.AMQP
 _MaybeChannelBound: Any = abstract.MaybeChannelBound
 _Queue: Any = entity.Queue
 
-_ETA: Final = "bide_eta"
+_WHEN: Final = "bide_when"
 """The option of a task that carries its due time past Celery's own native delay."""
+
+_KEYED: Final = "keyed"
+"""The option of a task that can be cancelled while it waits."""
 
 _ETA_POSITION: Final = 5
 """The place of ``eta`` in the arguments of ``as_task_v2``, after task id, name, args, kwargs and countdown."""
 
+_INTERNAL_ERROR: Final = 541
+"""The reply code of an internal error of the broker."""
+
 _WITHOUT_NATIVE_DELAY: Final = "bide.integrations.celery_worker:ConsumerWithoutNativeDelay"
+
+
+class _When(NamedTuple):
+    """When a task is due.
+
+    Attributes:
+        eta: for the task's message, as the caller gave it or counted from its countdown.
+        countdown: the countdown, if there is one.
+    """
+
+    eta: Any
+    countdown: timedelta | None
 
 
 class CeleryApp(_Celery):  # type: ignore[misc]
     """A Celery application. Its delayed tasks wait in RabbitMQ; on other brokers it works as Celery does.
 
     The setting ``bide_infrastructure`` is the delay infrastructure, ``bide.Clock()`` by default.
+
+    With the setting ``bide_keyed``, ``apply_async(countdown=60, keyed=True)`` delays a task in the schedule log, under
+    its task id, and ``revoke`` cancels it there. A gate has to run.
     """
 
     amqp_cls = "bide.integrations.celery:DelayingAMQP"
+    control_cls = "bide.integrations.celery_keys:CancellingControl"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -64,11 +91,16 @@ class CeleryApp(_Celery):  # type: ignore[misc]
 
         Raises:
             InvalidDelayError: the delay is longer than the infrastructure's longest delay.
+            InvalidInputError: the task is keyed, and the application may not have keyed tasks.
         """
         if countdown:
-            eta = maybe_make_aware(add_seconds_to_datetime(self.now(), countdown), tz=self.timezone)
+            # In UTC, because a countdown over a change of the clocks is not the difference of local times.
+            try:
+                eta = (datetime.now(UTC) + timedelta(seconds=countdown)).astimezone(self.timezone)
+            except OverflowError as error:
+                raise InvalidDelayError(f"the countdown {countdown!r} ends after the year 9999: shorten it") from error
         if eta:
-            options[_ETA] = eta
+            options[_WHEN] = _When(eta, timedelta(seconds=countdown) if countdown and countdown > 0 else None)
         return super().send_task(name, args, kwargs, None, None, *more, **options)
 
 
@@ -78,6 +110,17 @@ class DelayingAMQP(_AMQP):  # type: ignore[misc]
     def __init__(self, app: Any) -> None:
         super().__init__(app)
         self._delays: Delays | None = None
+        self._keyed: KeyedTasks | None = None
+
+    @property
+    def keyed(self) -> KeyedTasks:
+        """The keyed tasks of this application."""
+        if self._keyed is None:
+            # Imported here, because few applications have keyed tasks.
+            from bide.integrations.celery_keys import KeyedTasks
+
+            self._keyed = KeyedTasks(self.app)
+        return self._keyed
 
     @property
     def delays(self) -> Delays:
@@ -98,17 +141,21 @@ class DelayingAMQP(_AMQP):  # type: ignore[misc]
         send = super()._create_task_sender()
 
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-            eta = options.pop(_ETA, None)
+            when, keyed = options.pop(_WHEN, None), options.pop(_KEYED, False)
             self._clean(options)
-            if eta and producer.connection.transport.driver_type == "amqp":
-                producer = _DelayingProducer(producer, self.delays, message.headers, self._due(eta))
+            if when is not None and producer.connection.transport.driver_type == "amqp":
+                tasks = self.keyed if keyed else None
+                producer = _DelayingProducer(
+                    producer, self.delays, tasks, message.headers, self._due(when.eta), when.countdown
+                )
             return send(producer, name, message, **options)
 
         return send_task_message
 
-    def _due(self, eta: Any) -> Any:
+    def _due(self, eta: Any) -> datetime:
         """The due time as the worker understands the header ``eta``."""
-        return maybe_make_aware(maybe_iso8601(eta), self.app.timezone)
+        due: datetime = maybe_make_aware(maybe_iso8601(eta), self.app.timezone)
+        return due
 
     def _clean(self, options: dict[str, Any]) -> None:
         """Remove the traces of an earlier delay from a task that is sent again, as retries are."""
@@ -133,14 +180,27 @@ class _DelayingProducer:
     """A producer that delays one task. Events of that task go through the original producer.
 
     Args:
+        keyed: stores the task in the schedule log, if it is a keyed one.
         headers: the headers object of the task, by which its message is recognized.
+        countdown: the delay from the first publish on. A countdown of 5 s then waits in one queue. The rest of it, some
+            milliseconds later, has another digit.
     """
 
-    def __init__(self, producer: Any, delays: Delays, headers: Mapping[str, Any], due: Any) -> None:
+    def __init__(
+        self,
+        producer: Any,
+        delays: Delays,
+        keyed: KeyedTasks | None,
+        headers: Mapping[str, Any],
+        due: datetime,
+        countdown: timedelta | None,
+    ) -> None:
         self._producer = producer
         self._delays = delays
+        self._keyed = keyed
         self._headers = headers
         self._due = due
+        self._countdown = countdown
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -149,15 +209,25 @@ class _DelayingProducer:
         """See :meth:`kombu.Producer.publish`."""
         if options.get("headers") is not self._headers:
             return self._producer.publish(body, **options)
+        target = _target(options.pop("exchange"), options.pop("routing_key"))
+        headers = options.pop("headers")
+        if self._keyed is not None:
+            for queue in options.get("declare") or ():
+                self._producer.maybe_declare(queue)
+            key = options["correlation_id"]
+            self._keyed.add(body, key=key, due=self._due, target=target, headers=headers, options=options)
+            return None
         connection = self._producer.channel.connection
-        properties = {"headers": options.pop("headers")}
+        properties = {"headers": headers}
         if (priority := options.pop("priority", None)) is not None:
             properties["priority"] = priority
         if (expiration := options.pop("expiration", None)) is not None:
             properties["expiration"] = str(int(expiration * 1000))
+        countdown, self._countdown = self._countdown, None
         publish = self._delays.route(
-            _target(options.pop("exchange"), options.pop("routing_key")),
-            due=self._due,
+            target,
+            delay=countdown,
+            due=self._due if countdown is None else None,
             server_properties=connection.server_properties,
             properties=properties,
         )
@@ -199,11 +269,19 @@ class _Requirements(_MaybeChannelBound):  # type: ignore[misc]
         declarations = list(self._delays.declarations(self._publish, connection=channel.connection))
         if not declarations:
             return
-        for declaration in declarations[:-1]:
-            _call(channel, declaration, nowait=True)
-        # The broker answers in order, so this answer means that all of them succeeded.
-        _call(channel, declarations[-1], nowait=False)
-        self._delays.declared(self._publish, connection=channel.connection)
+        connection = channel.connection
+        try:
+            for declaration in declarations[:-1]:
+                _call(channel, declaration, nowait=True)
+            # The broker answers in order, so this answer means that all of them succeeded.
+            _call(channel, declarations[-1], nowait=False)
+        except connection.connection_errors as error:
+            if getattr(error, "reply_code", None) != _INTERNAL_ERROR:
+                raise
+            # A busy broker aborts declarations (bide.admin.declaring), and accepts them later. kombu repeats a publish
+            # after a recoverable error, as the retry policy says.
+            raise connection.recoverable_connection_errors[0](str(error)) from error
+        self._delays.declared(self._publish, connection=connection)
 
 
 def _call(channel: Any, declaration: Declaration, *, nowait: bool) -> None:
@@ -217,9 +295,10 @@ def _call(channel: Any, declaration: Declaration, *, nowait: bool) -> None:
 
 def _with_eta(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """The positional arguments of ``as_task_v1`` and ``as_task_v2``, with the due time as their ``eta``."""
-    eta = options.pop(_ETA, None)
-    if not eta:
+    when = options.pop(_WHEN, None)
+    if when is None:
         return args
+    eta = when.eta
     if len(args) > _ETA_POSITION:
         return (*args[:_ETA_POSITION], eta, *args[_ETA_POSITION + 1 :])
     options["eta"] = eta
