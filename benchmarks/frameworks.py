@@ -1,0 +1,182 @@
+"""Delays of dramatiq and taskiq with and without bide's adapters, side by side.
+
+``python -m benchmarks.frameworks`` starts a fresh private broker. For each framework and each of its two brokers, on
+an empty virtual host, it sends messages with a delay of an hour, starts a worker, and waits until the worker takes no
+more. Then it reads the worker's memory and the unacknowledged messages of all queues, sends messages with delays of
+half a second to two seconds, and prints how late they ran.
+
+taskiq-aio-pika's own broker has a queue with a TTL for each message, as its manual says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import dramatiq
+import taskiq_aio_pika
+from dramatiq.brokers import rabbitmq
+from taskiq.api import run_receiver_task
+
+from bide.integrations.dramatiq import RabbitmqBroker
+from bide.integrations.taskiq import AioPikaBroker
+from bide.local_broker import LocalBroker
+
+_URL: Final = "BIDE_BENCHMARK_URL"
+_HOUR: Final = 3600.0
+_QUIET: Final = 5.0
+_GIVE_UP: Final = 30.0
+_AT_ONCE: Final = 500
+
+
+def begin(due: float) -> None:
+    """The task of dramatiq: print how late it begins, unless the message only warms up."""
+    if not due:
+        return
+    # One write for each line, because many threads print.
+    os.write(1, f"{time.time() - due:.6f}\n".encode())
+
+
+async def begin_async(due: float) -> None:
+    """The task of taskiq."""
+    begin(due)
+
+
+def dramatiq_actor(kind: str) -> Any:
+    """The actor, and its broker."""
+    make: Any = RabbitmqBroker if kind == "adapted" else rabbitmq.RabbitmqBroker
+    # Without confirms, so that sending many messages takes less time.
+    broker = make(url=os.environ[_URL], confirm_delivery=False)
+    return dramatiq.actor(broker=broker)(begin)
+
+
+def taskiq_task(kind: str) -> Any:
+    """The task, and its broker."""
+    if kind == "adapted":
+        broker: Any = AioPikaBroker(os.environ[_URL])
+    else:
+        broker = taskiq_aio_pika.AioPikaBroker(os.environ[_URL], delay_queue=taskiq_aio_pika.Queue(name="delay"))
+    return broker.register_task(begin_async, task_name="begin")
+
+
+def work(framework: str, kind: str) -> None:
+    """Be a worker until the process is killed."""
+    if framework == "dramatiq":
+        dramatiq.Worker(dramatiq_actor(kind).broker, worker_threads=8).start()
+        threading.Event().wait()
+
+    async def receive() -> None:
+        broker = taskiq_task(kind).broker
+        broker.is_worker_process = True
+        await broker.startup()
+        await run_receiver_task(broker)
+
+    asyncio.run(receive())
+
+
+def send(framework: str, kind: str, delays: list[float]) -> None:
+    """Send a message with each of these delays twice: first one that is not measured, for what is declared once."""
+    if framework == "dramatiq":
+        actor = dramatiq_actor(kind)
+        for is_warm in (False, True):
+            for delay in delays:
+                due = time.time() + delay if is_warm else 0.0
+                actor.send_with_options(args=(due,), delay=int(delay * 1000))
+        actor.broker.close()
+        return
+
+    async def kick() -> None:
+        task = taskiq_task(kind)
+        await task.broker.startup()
+        for is_warm in (False, True):
+            for start in range(0, len(delays), _AT_ONCE):
+                batch = delays[start : start + _AT_ONCE]
+                dues = [time.time() + delay if is_warm else 0.0 for delay in batch]
+                await asyncio.gather(
+                    *(task.kicker().with_labels(delay=delay).kiq(due) for delay, due in zip(batch, dues, strict=True))
+                )
+        await task.broker.shutdown()
+
+    asyncio.run(kick())
+
+
+def memory(pid: int) -> float:
+    """The resident memory of a process, in megabytes."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def unacknowledged(broker: LocalBroker, vhost: str) -> int:
+    """Unacknowledged messages of all queues."""
+    options = ("--silent", "--no-table-headers")
+    return sum(
+        int(line)
+        for line in broker.rabbitmqctl("list_queues", "-p", vhost, *options, "messages_unacknowledged").split()
+    )
+
+
+def measure(broker: LocalBroker, framework: str, kind: str, pending: int, messages: int) -> str:
+    """One line of the table."""
+    vhost = f"{framework}-{kind}"
+    os.environ[_URL] = broker.add_vhost(vhost)
+    command = [sys.executable, "-m", "benchmarks.frameworks", "--worker", framework, kind]
+    send(framework, kind, [_HOUR] * (pending // 2))
+    lines: queue.Queue[str] = queue.Queue()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        output = worker.stdout
+        assert output is not None
+        threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True).start()
+        try:
+            before, since = -1, time.monotonic()
+            while time.monotonic() - since < _QUIET:
+                held = unacknowledged(broker, vhost)
+                if held != before:
+                    before, since = held, time.monotonic()
+            used = memory(worker.pid)
+            generator = random.Random(1)
+            send(framework, kind, [generator.uniform(0.5, 2.0) for _ in range(messages)])
+            late: list[float] = []
+            with suppress(queue.Empty):
+                while len(late) < messages:
+                    late.append(float(lines.get(timeout=_GIVE_UP)) * 1000)
+        finally:
+            worker.kill()
+    broker.delete_vhost(vhost)
+    late.sort()
+    found = f"{late[len(late) // 2]:.0f} | {late[int(len(late) * 0.99)]:.0f}" if late else "- | -"
+    return f"| {framework} | {kind} | {before:,} | {used:.0f} | {len(late)} of {messages} | {found} |"
+
+
+def main() -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pending", type=int, default=20_000, help="Messages that wait. [default: 20000]")
+    parser.add_argument("--messages", type=int, default=200, help="Messages with short delays. [default: 200]")
+    parser.add_argument("--chroot", type=Path, help="Root folder of a system with another RabbitMQ.")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.worker:
+        work(*given.worker)
+        return
+    with LocalBroker.start(ephemeral=True, chroot=given.chroot) as broker:
+        print(f"RabbitMQ {broker.release}, {given.pending:,} messages wait for an hour\n")
+        print("| framework | broker | unacknowledged | worker, MB | ran | p50 late, ms | p99 |")
+        print("|---|---|---|---|---|---|---|")
+        for framework in ("dramatiq", "taskiq"):
+            for kind in ("stock", "adapted"):
+                print(measure(broker, framework, kind, given.pending, given.messages), flush=True)
+        print(f"\nload average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()
