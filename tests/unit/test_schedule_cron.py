@@ -7,12 +7,13 @@ from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidRecurrenceError
 from bide.schedules.cron import CronExpression
 from bide.schedules.local_time import zone_of
+from tests.examples import examples
 from tests.time_zones import Zone, read, zones
 
 NEW_YORK = zone_of("America/New_York")
@@ -239,7 +240,7 @@ def test_the_second_reading_of_the_zones_is_that_of_zoneinfo() -> None:
             assert offset == timedelta(seconds=zone.offset(here))
 
 
-@settings(max_examples=30)
+@examples(0.3)
 @given(
     st.sampled_from([*FIXED, *ELAPSED]),
     st.integers(946_684_800, 4_070_908_800),

@@ -55,7 +55,7 @@ def check_fault(fault: str) -> None:
     assert run(SEEDS[fault], fault=fault).problems, FAULTS[fault]
 
 
-@pytest.mark.parametrize("seed", [2, 7])
+@pytest.mark.parametrize("seed", [2, pytest.param(7, marks=pytest.mark.long)])
 def test_a_history_is_judged_right(seed: int) -> None:
     result = run(seed)
     assert result.problems == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.amqp.codec import properties
@@ -20,6 +20,7 @@ from bide.schedules.encoding import encode
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.spark.rows import REQUEST, Rows
+from tests.examples import examples
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 CLOCK = Clock(max_delay=timedelta(days=99))
@@ -102,7 +103,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(chosen))
 
 
-@settings(max_examples=600)
+@examples(6)
 @given(batches(), st.sampled_from([{"to": "q"}, {"exchange": "x"}, {}]))
 def test_rows_without_a_problem_are_accepted_by_the_publisher(batch: pa.RecordBatch, constants: dict[str, str]) -> None:
     """Every row that the quick look lets pass can be sent, as the publisher sees it; the others have a reason."""

@@ -6,7 +6,7 @@ import sqlite3
 import tracemalloc
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.gate.sqlite_state import SCHEMA, SqliteState
@@ -27,6 +27,7 @@ from bide.schedules.records import (
 )
 from bide.schedules.requests import RequestId
 from bide.schedules.state import ScheduleMemory
+from tests.examples import examples
 
 PARTITION = 3
 STEMS = ("a", "ab", "aé", "a\0", "a\ufffd", "a\U0010ffff", "\ud7ff", "\ue000", "\U0010ffff", "\U0010ffff\U0010ffff")
@@ -104,7 +105,7 @@ def database() -> SqliteState:
     return SqliteState(connection)
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(STEPS, st.data())
 def test_the_same_records_give_the_same_state(steps: list[Any], data: st.DataObject) -> None:
     memory, stored = ScheduleMemory(), database()
@@ -122,7 +123,7 @@ def test_the_same_records_give_the_same_state(steps: list[Any], data: st.DataObj
     assert stored.position == memory.position
 
 
-@settings(max_examples=60)
+@examples(0.6)
 @given(st.lists(ADDS, max_size=20), FILTERS, st.integers(1, 4), TIMES)
 def test_filters_pages_and_due_times_agree(
     adds: list[AddSchedule], wanted: ScheduleFilter, size: int, now: int
