@@ -30,7 +30,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
-        "integrations": "delayed tasks in Celery; an interface for clients of other libraries",
+        "integrations": "delays for Celery, dramatiq, FastStream and taskiq; an interface for other clients",
         "testing": "an in-memory RabbitMQ, and its fixtures for pytest",
         "observability": "metrics for Prometheus, tracing for OpenTelemetry",
     },
