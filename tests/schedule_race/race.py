@@ -71,6 +71,7 @@ class Race:
         self._aims = [0.0] * PARTITIONS
         self._received: set[str] = set()
         self._has_received = asyncio.Event()
+        self._broker_restarts = asyncio.Lock()
         self._client: bide.Client
 
     async def run(self) -> None:
@@ -188,6 +189,8 @@ class Race:
             self._rng.choice(self._gates).kill()
 
     async def _kill_broker(self) -> None:
-        self._history.add(Kill(process="broker"))
-        await asyncio.to_thread(self._broker.kill)
-        await asyncio.to_thread(self._broker.restart)
+        # In a short race, or on a busy machine, it is time for the next kill before the broker has started again.
+        async with self._broker_restarts:
+            self._history.add(Kill(process="broker"))
+            await asyncio.to_thread(self._broker.kill)
+            await asyncio.to_thread(self._broker.restart)
