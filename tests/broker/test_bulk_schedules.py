@@ -191,13 +191,9 @@ async def test_connections_that_break_lose_no_schedule_and_none_gets_two_ids(vho
     async with Proxy(vhost.url) as proxy, bide.connect(proxy.url, timeout="300s") as client:
         results = await results_of(client, schedules(1))
 
-        def cut_now_and_then() -> object:
-            for one in schedules(3_000):
-                if dice.random() < 0.01:
-                    proxy.cut_after = dice.randrange(50_000)
-                yield one
-
-        results = await results_of(client, cut_now_and_then())
+        proxy.cut_after = dice.randrange(50_000)
+        proxy.next_cut = lambda: dice.randrange(50_000) if proxy.cuts < 8 else None
+        results = await results_of(client, schedules(3_000))
         assert proxy.cuts > 3
     assert {one.status for one in results} == {"confirmed"}
     ids = {f"k{one.position}": str(one.schedule_id) for one in results}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
@@ -13,6 +14,7 @@ class Proxy:
 
     Attributes:
         cut_after: number of bytes from the client after which the next connection breaks; None: never.
+        next_cut: called after each such break, returns the next value of ``cut_after``.
         stalled: while set, nothing passes in either direction, though the connection stands.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.
@@ -27,6 +29,7 @@ class Proxy:
         self._moving = asyncio.Event()
         self._moving.set()
         self.cut_after: int | None = None
+        self.next_cut: Callable[[], int | None] = lambda: None
         self.deaf = False
         self.refusing = False
         self.cuts = 0
@@ -95,8 +98,8 @@ class Proxy:
                     if len(data) >= self.cut_after:
                         sink.write(data[: self.cut_after])
                         await sink.drain()
-                        self.cut_after = None
                         self.cut()
+                        self.cut_after = self.next_cut()
                         return
                     self.cut_after -= len(data)
                 if self.deaf and not is_client:

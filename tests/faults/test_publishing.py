@@ -365,7 +365,7 @@ async def test_an_infrastructure_that_is_not_declared_in_time_fails_the_publish(
 async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, proxy: Proxy) -> None:
     """It is retried until the timeout."""
     queue = fresh("q")
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="5s") as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         stop = asyncio.Event()
 
