@@ -136,6 +136,26 @@ async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: S
     assert (arrived.message_id, aside.message_id, done.set_aside) == (name, "full", 1)
 
 
+async def test_one_warning_is_logged_for_all_timeouts_with_the_same_reason(
+    vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "Dispatched"
+    async with endpoints(vhost, INFRASTRUCTURE, name):
+        store.add(name, *[(to, later(minutes=-5), {}, b"x") for to in ("Salaries", "Billing") for _ in range(5)])
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=[name])
+        running = asyncio.create_task(dispatcher.run())
+
+        async def is_left() -> bool:
+            return dispatcher.done.left == 10
+
+        await eventually(is_left)
+        dispatcher.stop()
+        await running
+    warnings = [one.getMessage() for one in caplog.records if one.name == "bide.timeouts.dispatcher"]
+    assert len(warnings) == 2
+    assert {to for to in ("Salaries", "Billing") for one in warnings if f"'q:{to}'" in one} == {"Salaries", "Billing"}
+
+
 async def test_all_tables_of_the_endpoint_are_dispatched(vhost: Vhost, store: Store) -> None:
     """An endpoint whose table prefix was changed has two."""
     store.create("Dispatched_")

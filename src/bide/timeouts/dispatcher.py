@@ -111,6 +111,7 @@ class TimeoutDispatcher:
         self._stopping = asyncio.Event()
         self._consumer: Consumer | None = None
         self._checker = MessageChecker()
+        self._logged = set[str]()
         self._failure: BaseException | None = None
         self._declaring_aside = asyncio.Lock()
 
@@ -176,6 +177,7 @@ class TimeoutDispatcher:
             if time.monotonic() > try_again:
                 for one in tables:
                     one.restart()
+                self._logged.clear()
                 try_again = time.monotonic() + _RETRY_LEFT
             try:
                 await asyncio.wait_for(self._stopping.wait(), self._poll)
@@ -213,7 +215,15 @@ class TimeoutDispatcher:
                 self._leave(identity, result.error)
 
     def _leave(self, identity: Any, error: BideError) -> None:
-        log.warning("the timeout %s of %s is left in its table: %s", identity, self._endpoint, error)
+        reason = str(error)
+        if reason not in self._logged:
+            self._logged.add(reason)
+            log.warning(
+                "the timeout %s of %s is left in its table, and so are others with this reason: %s",
+                identity,
+                self._endpoint,
+                reason,
+            )
         self.done.left += 1
 
     # -- messages of legacy senders
