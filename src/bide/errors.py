@@ -121,7 +121,7 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue belongs to a delay infrastructure: read nothing from it, and send nothing to it."""
+    """The queue or exchange belongs to a delay infrastructure or a schedule log: read nothing there, send nothing."""
 
 
 class MessageTooLargeError(InvalidInputError):

@@ -17,6 +17,7 @@ import bide
 from bide.timeouts import inspect_timeout_manager, retire_timeout_manager
 from bide.timeouts.dispatcher import BATCH as DISPATCH_BATCH
 from bide.timeouts.migration import BATCH
+from bide.timeouts.retire import Retirement
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.acceptance.test_cli import Program
 from tests.broker.receiving import eventually, receive
@@ -208,7 +209,7 @@ async def test_any_table_is_moved_by_its_columns(program: Program, vhost: Vhost,
 
 
 async def test_a_timeout_manager_is_removed_only_when_it_is_unused(
-    program: Program, vhost: Vhost, store: Store
+    program: Program, vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retire = ("timeouts", "retire", "--endpoint", "Sales", "--watch", "1s", "--yes", "--json")
     names = ("Sales.Timeouts", "Sales.TimeoutsDispatcher")
@@ -229,13 +230,17 @@ async def test_a_timeout_manager_is_removed_only_when_it_is_unused(
         (message,) = await receive(client, names[0], 1)
         assert message.body == b"late"
         store.server.execute(store.url, store.statement('DELETE FROM "SalesTimeoutData"'))
+
+        async def inspect_before_a_message(*arguments: str) -> Retirement:
+            found = await inspect_timeout_manager(*arguments)
+            if not found.problems:
+                await client.publish(b"late", exchange=names[0])
+            return found
+
         # A sender that is still there: its message comes while the queues are watched.
-        retiring = asyncio.create_task(
-            retire_timeout_manager(store.url, vhost.url, "Sales", watch=timedelta(seconds=10))
-        )
-        await asyncio.sleep(4)
-        await client.publish(b"late", exchange=names[0])
-        watched = await retiring
+        with monkeypatch.context() as patched:
+            patched.setattr("bide.timeouts.retire.inspect_timeout_manager", inspect_before_a_message)
+            watched = await retire_timeout_manager(store.url, vhost.url, "Sales", watch=timedelta(milliseconds=1))
         assert (watched.queues[names[0]], watched.removed) == (1, [])
         await receive(client, names[0], 1)
         async with client.consume(names[1]) as messages:

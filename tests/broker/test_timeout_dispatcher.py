@@ -13,6 +13,10 @@ import bide
 from bide.delay.nservicebus import format_timestamp
 from bide.errors import InvalidInputError
 from bide.timeouts import TimeoutDispatcher
+from bide.timeouts.database import Database
+from bide.timeouts.dispatcher import BATCH
+from bide.timeouts.due_rows import DueRows
+from bide.timeouts.tables import find_tables
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, receive
 from tests.databases import DatabaseServer
@@ -132,6 +136,26 @@ async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: S
     assert (arrived.message_id, aside.message_id, done.set_aside) == (name, "full", 1)
 
 
+async def test_one_warning_is_logged_for_all_timeouts_with_the_same_reason(
+    vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "Dispatched"
+    async with endpoints(vhost, INFRASTRUCTURE, name):
+        store.add(name, *[(to, later(minutes=-5), {}, b"x") for to in ("Salaries", "Billing") for _ in range(5)])
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=[name])
+        running = asyncio.create_task(dispatcher.run())
+
+        async def is_left() -> bool:
+            return dispatcher.done.left == 10
+
+        await eventually(is_left)
+        dispatcher.stop()
+        await running
+    warnings = [one.getMessage() for one in caplog.records if one.name == "bide.timeouts.dispatcher"]
+    assert len(warnings) == 2
+    assert {to for to in ("Salaries", "Billing") for one in warnings if f"'q:{to}'" in one} == {"Salaries", "Billing"}
+
+
 async def test_all_tables_of_the_endpoint_are_dispatched(vhost: Vhost, store: Store) -> None:
     """An endpoint whose table prefix was changed has two."""
     store.create("Dispatched_")
@@ -189,3 +213,49 @@ async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: 
         assert sum(one.sent for one in done) == number
         assert min(one.sent for one in done) > 0
         assert await client.exists(name)
+
+
+async def test_timeouts_that_cannot_be_sent_do_not_hold_up_later_ones(
+    vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a batch of them, although they are tried again at once."""
+    monkeypatch.setattr("bide.timeouts.dispatcher._RETRY_LEFT", 0.0)
+    name = "Dispatched"
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        left = store.add(name, *[("Salaries", later(minutes=-5), {}, b"x") for _ in range(2 * BATCH + 1)])
+        store.add(name, (name, later(minutes=-1), {}, b"sent"))
+        dispatcher = TimeoutDispatcher(
+            store.url, vhost.url, INFRASTRUCTURE, name, allow=[name, "later"], poll=timedelta(seconds=0.1)
+        )
+        running = asyncio.create_task(dispatcher.run())
+        (message,) = await receive(client, name, 1)
+        assert message.body == b"sent"
+        (retried,) = store.add(name, ("later", later(minutes=-10), {}, b"x"))
+
+        async def is_left() -> bool:
+            return dispatcher.done.left > 2 * len(left)
+
+        await eventually(is_left)
+        assert store.stored(name) == {*left, retried}
+        await client.declare(Topology(queues=[Queue("later")]))
+        await receive(client, "later", 1)
+        dispatcher.stop()
+        await running
+        assert store.stored(name) == set(left)
+
+
+def test_due_rows_of_the_same_time_are_locked_once_until_the_restart(store: Store) -> None:
+    due = later(minutes=-5)
+    store.add("Dispatched", *[("Dispatched", due, {}, b"x") for _ in range(5)])
+    with Database(store.url) as database:
+        rows = DueRows(database, *find_tables(database))
+        batches = []
+        while locked := rows.lock(2):
+            batches.append([one.id for one in locked])
+            # The first one of each batch was sent.
+            rows.delete([locked[0].id])
+        assert [len(one) for one in batches] == [2, 2, 1]
+        assert len({one for batch in batches for one in batch}) == 5
+        rows.restart()
+        assert [one.id for one in rows.lock(2)] == [batches[0][1], batches[1][1]]
+        rows.delete([])

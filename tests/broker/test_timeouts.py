@@ -11,6 +11,7 @@ import pytest
 import bide
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TimeoutStoreError
+from bide.schedules.names import ScheduleNames
 from bide.timeouts import (
     TimeoutDispatcher,
     TimeoutMigration,
@@ -349,6 +350,45 @@ async def test_keyed_timeouts_that_are_sent_again_are_not_scheduled_again(
         done = await TimeoutMigration(store.url, vhost.url, SMALL_CLOCK, keyed=True).run()
         assert (done.sent, done.repeated) == ({"Sales": 20}, 20)
         assert [one.key async for one in client.list_scheduled()] == keys[1:]
+
+
+async def test_a_run_with_a_list_of_targets_is_not_continued_without_it(
+    vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create("Sales")
+    infrastructure = bide.NServiceBus(routing="direct")
+
+    def migration(*allow: str) -> TimeoutMigration:
+        return TimeoutMigration(store.url, vhost.url, infrastructure, allow=allow)
+
+    async with endpoints(vhost, infrastructure, "Sales", "Billing", "Salaries"):
+        store.add("Sales", *[(one, later(hours=1), {}, b"x") for one in ("Sales", "Billing", "Salaries")])
+
+        def die(*_: object) -> None:
+            raise InterruptedError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimedTable, "finish", die)
+            with pytest.raises(InterruptedError):
+                await migration("Sales", "Billing").run()
+        with pytest.raises(TimeoutStoreError, match=r'allow is \["\*"\], and was \["Billing", "Sales"\]'):
+            await migration("*").run()
+        done = await migration("Billing", "Sales").run()
+        assert (done.sent, done.left.total(), done.is_finished) == ({"Sales": 2}, 1, True)
+
+
+async def test_keyed_timeouts_reach_only_allowed_targets(vhost: Vhost, store: Store) -> None:
+    store.create("Sales")
+    async with bide.connect(vhost.url) as client:
+        await client.declare(ScheduleNames().topology())
+        await client.declare(Topology(queues=[Queue.quorum("Sales"), Queue.quorum("Salaries")]))
+        store.add("Sales", ("Sales", later(hours=1), {}, b"x"))
+        (left,) = store.add("Sales", ("Salaries", later(hours=1), {}, b"x"))
+        done = await TimeoutMigration(store.url, vhost.url, SMALL_CLOCK, keyed=True, allow=["Sales"]).run()
+        assert (done.sent, done.is_finished) == ({"Sales": 1}, True)
+        (reason,) = done.left
+        assert "'q:Salaries' matches no allowed pattern" in reason
+        assert store.stored("Sales") == {left}
 
 
 async def test_a_table_is_not_retired_under_a_name_that_misses_its_queues(vhost: Vhost, store: Store) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import bide
 from bide.delay import recognition
+from bide.delay.allowed_targets import ANY_TARGET
 from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import DelayQueueError
@@ -98,6 +99,15 @@ def test_the_queues_of_the_schedule_log_are_refused() -> None:
             with pytest.raises(DelayQueueError):
                 recognition.refuse_target(queue.name, arguments)
     recognition.refuse(names.log(0), {"x-queue-type": "quorum"})
+
+
+@pytest.mark.parametrize("prefix", ["bide", "a.b"])
+def test_processes_that_deliver_for_senders_refuse_the_exchanges_of_the_schedule_log(prefix: str) -> None:
+    for exchange in ScheduleNames(prefix=prefix).topology().exchanges:
+        with pytest.raises(DelayQueueError, match="belongs to the schedule log"):
+            ANY_TARGET.check_delivery(ExchangeTarget(exchange.name, "0"))
+    for name in ("shop", f"{prefix}.schedule.gates", f"{prefix}.v1.schedule.gates.mine"):
+        ANY_TARGET.check_delivery(ExchangeTarget(name, "0"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

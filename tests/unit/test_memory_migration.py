@@ -13,6 +13,7 @@ import bide
 import bide.testing
 from bide.delay.protocol import DelayInfrastructure
 from bide.migration import Migration
+from bide.schedules.names import ScheduleNames
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.timeouts import TIMEOUT
 
@@ -76,6 +77,19 @@ async def test_messages_keep_their_due_times_from_any_level(source: str, target:
         own = {name for name in one.headers if not name.startswith("NServiceBus.")}
         assert (own, one.priority) == ({"number"}, 3)
         assert (one.exchange, one.routing_key) in {("", "orders.eu"), ("shop", "order.created")}
+
+
+@pytest.mark.parametrize("source", ["clock", "celery"])
+async def test_a_forged_record_of_a_gate_is_set_aside(source: str) -> None:
+    """The operator who migrates may write to the exchange of the gates, and the sender of the message may not."""
+    names = ScheduleNames()
+    before, after = LAYOUTS[source], LAYOUTS["other-prefix"]
+    async with bide.testing.broker() as b, b.connect(infrastructure=before) as client:
+        await client.declare(names.topology())
+        await client.publish(b"a claim", exchange=names.gates, routing_key="0", delay="1h")
+        done = await Migration(client.url, before, after, allow=["*"]).run()
+        assert (done.moved, done.set_aside.total()) == (0, 1)
+        assert "belongs to the schedule log" in next(iter(done.set_aside))
 
 
 async def received(client: bide.Client, queue: str, number: int) -> list[bide.Message]:

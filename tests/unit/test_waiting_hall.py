@@ -354,3 +354,11 @@ def test_a_refusing_target_is_retried_with_growing_pauses(hall: WaitingHall) -> 
     delivered = RelayedMessage.read(hall, key, values, now=START).deliver()
     assert (delivered.exchange, delivered.routing_key) == ("", "orders")
     assert set(delivered.values["headers"]) == {"bide-to", "bide-due"}
+
+
+@pytest.mark.parametrize("name", ["bide.v1.schedule", "bide.v1.schedule.gates"])
+def test_a_relay_refuses_messages_for_the_schedule_log(name: str) -> None:
+    """The relay may write to it, and a message there could be a forged claim."""
+    values: Any = {"headers": {"bide-to": f"x:{name}", "bide-due": START}}
+    with pytest.raises(DelayQueueError, match="belongs to the schedule log"):
+        RelayedMessage.read(FOUR, "0", values, now=START)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 
 from bide.delay.protocol import QueueTarget, Target
-from bide.delay.recognition import refuse_target
+from bide.delay.recognition import refuse_target, refuse_target_exchange
 from bide.errors import InvalidInputError, TargetNotAllowedError
 
 
@@ -72,15 +72,19 @@ class AllowedTargets:
             )
 
     def check_delivery(self, target: Target) -> None:
-        """Refuse a target that is not on the list, and every delay queue, for a process that knows only its name.
+        """Refuse a target that is not on the list, every delay queue, and the exchanges of the schedule log.
+
+        For a process that knows only the name of the target.
 
         Raises:
             TargetNotAllowedError: no pattern matches the target.
-            DelayQueueError: the name of the queue is one of a delay infrastructure.
+            DelayQueueError: the name of the target is one of a delay infrastructure or a schedule log.
         """
         self.check(target)
         if isinstance(target, QueueTarget):
             refuse_target(target.queue)
+        else:
+            refuse_target_exchange(target.exchange)
 
 
 ANY_TARGET = AllowedTargets(("*",))

@@ -1,4 +1,4 @@
-"""Recognition of delay queues by their names, arguments and messages.
+"""Recognition of delay queues and of the schedule log by names, arguments and messages.
 
 A message that is taken out of such a queue and put back waits again, and a copy of it arrives early. Commands that read
 queues therefore have to recognise delay queues of any program and prefix.
@@ -38,6 +38,8 @@ _NAMES: Final[Mapping[Part, str]] = {
 
 _LOG_ARGUMENTS: Final = frozenset({"x-message-ttl", "x-max-length"})
 """Arguments of the queues beside a stream of the schedule log."""
+
+_LOG_EXCHANGE: Final = re.compile(rf"{_BASE}\.schedule(?:\.gates)?", re.DOTALL)
 
 _EXCHANGE_AFTER_LEVEL: Final = re.compile(
     rf"{_BASE}\.(?:[dhmsc]|released)|{_HALL}\.(?:check-in|level-[0-9]{{2}})|{_CASCADE_LEVEL}"
@@ -101,6 +103,20 @@ def refuse_target(queue: str, arguments: Mapping[str, Any] | None = None) -> Non
         raise DelayQueueError(
             f"the queue {queue!r} belongs to {_WHOLE.get(part, _INFRASTRUCTURE)}: a message that is sent there "
             "directly has no target. Name a queue that a consumer reads"
+        )
+
+
+def refuse_target_exchange(exchange: str) -> None:
+    """Refuse to send messages of others to the schedule log.
+
+    Raises:
+        DelayQueueError: it is one of its exchanges. A message that is sent there changes schedules, or is a record of a
+            gate, although its sender may not write there.
+    """
+    if _LOG_EXCHANGE.fullmatch(exchange):
+        raise DelayQueueError(
+            f"the exchange {exchange!r} belongs to {_WHOLE['schedule']}: only clients and gates publish there, with "
+            "their own permissions. Name another exchange instead"
         )
 
 

@@ -111,7 +111,7 @@ class TimeoutDispatcher:
         self._stopping = asyncio.Event()
         self._consumer: Consumer | None = None
         self._checker = MessageChecker()
-        self._left = set[Any]()
+        self._logged = set[str]()
         self._failure: BaseException | None = None
         self._declaring_aside = asyncio.Lock()
 
@@ -171,18 +171,22 @@ class TimeoutDispatcher:
     async def _send_due(self, client: Client, thread: WorkerThread, tables: list[DueRows]) -> None:
         try_again = time.monotonic() + _RETRY_LEFT
         while not self._stopping.is_set():
+            if max([await self._send_batch(client, thread, one) for one in tables]) == BATCH:
+                continue
+            # Only here, at the end of the tables: rows that cannot be sent do not keep later ones from their turn.
             if time.monotonic() > try_again:
-                self._left.clear()
+                for one in tables:
+                    one.restart()
+                self._logged.clear()
                 try_again = time.monotonic() + _RETRY_LEFT
-            if max([await self._send_batch(client, thread, one) for one in tables]) < BATCH:
-                try:
-                    await asyncio.wait_for(self._stopping.wait(), self._poll)
-                except TimeoutError:
-                    pass
+            try:
+                await asyncio.wait_for(self._stopping.wait(), self._poll)
+            except TimeoutError:
+                pass
 
     async def _send_batch(self, client: Client, thread: WorkerThread, rows: DueRows) -> int:
         """Send due rows of a table, and return the number that was locked."""
-        locked = await thread.run(rows.lock, BATCH, without=frozenset(self._left))
+        locked = await thread.run(rows.lock, BATCH)
         if locked:
             sent: list[Any] = []
             try:
@@ -211,8 +215,15 @@ class TimeoutDispatcher:
                 self._leave(identity, result.error)
 
     def _leave(self, identity: Any, error: BideError) -> None:
-        log.warning("the timeout %s of %s is left in its table: %s", identity, self._endpoint, error)
-        self._left.add(identity)
+        reason = str(error)
+        if reason not in self._logged:
+            self._logged.add(reason)
+            log.warning(
+                "the timeout %s of %s is left in its table, and so are others with this reason: %s",
+                identity,
+                self._endpoint,
+                reason,
+            )
         self.done.left += 1
 
     # -- messages of legacy senders

@@ -29,36 +29,48 @@ class DueRows:
         self._id, self._time, self._saga = quote(table.id), quote(table.time), quote(_SAGA)
         self._transaction: ExitStack | None = None
         self._cursor: Cursor | None = None
+        self._locked: list[StoredTimeout] = []
+        self._behind: tuple[datetime, Any] | None = None
 
-    def lock(self, size: int, *, without: Collection[Any]) -> list[StoredTimeout]:
+    def lock(self, size: int) -> list[StoredTimeout]:
         """Lock the next due rows in a transaction, which :meth:`delete` ends.
 
         Args:
             size: the maximum number of rows.
-            without: ids of rows to leave out.
         """
+        earliest, condition, values = EARLIEST, "", list[Any]()
+        if self._behind is not None:
+            earliest, identity = self._behind
+            condition, values = f"AND ({self._time} > %s OR {self._id} > %s) ", [database_time(earliest), identity]
         with ExitStack() as stack:
             cursor = stack.enter_context(self._database.transaction())
             cursor.execute(
-                f"SELECT {self._read} FROM {self._name} WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
-                f"ORDER BY {self._time} LIMIT {size + len(without)} FOR UPDATE SKIP LOCKED",
-                (database_time(EARLIEST), database_time(datetime.now(UTC))),
+                f"SELECT {self._read} FROM {self._name} WHERE {self._time} >= %s AND {self._time} <= %s {condition}"  # noqa: S608
+                f"ORDER BY {self._time}, {self._id} LIMIT {size} FOR UPDATE SKIP LOCKED",
+                (database_time(earliest), database_time(datetime.now(UTC)), *values),
             )
-            rows = [one for one in map(stored_timeout, cursor.fetchall()) if one.id not in without][:size]
-            if rows:
+            self._locked = [stored_timeout(row) for row in cursor.fetchall()]
+            if self._locked:
                 self._cursor, self._transaction = cursor, stack.pop_all()
-        return rows
+        return self._locked
 
     def delete(self, ids: Collection[Any]) -> None:
-        """Delete sent rows, and release the others."""
+        """Delete sent rows, and release the others. :meth:`lock` goes on behind the last of those."""
         cursor, transaction = self._cursor, self._transaction
         assert cursor is not None
         assert transaction is not None
         self._cursor = self._transaction = None
+        for row in self._locked:
+            if row.id not in ids:
+                self._behind = row.due, row.id
         with transaction:
             for identity in ids:
                 # One by one: for many ids MariaDB may scan the table, wait for rows of other processes, and deadlock.
                 cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))  # noqa: S608
+
+    def restart(self) -> None:
+        """Begin with the first due row again."""
+        self._behind = None
 
     def clear_saga(self, saga: str) -> None:
         """Delete the timeouts of a saga."""

@@ -204,6 +204,7 @@ class TimeoutMigration:
             "table": None if self._table is None else asdict(self._table),
             "cutoff": None if self._cutoff is None else self._cutoff.astimezone(UTC).isoformat(),
             "past": self._past,
+            "allow": sorted(self._allowed.patterns),
             "keyed": self._keyed,
             "layout": repr(self._infrastructure),
             "broker": f"{hosts} {self._url.vhost}",
