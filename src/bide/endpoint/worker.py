@@ -358,8 +358,9 @@ class Worker:
         if (queue := self._settings.audit_queue) is None:
             return
         try:
-            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed))
-        except InvalidInputError as error:
+            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed), final=_UNREACHABLE)
+        except _UNREACHABLE as error:
+            # Repeating would hold the message, and a restart would handle it again, for the sake of a copy.
             log.error("%s: cannot audit %s: %s", self._settings.endpoint, message.message_id, error)
 
     async def _confirm_retry(self, message: Message) -> bool:
