@@ -13,6 +13,7 @@ from bide.delay.message_type import MessageType
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay
 from bide.errors import (
+    AccessRefusedError,
     BrokerError,
     DeliveryLimitError,
     InvalidDelayError,
@@ -86,11 +87,23 @@ async def prepare(
     await _check_queue(client, queue, least_limit, management_url)
     for name in (queue, *others):
         if declare and len(address := infrastructure.address_topology(name)):
-            await client.declare(address, external={name})
+            await _declare_address(client, address, name, is_own=name == queue)
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
     for kind in subscriptions:
         await _subscribe(client, infrastructure, queue, kind)
+
+
+async def _declare_address(client: Client, address: Topology, queue: str, *, is_own: bool) -> None:
+    try:
+        await client.declare(Topology(address.exchanges))
+    except AccessRefusedError as error:
+        if is_own:
+            raise
+        # Senders use the exchange if others have declared it, and otherwise the default exchange.
+        log.info("the exchange of the queue %s was not declared: %s", queue, error)
+        return
+    await client.declare(address, external={queue})
 
 
 async def _subscribe(client: Client, infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> None:
