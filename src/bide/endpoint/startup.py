@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
+from bide.admin.endpoints import subscription_topology
 from bide.admin.locate import management_api
 from bide.client.client import Client
 from bide.delay.message_type import MessageType
@@ -20,7 +21,6 @@ from bide.errors import (
     InvalidInputError,
     TargetNotFoundError,
     UnsupportedBrokerError,
-    UnsupportedTargetError,
 )
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
 from bide.runtime.logs import logger
@@ -51,7 +51,7 @@ async def prepare(
     Args:
         audit_queue: the queue for copies of handled messages, or None.
         reports: whether the endpoint sends audit copies or heartbeats to ServiceControl.
-        declare: declare missing queues; if False, a missing queue is an error.
+        declare: declare missing queues and subscriptions; if False, a missing queue is an error.
         subscriptions: types of events that the queue receives.
         least_limit: the queue must deliver a message at least this many times.
 
@@ -91,7 +91,9 @@ async def prepare(
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
     for kind in subscriptions:
-        await _subscribe(client, infrastructure, queue, kind)
+        subscription = subscription_topology(infrastructure, queue, kind)
+        if declare:
+            await client.declare(subscription, external={queue})
 
 
 async def _declare_address(client: Client, address: Topology, queue: str, *, is_own: bool) -> None:
@@ -104,16 +106,6 @@ async def _declare_address(client: Client, address: Topology, queue: str, *, is_
         log.info("the exchange of the queue %s was not declared: %s", queue, error)
         return
     await client.declare(address, external={queue})
-
-
-async def _subscribe(client: Client, infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> None:
-    routing = infrastructure.event_routing()
-    if routing is None:
-        raise UnsupportedTargetError(
-            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
-            f"{queue!r}: connect with infrastructure=bide.NServiceBus(), or bind the queue to an exchange"
-        )
-    await client.declare(routing.subscription(kind, queue), external={queue})
 
 
 async def _ensure_queue(client: Client, queue: Queue, *, declare: bool, exactly: bool) -> None:
