@@ -12,6 +12,7 @@ import pytest
 import bide
 from tests.acceptance.test_cli import Program
 from tests.broker.dotnet import Endpoint, Routing, Transport
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -27,7 +28,8 @@ def test_both_sides_can_use_a_created_endpoint_without_declaring(
     vhost: Vhost, program: Program, routing: Routing
 ) -> None:
     layout = ("--layout", "nservicebus", "--routing", routing)
-    create = ("endpoint", "create", "Sales", "--error-queue", "error", "--instance", "a", *layout)
+    subscribe = ("--subscribe", "Shop.OrderBilled")
+    create = ("endpoint", "create", "Sales", "--error-queue", "error", "--instance", "a", *subscribe, *layout)
     assert "bide delay apply --layout nservicebus" in program.fails(1, *create)
     program.ok("delay", "apply", *layout)
     printed = program.ok(*create)
@@ -35,7 +37,8 @@ def test_both_sides_can_use_a_created_endpoint_without_declaring(
     # A second time nothing changes.
     found = json.loads(program.ok(*create, "--audit-queue", "audit", "--json"))
     assert found["queues"] == ["Sales", "Sales-a", "error", "audit"]
-    assert found["exchanges"] == (found["queues"] if routing == "conventional" else [])
+    events = ["Shop:OrderBilled", "System:Object"]
+    assert sorted(found["exchanges"]) == (sorted([*found["queues"], *events]) if routing == "conventional" else [])
     transport = Transport(vhost.url, routing)
     with bide.connect_sync(vhost.url, infrastructure=bide.NServiceBus(routing=routing), declare=False) as client:
         for queue in ("Sales", "Sales-a"):
@@ -45,7 +48,31 @@ def test_both_sides_can_use_a_created_endpoint_without_declaring(
             assert received == {"delayed", "at once"}
         Endpoint(transport, "Billing").send("Sales", "Shop.PlaceOrder", 1, delay=timedelta(seconds=1))
         assert transport.receive("Sales").json() == 1
+    exchange, key = ("Shop:OrderBilled", "") if routing == "conventional" else ("amq.topic", "Shop-OrderBilled")
+    transport.publish(exchange, key, {"NServiceBus.EnclosedMessageTypes": "Shop.OrderBilled, Shop"}, b"billed", "m1")
+    assert asyncio.run(handled_without_declaring(vhost, routing)) == [b"billed"]
     transport.close()
+
+
+async def handled_without_declaring(vhost: Vhost, routing: Routing) -> list[bytes]:
+    """The event that an endpoint of bide handles, for a user without the permission to declare."""
+    seen: list[bytes] = []
+    app = bide.Endpoint("Sales", subscribe=["Shop.OrderBilled"], audit_queue="audit", declare=False)
+
+    @app.handler(type="Shop.OrderBilled")
+    async def handle(message: bide.Message) -> None:
+        seen.append(message.body)
+        app.stop()
+
+    vhost.broker.add_user("Sales", "secret")
+    vhost.broker.set_permissions(vhost.name, "Sales", configure="^$")
+    try:
+        url = vhost.broker.vhost_url(vhost.name, user="Sales", password="secret")
+        async with bide.connect(url, infrastructure=bide.NServiceBus(routing=routing), declare=False) as client:
+            await asyncio.wait_for(app.run(client), TIMEOUT)
+    finally:
+        vhost.broker.delete_user("Sales")
+    return seen
 
 
 def test_an_endpoint_of_clock_is_created_too(vhost: Vhost, program: Program) -> None:
@@ -65,6 +92,7 @@ def test_an_endpoint_of_clock_is_created_too(vhost: Vhost, program: Program) -> 
 
 def test_invalid_names_and_other_types_are_refused(vhost: Vhost, program: Program) -> None:
     layout = ("--layout", "nservicebus")
+    assert "bide.NServiceBus" in program.fails(2, "endpoint", "create", "Sales", "--subscribe", "Shop.OrderBilled")
     assert "given twice" in program.fails(2, "endpoint", "create", "q", "--error-queue", "q", *layout)
     assert "*" in program.fails(2, "endpoint", "create", "Sales.*", *layout)
     with bide.connect_sync(vhost.url) as client:

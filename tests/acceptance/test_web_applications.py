@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx2
 import pytest
 
 import bide
+import bide.testing
+from bide.errors import ClosedError, DeclarationMismatchError
 from tests.broker.receiving import eventually, receive
 from tests.broker.schedule_log import gating
 from tests.broker.test_reminders_docs import curl, free_port
@@ -96,6 +98,28 @@ async def serving(folder: Path, command: str, port: int, url: str) -> AsyncItera
     # uvicorn raises the signal again when it has shut down.
     assert await process.wait() == (-signal.SIGTERM if command.startswith("uvicorn") else 0)
     assert "Traceback" not in printed
+
+
+def test_a_process_keeps_no_client_whose_queue_could_not_be_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bide.SyncClient] = []
+    ((_, text),) = blocks(PAGE, "A client for each process")
+    with bide.testing.broker() as b, b.connect_sync() as client:
+        client.declare(bide.Topology(queues=[bide.Queue("mail")]))
+
+        def connect(**_: object) -> bide.SyncClient:
+            made.append(b.connect_sync())
+            return made[-1]
+
+        program: dict[str, Any] = {}
+        exec(text, program)
+        monkeypatch.setattr(bide, "connect_sync", connect)
+        for _ in range(2):
+            with pytest.raises(DeclarationMismatchError):
+                program["client"]()
+        for one in made:
+            with pytest.raises(ClosedError):
+                one.publish(b"x", to="mail")
+    assert len(made) == 2
 
 
 @pytest.mark.slow

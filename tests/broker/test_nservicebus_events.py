@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
-from bide.errors import InvalidInputError, UnsupportedTargetError
+from bide.errors import UnsupportedTargetError
 from tests.broker.dotnet import Transport
 from tests.broker.endpoints import Recorder, running
 
@@ -144,5 +144,3 @@ async def test_other_layouts_refuse_subscriptions(client: bide.Client) -> None:
     app.handler(lambda _: None)
     with pytest.raises(UnsupportedTargetError, match=r"bide\.NServiceBus"):
         await app.run(client)
-    with pytest.raises(InvalidInputError, match="declare=True"):
-        bide.Endpoint("shipping", subscribe=["Shop.Order"], declare=False)

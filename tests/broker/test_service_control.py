@@ -13,7 +13,7 @@ import pytest
 
 import bide
 from bide.endpoint import service_control as service_control_messages
-from bide.errors import InvalidInputError
+from bide.errors import DeclarationMismatchError, InvalidInputError
 from bide.runtime.host import HOST, host_id
 from tests.broker.dotnet import Endpoint, Incoming, Routing, ServiceControl, Transport
 from tests.broker.endpoints import Recorder, running
@@ -190,3 +190,44 @@ async def test_other_layouts_refuse_audits_and_heartbeats(client: bide.Client) -
             await app.run(client)
         with pytest.raises(InvalidInputError, match="own"):
             bide.Endpoint("orders", **dict.fromkeys(options, "orders"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+async def test_an_endpoint_may_be_refused_the_exchange_of_its_error_queue(vhost: Vhost, *, is_installed: bool) -> None:
+    broker, recorder = vhost.broker, Recorder()
+    broker.add_user("orders", "secret")
+    configure, read = r"^(orders|nsb\.v2\..*)$", r"^(orders|nsb\.v2\..*)$"
+    broker.set_permissions(
+        vhost.name, "orders", configure=configure, write=r"^(orders|error|nsb\.v2\..*|amq\.default)$", read=read
+    )
+    error = bide.Topology(queues=[bide.Queue.quorum("error")])
+    if is_installed:
+        error |= bide.Topology([bide.Exchange("error", "fanout")], bindings=[bide.Binding("error", "error")])
+    app = bide.Endpoint("orders", observers=[recorder], retry=NEVER)
+
+    @app.handler
+    async def fail(_: bide.Message) -> None:
+        raise ValueError("no")
+
+    url = broker.vhost_url(vhost.name, user="orders", password="secret")
+    try:
+        async with bide.connect(vhost.url, infrastructure=layout("conventional")) as client:
+            await client.declare(error)
+            async with (
+                bide.connect(url, infrastructure=layout("conventional")) as limited,
+                running(app, limited, recorder),
+            ):
+                await client.publish(b"x", to="orders")
+                await recorder.until("parked")
+            assert await client.message_count("error") == 1
+    finally:
+        broker.delete_user("orders")
+
+
+async def test_an_exchange_of_another_type_with_the_name_of_the_error_queue_is_reported(vhost: Vhost) -> None:
+    app = bide.Endpoint("orders", retry=NEVER)
+    app.handler(lambda _: None)
+    async with bide.connect(vhost.url, infrastructure=layout("conventional")) as client:
+        await client.declare(bide.Topology([bide.Exchange("error", "topic")]))
+        with pytest.raises(DeclarationMismatchError, match="error"):
+            await app.run(client)

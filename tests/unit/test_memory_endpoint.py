@@ -161,3 +161,28 @@ async def test_a_broker_in_memory_has_no_management_api(caplog: pytest.LogCaptur
 
         async with running(app, client, b):
             assert "the in-memory broker has no management API" in caplog.text
+
+
+async def test_a_missing_audit_queue_does_not_hold_a_handled_message(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    handled: list[bytes] = []
+    app = bide.Endpoint("orders", audit_queue="audit", retry=bide.Retry(delays=()))
+    async with bide.testing.broker() as b, b.connect(infrastructure=bide.NServiceBus(levels=3)) as client:
+
+        @app.handler
+        async def handle(message: bide.Message) -> None:
+            handled.append(message.body)
+
+        async with running(app, client, b):
+            await client.publish(b"one", to="orders")
+            await b.settled()
+            assert await client.message_count("audit") == 1
+            b.host().delete_queue("audit", owner=None)
+            await client.publish(b"two", to="orders")
+            await b.run("1m")
+            b.host().delete_exchange("audit")
+            await client.publish(b"three", to="orders")
+            await b.run("1m")
+        assert await client.message_count("orders") == 0
+    assert handled == [b"one", b"two", b"three"]
+    assert [one.levelno for one in caplog.records if "cannot audit" in one.message] == [logging.ERROR] * 2

@@ -96,7 +96,7 @@ func delay(connection *amqp.Connection, arguments []string) error {
 	if err != nil {
 		return err
 	}
-	due, err := channel.publishDelayed(given, []byte(arguments[2]))
+	due, err := channel.publishDelayed(given, amqp.Publishing{Body: []byte(arguments[2])})
 	if err == nil {
 		fmt.Println("due", due)
 	}
@@ -119,7 +119,9 @@ func openConfirming(connection *amqp.Connection) (*confirmingChannel, error) {
 	return &confirmingChannel{channel, release, returned}, channel.Confirm(false)
 }
 
-func (c *confirmingChannel) publishDelayed(given message, body []byte) (int64, error) {
+// publishDelayed publishes a message with the headers, priority and expiration of the first argument, and the body and the
+// other properties of the second.
+func (c *confirmingChannel) publishDelayed(given message, publishing amqp.Publishing) (int64, error) {
 	// This exchange exists if 'bide delay apply' was run: without it, digit queues may be missing.
 	if err := c.ExchangeDeclarePassive(base+".complete", "fanout", true, false, false, false, nil); err != nil {
 		return 0, err
@@ -148,8 +150,9 @@ func (c *confirmingChannel) publishDelayed(given message, body []byte) (int64, e
 		return 0, err
 	}
 	sent := made.Publish.Properties
-	publishing := amqp.Publishing{
-		Headers: sent.Headers, Expiration: sent.Expiration, DeliveryMode: amqp.Persistent, MessageId: newId(), Body: body,
+	publishing.Headers, publishing.Expiration, publishing.DeliveryMode = sent.Headers, sent.Expiration, amqp.Persistent
+	if publishing.MessageId == "" {
+		publishing.MessageId = newId()
 	}
 	if sent.Priority != nil {
 		publishing.Priority = *sent.Priority
@@ -252,9 +255,14 @@ func retry(connection *amqp.Connection, arguments []string) error {
 	}
 	copied := message{Target: target{Queue: &arguments[0]}, Delay: milliseconds}
 	copied.Properties.Headers = copyOf(delivery.Headers)
-	copied.Properties.Expiration, _ = delivery.Headers["bide-expiration"].(string)
-	copied.Properties.Priority = priorityOf(delivery.Headers)
-	if _, err := channel.publishDelayed(copied, delivery.Body); err != nil {
+	copied.Properties.Expiration, copied.Properties.Priority = expirationOf(delivery), priorityOf(delivery)
+	// Without the user id: the broker refuses the name of another user.
+	others := amqp.Publishing{
+		ContentType: delivery.ContentType, ContentEncoding: delivery.ContentEncoding, CorrelationId: delivery.CorrelationId,
+		ReplyTo: delivery.ReplyTo, MessageId: delivery.MessageId, Timestamp: delivery.Timestamp, Type: delivery.Type,
+		AppId: delivery.AppId, Body: delivery.Body,
+	}
+	if _, err := channel.publishDelayed(copied, others); err != nil {
 		return err
 	}
 	if err := delivery.Ack(false); err != nil {
@@ -263,14 +271,22 @@ func retry(connection *amqp.Connection, arguments []string) error {
 	return channel.Close()
 }
 
-// priorityOf returns the header bide-priority. Clients write a small whole number in the type of their choice.
-func priorityOf(headers table) *uint8 {
-	value, isThere := headers["bide-priority"]
-	if !isThere {
-		return nil
+// expirationOf returns the header bide-expiration, which a delayed message has instead of the property.
+func expirationOf(delivery amqp.Delivery) string {
+	if expiration, isThere := delivery.Headers["bide-expiration"].(string); isThere {
+		return expiration
 	}
-	priority, err := strconv.ParseUint(fmt.Sprint(value), 10, 8)
+	return delivery.Expiration
+}
+
+// priorityOf returns the header bide-priority, which a delayed message has instead of the property. Clients write a small
+// whole number in the type of their choice.
+func priorityOf(delivery amqp.Delivery) *uint8 {
+	priority, err := strconv.ParseUint(fmt.Sprint(delivery.Headers["bide-priority"]), 10, 8)
 	if err != nil {
+		priority = uint64(delivery.Priority)
+	}
+	if priority == 0 {
 		return nil
 	}
 	small := uint8(priority)

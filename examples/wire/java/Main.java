@@ -87,30 +87,34 @@ public final class Main {
     // -- delayed messages
 
     private void delay(Wire.Target target, long milliseconds, byte[] body) throws Exception {
-        System.out.println("due " + publishDelayed(confirming(), target, milliseconds, Map.of(), null, null, body));
+        AMQP.BasicProperties properties = new AMQP.BasicProperties.Builder().headers(Map.of()).build();
+        System.out.println("due " + publishDelayed(confirming(), target, milliseconds, properties, body));
     }
 
     private long publishDelayed(
-        Channel channel, Wire.Target target, long milliseconds, Map<String, ?> headers, Integer priority, String expiration,
-        byte[] body) throws Exception {
+        Channel channel, Wire.Target target, long milliseconds, AMQP.BasicProperties given, byte[] body) throws Exception {
         // This exchange exists if 'bide delay apply' was run: without it, digit queues may be missing.
         channel.exchangeDeclarePassive(Wire.BASE + ".complete");
-        String release = connection.getServerProperties().get("version").toString();
-        Wire.Declarations declare = Wire.delayed(
-            target, milliseconds, System.currentTimeMillis(), release, headers, priority, expiration).declare();
+        Wire.Declarations declare = delayed(target, milliseconds, given).declare();
         for (Wire.Queue one : declare.queues()) channel.queueDeclare(one.name(), true, false, false, one.arguments());
         for (Wire.Binding one : declare.bindings()) {
             if (one.toQueue()) channel.queueBind(one.destination(), one.source(), one.routingKey());
             else channel.exchangeBind(one.destination(), one.source(), one.routingKey());
         }
-        // The delay begins now.
-        Wire.Publish publish = Wire.delayed(
-            target, milliseconds, System.currentTimeMillis(), release, headers, priority, expiration).publish();
-        AMQP.BasicProperties properties = new AMQP.BasicProperties.Builder()
+        Wire.Publish publish = delayed(target, milliseconds, given).publish(); // the delay begins now
+        String messageId = given.getMessageId() == null ? UUID.randomUUID().toString() : given.getMessageId();
+        AMQP.BasicProperties properties = given.builder()
             .headers(publish.headers()).priority(publish.priority()).expiration(publish.expiration())
-            .deliveryMode(2).messageId(UUID.randomUUID().toString()).build();
+            .deliveryMode(2).messageId(messageId).build();
         publishConfirmed(channel, publish.exchange(), publish.routingKey(), properties, body, Log.TIMEOUT_MILLISECONDS);
         return (Long) publish.headers().get("bide-due");
+    }
+
+    private Wire.Delayed delayed(Wire.Target target, long milliseconds, AMQP.BasicProperties given) {
+        String release = connection.getServerProperties().get("version").toString();
+        return Wire.delayed(
+            target, milliseconds, System.currentTimeMillis(), release, given.getHeaders(), given.getPriority(),
+            given.getExpiration());
     }
 
     private Channel confirming() throws Exception {
@@ -159,10 +163,12 @@ public final class Main {
         Channel channel = confirming();
         Delivery delivery = deliveries(channel, queue, 1).take();
         Map<String, Object> headers = headers(delivery);
-        Number priority = (Number) headers.get("bide-priority");
+        // Without the user id: the broker refuses the name of another user.
+        AMQP.BasicProperties.Builder copy = delivery.getProperties().builder().headers(Wire.copy(headers)).userId(null);
+        if (headers.get("bide-priority") instanceof Number priority) copy.priority(priority.intValue());
+        if (headers.get("bide-expiration") instanceof String expiration) copy.expiration(expiration);
         publishDelayed(
-            channel, new Wire.Target(queue, false, null, null), milliseconds, Wire.copy(headers),
-            priority == null ? null : priority.intValue(), (String) headers.get("bide-expiration"), delivery.getBody());
+            channel, new Wire.Target(queue, false, null, null), milliseconds, copy.build(), delivery.getBody());
         channel.basicAck(delivery.getEnvelope().getDeliveryTag(), false);
         channel.close();
     }

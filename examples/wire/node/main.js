@@ -61,9 +61,8 @@ async function publishDelayed(connection, channel, target, milliseconds, propert
     await (type === 'queue' ? channel.bindQueue(destination, source, key) : channel.bindExchange(destination, source, key));
   }
   const { publish } = delayed(); // the delay begins now
-  const { headers, priority, expiration } = publish.properties;
-  await confirmed(channel, publish.exchange, publish.routing_key, body, { headers, priority, expiration });
-  return headers['bide-due'];
+  await confirmed(channel, publish.exchange, publish.routing_key, body, publish.properties);
+  return publish.properties.headers['bide-due'];
 }
 
 // Publish a persistent message, and wait until the broker has it. A message without a queue is an error.
@@ -103,7 +102,8 @@ async function retry(connection, queue, milliseconds) {
   const channel = await opened(connection.createConfirmChannel());
   await channel.prefetch(1);
   await consuming(channel, queue, async (message) => {
-    const copy = wire.copyOf(message.properties.headers ?? {});
+    const { userId, ...properties } = message.properties; // the broker refuses the name of another user
+    const copy = { ...properties, ...wire.copyOf(properties.headers ?? {}) };
     await publishDelayed(connection, channel, { queue }, Number(milliseconds), copy, message.content);
     channel.ack(message);
     return false;

@@ -21,7 +21,8 @@ const DEATHS = /^(?:x-death|x-(?:first|last)-death-(?:exchange|queue|reason)|x-d
 // -- delayed messages
 
 // What to publish and to declare for a message to {queue, isolated} or {exchange, routing_key} after a delay in
-// milliseconds. `release` is the broker's, `properties` are those of the message (headers, priority, expiration).
+// milliseconds. `release` is the broker's, `properties` are those of the message. Only headers, priority and
+// expiration change.
 function delayed({ target, delay, now, release, properties = {} }) {
   if (!Number.isInteger(delay) || delay < 0) throw new RangeError(`the delay ${delay} is not a whole number from 0 on`);
   const wait = Math.ceil(delay / RESOLUTION) * RESOLUTION;

@@ -7,8 +7,9 @@ from typing import Literal
 
 from bide.admin.apply import Applied, apply, check_release, exists
 from bide.amqp.connection import Connection
+from bide.delay.message_type import MessageType
 from bide.delay.protocol import DelayInfrastructure, QueueTarget, check_name
-from bide.errors import InvalidInputError, NotAppliedError
+from bide.errors import InvalidInputError, NotAppliedError, UnsupportedTargetError
 from bide.topology import Exchange, Queue, Topology
 
 QueueType = Literal["quorum", "classic"]
@@ -20,6 +21,7 @@ def endpoint_topology(
     *,
     instances: Iterable[str] = (),
     sent_to: Iterable[str] = (),
+    subscriptions: Iterable[MessageType] = (),
     queue_type: QueueType = "quorum",
 ) -> Topology:
     """What an endpoint needs, so that senders can address it, with and without a delay.
@@ -29,10 +31,12 @@ def endpoint_topology(
         instances: names of instances that have a queue of their own, ``<name>-<instance>``.
         sent_to: queues that the endpoint only sends to, such as those for errors and audits. They get no delayed
             messages.
+        subscriptions: types of events that the endpoint receives.
         queue_type: the type of all these queues.
 
     Raises:
         InvalidInputError: a name is invalid, or is given twice.
+        UnsupportedTargetError: it subscribes to events, and the layout has no rule for events.
     """
     receiving = [name, *(f"{name}-{one}" for one in instances)]
     names = [*receiving, *sent_to]
@@ -46,7 +50,24 @@ def endpoint_topology(
         topology |= infrastructure.address_topology(queue)
     for queue in receiving:
         topology |= infrastructure.route(infrastructure.resolution, QueueTarget(queue)).requires
+    for kind in subscriptions:
+        topology |= subscription_topology(infrastructure, name, kind)
     return topology
+
+
+def subscription_topology(infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> Topology:
+    """What brings the events of a type to the queue of an endpoint.
+
+    Raises:
+        UnsupportedTargetError: the layout has no rule for events.
+    """
+    routing = infrastructure.event_routing()
+    if routing is None:
+        raise UnsupportedTargetError(
+            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
+            f"{queue!r}: use infrastructure=bide.NServiceBus() or --layout nservicebus, or bind the queue yourself"
+        )
+    return routing.subscription(kind, queue)
 
 
 async def create_endpoint(connection: Connection, infrastructure: DelayInfrastructure, topology: Topology) -> Applied:

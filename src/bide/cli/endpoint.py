@@ -27,6 +27,7 @@ def endpoint() -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--error-queue", metavar="QUEUE", help="Also declare this queue for failed messages.")
 @click.option("--audit-queue", metavar="QUEUE", help="Also declare this queue for audit copies.")
+@click.option("--subscribe", "types", multiple=True, metavar="TYPE", help="Bind NAME to events of TYPE. Repeatable.")
 @click.option("--instance", "instances", multiple=True, metavar="ID", help="Also declare NAME-ID. Repeatable.")
 @click.option(
     "--type",
@@ -46,6 +47,7 @@ def create(
     name: str,
     error_queue: str | None,
     audit_queue: str | None,
+    types: tuple[str, ...],
     instances: tuple[str, ...],
     kind: QueueType,
     infrastructure: DelayInfrastructure,
@@ -58,9 +60,17 @@ def create(
     type is an error.
     """
     from bide.admin.endpoints import endpoint_topology
+    from bide.delay.message_type import MessageType
 
     others = [one for one in (error_queue, audit_queue) if one is not None]
-    topology = endpoint_topology(infrastructure, name, instances=instances, sent_to=others, queue_type=kind)
+    topology = endpoint_topology(
+        infrastructure,
+        name,
+        instances=instances,
+        sent_to=others,
+        subscriptions=map(MessageType, types),
+        queue_type=kind,
+    )
     with working("declaring"):
         declared, vhost = run_async(_create(settings, infrastructure, topology))
     if as_json:

@@ -70,7 +70,8 @@ class Endpoint:
             :class:`bide.Failure` to a decision.
         error_queue: the queue for messages that failed for good.
         subscribe: types of events to receive, with the layout ``NServiceBus``; each also stands for the types derived
-            from it. The bindings stay when the endpoint stops, or no longer subscribes.
+            from it. The bindings stay when the endpoint stops, or no longer subscribes. With ``declare=False`` they
+            have to exist: ``bide endpoint create --subscribe`` makes them.
         audit_queue: a queue for copies of handled messages, from which ServiceControl reads them; it is declared if it
             is missing. Needs the layout ``NServiceBus``.
         heartbeat_queue: the queue of a ServiceControl instance (``Particular.ServiceControl`` by default there), which
@@ -150,8 +151,6 @@ class Endpoint:
         self._prefetch = whole_number("prefetch", ahead, self._concurrency, MAX_PREFETCH)
         self._declare = declare
         self._subscriptions = tuple(map(message_type_of, (subscribe,) if isinstance(subscribe, str) else subscribe))
-        if self._subscriptions and not declare:
-            raise InvalidInputError("subscribe declares exchanges and bindings: it needs declare=True")
         self._poison_after = (
             poison_limit(self._policy)
             if poison_after is None

@@ -7,19 +7,20 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bide.admin.delivery_limit import delivery_limit
+from bide.admin.endpoints import subscription_topology
 from bide.admin.locate import management_api
 from bide.client.client import Client
 from bide.delay.message_type import MessageType
 from bide.delay.protocol import DelayInfrastructure
 from bide.durations import format_delay
 from bide.errors import (
+    AccessRefusedError,
     BrokerError,
     DeliveryLimitError,
     InvalidDelayError,
     InvalidInputError,
     TargetNotFoundError,
     UnsupportedBrokerError,
-    UnsupportedTargetError,
 )
 from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
 from bide.runtime.logs import logger
@@ -50,7 +51,7 @@ async def prepare(
     Args:
         audit_queue: the queue for copies of handled messages, or None.
         reports: whether the endpoint sends audit copies or heartbeats to ServiceControl.
-        declare: declare missing queues; if False, a missing queue is an error.
+        declare: declare missing queues and subscriptions; if False, a missing queue is an error.
         subscriptions: types of events that the queue receives.
         least_limit: the queue must deliver a message at least this many times.
 
@@ -86,21 +87,25 @@ async def prepare(
     await _check_queue(client, queue, least_limit, management_url)
     for name in (queue, *others):
         if declare and len(address := infrastructure.address_topology(name)):
-            await client.declare(address, external={name})
+            await _declare_address(client, address, name, is_own=name == queue)
     if not isinstance(policy, BrokerRetry):
         await client.bind(queue)
     for kind in subscriptions:
-        await _subscribe(client, infrastructure, queue, kind)
+        subscription = subscription_topology(infrastructure, queue, kind)
+        if declare:
+            await client.declare(subscription, external={queue})
 
 
-async def _subscribe(client: Client, infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> None:
-    routing = infrastructure.event_routing()
-    if routing is None:
-        raise UnsupportedTargetError(
-            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
-            f"{queue!r}: connect with infrastructure=bide.NServiceBus(), or bind the queue to an exchange"
-        )
-    await client.declare(routing.subscription(kind, queue), external={queue})
+async def _declare_address(client: Client, address: Topology, queue: str, *, is_own: bool) -> None:
+    try:
+        await client.declare(Topology(address.exchanges))
+    except AccessRefusedError as error:
+        if is_own:
+            raise
+        # Senders use the exchange if others have declared it, and otherwise the default exchange.
+        log.info("the exchange of the queue %s was not declared: %s", queue, error)
+        return
+    await client.declare(address, external={queue})
 
 
 async def _ensure_queue(client: Client, queue: Queue, *, declare: bool, exactly: bool) -> None:

@@ -55,7 +55,7 @@ _TEXT_LIMITS: Final = ((MESSAGE_BYTES, STACK_BYTES), (1024, 2048), (256, 0))
 too little room in a frame."""
 
 _UNREACHABLE: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, AccessRefusedError)
-"""Errors of a message whose target is missing or refused."""
+"""Errors of a message whose target is missing or refused. Repeating it could hold a handled message for good."""
 
 
 class Worker:
@@ -358,8 +358,8 @@ class Worker:
         if (queue := self._settings.audit_queue) is None:
             return
         try:
-            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed))
-        except InvalidInputError as error:
+            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed), final=_UNREACHABLE)
+        except _UNREACHABLE as error:
             log.error("%s: cannot audit %s: %s", self._settings.endpoint, message.message_id, error)
 
     async def _confirm_retry(self, message: Message) -> bool:
