@@ -1,9 +1,10 @@
 """The mover of schedules from the schedule log of one broker to that of another.
 
 Each schedule is added to the other log, and then cancelled in the first one. Gates apply an operation once, however
-often it is sent, and the id of the addition is made of the version of the schedule. So a run that was killed between
-the two can be repeated: nothing is lost, and nothing waits twice afterwards. A schedule is cancelled only in the
-version that was copied; one that was changed, cancelled or delivered meanwhile is taken back from the other log.
+often it is sent, and the ids of both are made of the version of the schedule. So a run that was killed between the two
+can be repeated, even while its operations still take effect: nothing is lost, and nothing waits twice afterwards. A
+schedule is cancelled only in the version that was copied; one that was changed, cancelled or delivered meanwhile is
+taken back from the other log.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bide.client.schedule_methods import schedules_of
 from bide.durations import to_milliseconds
 from bide.errors import BideError, InvalidInputError
 from bide.migration.lock import MigrationLock
-from bide.schedules.entries import WaitingSchedule
+from bide.schedules.entries import ScheduleAnswer, WaitingSchedule
 from bide.schedules.names import ScheduleNames
 from bide.schedules.records import AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.requests import RequestId
@@ -191,8 +192,10 @@ class ScheduleTransfer:
         except InvalidInputError as error:
             self.done.left[str(error)[:_MAX_REASON]] += 1
             return
-        result = await self._from.change("cancel", found.key, if_version=found.version)
-        if result.outcome.value == "cancelled":
+        answer = await self._cancel(found)
+        # "forgotten": the cancel was repeated after more than an hour, as on a computer that was asleep. The schedule
+        # may have been cancelled the first time, so the copy is kept.
+        if answer.outcome in ("cancelled", "forgotten"):
             self.done.moved += 1
         else:
             taken_back = await self._to.change("cancel", found.key, if_version=version)
@@ -200,6 +203,17 @@ class ScheduleTransfer:
             self.done.repeated += taken_back.outcome.value != "cancelled"
         if self._progress is not None:
             self._progress(self.done.moved, max(self._total, self.done.moved))
+
+    async def _cancel(self, found: WaitingSchedule) -> ScheduleAnswer:
+        """Cancel a schedule on the first broker in the version that was copied.
+
+        The id is the same in every run. So if the cancel of an earlier run took effect after the schedule was listed,
+        the answer is still that it was cancelled, and the copy is kept.
+        """
+        record = ChangeSchedule(
+            request=RequestId(_session(found, 0), 4), action="cancel", key=found.key, if_version=found.version
+        )
+        return await self._from.append(record, f"cancelling {found.key!r}")
 
     async def _add(self, found: WaitingSchedule) -> str:
         """Add a schedule to the other log; returns the version of the copy.
@@ -255,8 +269,7 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
     An addition is not paused. So a paused schedule is added with a due time that no gate reaches, paused, and moved to
     its due time.
     """
-    session = sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
-    first, second, third = (RequestId(session, number) for number in (1, 2, 3))
+    first, second, third = (RequestId(_session(found, attempt), number) for number in (1, 2, 3))
     added = AddSchedule(
         request=first,
         key=found.key,
@@ -275,6 +288,10 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
         ChangeSchedule(request=second, action="pause", key=found.key, if_version=str(first)),
         ChangeSchedule(request=third, action="move", key=found.key, due=found.due, if_version=str(second)),
     ]
+
+
+def _session(found: WaitingSchedule, attempt: int) -> str:
+    return sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
