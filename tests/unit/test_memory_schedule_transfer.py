@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -9,7 +10,12 @@ import pytest
 
 import bide
 import bide.testing
+from bide.amqp.channel import Channel
+from bide.amqp.frame_sink import FrameSink
+from bide.errors import ConnectionLostError, NoGateAnswerError
 from bide.migration import SchedulesTransferred, ScheduleTransfer
+from bide.migration.lock import MigrationLock
+from bide.migration.schedules import IN_FLIGHT
 from bide.schedules.entries import ScheduleAnswer, WaitingSchedule
 from bide.testing import MemoryBroker
 
@@ -78,3 +84,59 @@ async def test_the_late_cancel_of_an_earlier_run_loses_no_schedule(b: MemoryBrok
     done = await transferred(b, _LateCancel)
     assert (await keys(first), await keys(second)) == (set(), {"single", "repeated"})
     assert (done.moved, done.ended, done.repeated, done.left) == (2, 0, 0, {})
+
+
+async def test_a_run_that_loses_its_lock_begins_no_more_moves(
+    b: MemoryBroker, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = clients
+    number = 3 * IN_FLIGHT
+    await asyncio.gather(*(first.schedule("x", key=f"k{n}", to="mails", delay="1h") for n in range(number)))
+    locked: list[FrameSink] = []
+    take = MigrationLock.take
+
+    async def noted(lock: MigrationLock, channel: Channel) -> None:
+        locked.append(channel.connection)
+        await take(lock, channel)
+
+    class Losing(ScheduleTransfer):
+        async def _add(self, found: WaitingSchedule) -> str:
+            locked[0].give_up(ConnectionLostError("the lock was lost"))
+            return await super()._add(found)
+
+    monkeypatch.setattr(MigrationLock, "take", noted)
+    with pytest.raises(ConnectionLostError, match="the lock was lost"):
+        await transferred(b, Losing)
+    here, there = await keys(first), await keys(second)
+    # The moves that were begun are finished.
+    assert (len(here | there), here & there) == (number, set())
+    assert 0 < len(there) <= IN_FLIGHT
+
+
+class _FailingOnce(ScheduleTransfer):
+    """A transfer in which one move fails while another one is between its copy and its cancel."""
+
+    def __init__(self, *urls: object) -> None:
+        super().__init__(*urls)  # type: ignore[arg-type]
+        self._copied, self._failed = asyncio.Event(), asyncio.Event()
+
+    async def _add(self, found: WaitingSchedule) -> str:
+        if found.key == "bad":
+            await self._copied.wait()
+            self._failed.set()
+            raise NoGateAnswerError("no gate has answered", correlation_id="1")
+        version = await super()._add(found)
+        self._copied.set()
+        await self._failed.wait()
+        for _ in range(10):  # until the error is seen
+            await asyncio.sleep(0)
+        return version
+
+
+async def test_moves_that_were_begun_are_finished_when_another_one_fails(b: MemoryBroker, clients: Clients) -> None:
+    first, second = clients
+    for key in ("bad", "good"):
+        await first.schedule("x", key=key, to="mails", delay="1h")
+    with pytest.raises(NoGateAnswerError):
+        await transferred(b, _FailingOnce)
+    assert (await keys(first), await keys(second)) == ({"bad"}, {"good"})

@@ -135,13 +135,14 @@ class ScheduleTransfer:
             InvalidInputError: both URLs lead to the same virtual host.
             NotAppliedError: the first broker has no schedule log.
             NoGateAnswerError: no gate runs on one of the brokers. Run a new transfer.
-            BrokerError: a broker cannot be reached, or refuses. Run a new transfer.
+            BrokerError: a broker cannot be reached, or refuses, or the connection with the lock was lost. Run a new
+                transfer.
         """
         async with AsyncExitStack() as stack:
-            connection = await Connection.open(replace(self._url, name=f"{self._url.name} (transfer)"))
-            stack.push_async_callback(connection.close)
-            check_release(connection)
-            await self._lock.take(await connection.channel())
+            self._locked = await Connection.open(replace(self._url, name=f"{self._url.name} (transfer)"))
+            stack.push_async_callback(self._locked.close)
+            check_release(self._locked)
+            await self._lock.take(await self._locked.channel())
             await self._lock.refuse_same(self._to_url)
             self._targets = await Connection.open(replace(self._to_url, name=f"{self._to_url.name} (targets)"))
             stack.push_async_callback(self._targets.close)
@@ -161,24 +162,33 @@ class ScheduleTransfer:
         before = self.done.moved + self.done.ended
         self.done.left.clear()
         room = asyncio.Semaphore(IN_FLIGHT)
+        errors = list[BideError]()
 
         async def move(found: WaitingSchedule) -> None:
             try:
                 await self._move(found)
+            except BideError as error:
+                errors.append(error)
             finally:
                 room.release()
 
-        try:
-            async with asyncio.TaskGroup() as moves, aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
-                async for found in listed:
-                    if self._is_soon(found):
-                        continue
-                    await room.acquire()
-                    if self._stopping.is_set():
-                        break
-                    moves.create_task(move(found))
-        except BaseExceptionGroup as group:
-            raise _first(group) from group
+        # After an error, the moves that were begun go on: one that stops between copy and cancel leaves two schedules.
+        async with asyncio.TaskGroup() as moves:
+            try:
+                async with aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
+                    async for found in listed:
+                        if self._is_soon(found):
+                            continue
+                        await room.acquire()
+                        if errors or self._locked.lost.done() or self._stopping.is_set():
+                            break
+                        moves.create_task(move(found))
+            except BideError as error:
+                errors.append(error)
+        if self._locked.lost.done():
+            errors.insert(0, self._locked.lost.result())
+        if errors:
+            raise errors[0]
         return self.done.moved + self.done.ended - before
 
     def _is_soon(self, found: WaitingSchedule) -> bool:
@@ -292,9 +302,3 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
 
 def _session(found: WaitingSchedule, attempt: int) -> str:
     return sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group; one of ours, if there is any."""
-    found = list(group.exceptions)
-    return next((one for one in found if isinstance(one, BideError)), found[0])
