@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 import bide
 import bide.testing
 from bide.amqp.channel import Channel
-from bide.amqp.frame_sink import FrameSink
+from bide.amqp.connection import Connection
 from bide.errors import ConnectionLostError, NoGateAnswerError
 from bide.migration import SchedulesTransferred, ScheduleTransfer
 from bide.migration.lock import MigrationLock
-from bide.migration.schedules import IN_FLIGHT
+from bide.migration.schedules import DUE_SOON, IN_FLIGHT
 from bide.schedules.entries import ScheduleAnswer, WaitingSchedule
 from bide.testing import MemoryBroker
 
@@ -92,10 +93,11 @@ async def test_a_run_that_loses_its_lock_begins_no_more_moves(
     first, second = clients
     number = 3 * IN_FLIGHT
     await asyncio.gather(*(first.schedule("x", key=f"k{n}", to="mails", delay="1h") for n in range(number)))
-    locked: list[FrameSink] = []
+    locked: list[Connection] = []
     take = MigrationLock.take
 
     async def noted(lock: MigrationLock, channel: Channel) -> None:
+        assert isinstance(channel.connection, Connection)
         locked.append(channel.connection)
         await take(lock, channel)
 
@@ -140,3 +142,72 @@ async def test_moves_that_were_begun_are_finished_when_another_one_fails(b: Memo
     with pytest.raises(NoGateAnswerError):
         await transferred(b, _FailingOnce)
     assert (await keys(first), await keys(second)) == ({"bad"}, {"good"})
+
+
+class _Slow(ScheduleTransfer):
+    """A transfer that needs 17 seconds to find that a target exists."""
+
+    b: MemoryBroker
+
+    async def _check_target(self, found: WaitingSchedule) -> None:
+        await super()._check_target(found)
+        self.b.clock.advance("17s")
+
+
+@pytest.mark.parametrize("options", [{"delay": "25s"}, {"every": "25s"}], ids=["single", "recurring"])
+async def test_a_schedule_that_is_due_soon_when_its_move_begins_is_left(
+    b: MemoryBroker, clients: Clients, options: dict[str, str]
+) -> None:
+    first, second = clients
+    await first.schedule("x", key="k", to="mails", **options)  # type: ignore[arg-type]
+    _Slow.b = b
+    done = await transferred(b, _Slow)
+    assert (done.moved, done.left, done.waiting) == (0, {}, 1)
+    assert (await keys(first), await keys(second)) == ({"k"}, set())
+
+
+@pytest.mark.parametrize(
+    ("every", "before", "is_moved"),
+    [
+        ("1h", DUE_SOON - timedelta(seconds=1), False),
+        ("0 * * * *", DUE_SOON - timedelta(seconds=1), False),
+        ("3s", timedelta(seconds=0.9), False),
+        ("3s", timedelta(seconds=1.1), True),
+        ("* * * * * *", timedelta(seconds=0.5), True),
+    ],
+)
+async def test_recurring_schedules_are_moved_between_two_runs(
+    b: MemoryBroker, clients: Clients, every: str, before: timedelta, *, is_moved: bool
+) -> None:
+    first, _ = clients
+    await first.schedule("x", key="k", to="mails", every=every)
+    view = await first.scheduled("k")
+    assert view is not None
+    b.clock.advance_to(view.due_time - before)
+    await b.settled()
+    assert (await transferred(b)).moved == is_moved
+
+
+class _Overtaken(ScheduleTransfer):
+    """A transfer during which a run falls due between the copy and the cancel, and the queue takes no message."""
+
+    b: MemoryBroker
+
+    async def _add(self, found: WaitingSchedule) -> str:
+        version = await super()._add(found)
+        self.b.clock.advance("1m")
+        await self.b.settled()
+        return version
+
+
+async def test_a_run_that_falls_due_between_copy_and_cancel_is_counted_as_repeated(
+    b: MemoryBroker, clients: Clients
+) -> None:
+    first, second = clients
+    full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    for client in (first, second):
+        await client.declare(bide.Topology(queues=[full]))
+    await first.schedule("x", key="k", to="full", every="1m")
+    _Overtaken.b = b
+    done = await transferred(b, _Overtaken)
+    assert (done.moved, done.repeated, done.ended) == (1, 1, 0)

@@ -29,8 +29,8 @@ def transfer(settings: Settings, *, to_url: str, dry_run: bool, as_json: bool) -
     """Move all schedules to another broker or virtual host. Gates have to run on both.
 
     Each schedule keeps its key, times, rules, target and message, and stays paused if it is. Schedules that are due
-    within 10 seconds are left to the gate of the first broker. Run the command again until nothing waits, also after it
-    was stopped or killed.
+    within 10 seconds are left to the gate of the first broker; with an interval under 30 seconds, those due within a
+    third of it. Run the command again until nothing waits, also after it was stopped or killed.
 
     The exit code is 1 if schedules still wait on the first broker.
     """
@@ -64,7 +64,7 @@ def _print_transferred(done: SchedulesTransferred) -> None:
     if done.ended:
         echo(f"{done.ended:>9}  changed, cancelled or delivered on the first broker meanwhile")
     if done.repeated:
-        echo(f"{done.repeated:>9}  of them delivered by both brokers")
+        echo(f"{done.repeated:>9}  delivered by both brokers")
     for reason, count in done.left.most_common(_SHOWN_REASONS):
         echo(f"{count:>9}  left: {reason}")
     if soon := done.waiting - done.left.total():

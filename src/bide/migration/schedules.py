@@ -40,10 +40,10 @@ DUE_SOON: Final = timedelta(seconds=10)
 """Schedules that are due earlier are left to the first broker: both gates could deliver them."""
 
 RUN_SOON: Final = timedelta(seconds=0.3)
-"""The same for recurring schedules, which may have a run every second."""
+"""The same for cron expressions with seconds. An interval under 30 s has a third of it, or this."""
 
 _PAUSE: Final = 0.5
-"""Seconds between two sweeps, so that a recurring schedule with a run just now is not missed twice."""
+"""Seconds between two sweeps, so that a recurring schedule with a run just now may be moved by the second one."""
 
 _FAR: Final = 253_402_214_400_000
 """The end of the year 9999: the due time of a paused schedule until it is paused on the other broker too."""
@@ -51,6 +51,9 @@ _FAR: Final = 253_402_214_400_000
 _EVERYTHING: Final = ScheduleFilter()
 
 _MAX_REASON: Final = 300
+
+_CRON_FIELDS: Final = 5
+"""Fields of a cron expression without seconds."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +64,8 @@ class SchedulesTransferred:
         moved: schedules that wait on the other broker, and no longer on the first one.
         ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. The copy
             was cancelled.
-        repeated: schedules that both brokers delivered.
+        repeated: schedules that both brokers delivered, and recurring ones of which both deliver a run, because it fell
+            due between the copy and the cancel. The first broker may have delivered others before the cancel.
         left: schedules that cannot be moved, and wait on the first broker, by reason.
         waiting: all schedules that wait on the first broker at the end.
         is_finished: whether the run reached its end; False if it was stopped.
@@ -177,8 +181,6 @@ class ScheduleTransfer:
             try:
                 async with aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
                     async for found in listed:
-                        if self._is_soon(found):
-                            continue
                         await room.acquire()
                         if errors or self._locked.lost.done() or self._stopping.is_set():
                             break
@@ -192,12 +194,14 @@ class ScheduleTransfer:
         return self.done.moved + self.done.ended - before
 
     def _is_soon(self, found: WaitingSchedule) -> bool:
-        margin = DUE_SOON if found.recurrence is None else RUN_SOON
-        return not found.is_paused and found.due < to_milliseconds(self._from.now() + margin)
+        return not found.is_paused and found.due < to_milliseconds(self._from.now() + _margin(found))
 
     async def _move(self, found: WaitingSchedule) -> None:
         try:
             await self._check_target(found)
+            # Not before: the move may have waited for its turn, and for the other broker.
+            if self._is_soon(found):
+                return
             version = await self._add(found)
         except InvalidInputError as error:
             self.done.left[str(error)[:_MAX_REASON]] += 1
@@ -207,6 +211,7 @@ class ScheduleTransfer:
         # may have been cancelled the first time, so the copy is kept.
         if answer.outcome in ("cancelled", "forgotten"):
             self.done.moved += 1
+            self.done.repeated += found.occurrence in answer.under_way
         else:
             taken_back = await self._to.change("cancel", found.key, if_version=version)
             self.done.ended += 1
@@ -298,6 +303,17 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
         ChangeSchedule(request=second, action="pause", key=found.key, if_version=str(first)),
         ChangeSchedule(request=third, action="move", key=found.key, due=found.due, if_version=str(second)),
     ]
+
+
+def _margin(found: WaitingSchedule) -> timedelta:
+    """The time before the due time of a schedule in which it is not moved."""
+    if found.recurrence is None:
+        return DUE_SOON
+    interval = found.recurrence.get("interval")
+    if interval is not None:
+        return max(RUN_SOON, min(DUE_SOON, timedelta(milliseconds=interval) / 3))
+    has_seconds = len(str(found.recurrence.get("cron")).split()) > _CRON_FIELDS
+    return RUN_SOON if has_seconds else DUE_SOON
 
 
 def _session(found: WaitingSchedule, attempt: int) -> str:
