@@ -211,3 +211,45 @@ async def test_a_run_that_falls_due_between_copy_and_cancel_is_counted_as_repeat
     _Overtaken.b = b
     done = await transferred(b, _Overtaken)
     assert (done.moved, done.repeated, done.ended) == (1, 1, 0)
+
+
+class _ChangedOnBoth(ScheduleTransfer):
+    """A transfer of schedules that end on the first broker after the copy, and whose copies change too."""
+
+    b: MemoryBroker
+
+    async def _add(self, found: WaitingSchedule) -> str:
+        version = await super()._add(found)
+        if found.key == "delivered":
+            self.b.clock.advance("1h")
+            await self.b.settled()
+            return version
+        await self._from.change("cancel", found.key, if_version=None)
+        match found.key:
+            case "copy moved":
+                await self._to.change("move", found.key, if_version=None, delay="2d")
+            case "copy delivered":
+                await self._to.change("run-now", found.key, if_version=None)
+            case "copy cancelled":
+                await self._to.change("cancel", found.key, if_version=None)
+            case _:
+                pass
+        return version
+
+
+async def test_only_what_both_brokers_delivered_is_counted_as_repeated(
+    b: MemoryBroker, clients: Clients, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = clients
+    for key in ("copy moved", "copy delivered", "copy cancelled", "cancelled"):
+        await first.schedule("x", key=key, to="mails", delay="3d")
+    await first.schedule("x", key="delivered", to="mails", delay="1h")
+    _ChangedOnBoth.b = b
+    done = await transferred(b, _ChangedOnBoth)
+    assert (done.moved, done.ended, done.repeated, done.kept, done.left) == (0, 5, 1, 2, {})
+    assert (await keys(first), await keys(second)) == (set(), {"copy moved"})
+    reports = [one.getMessage() for one in caplog.records if one.name == "bide.migration.schedules"]
+    assert [("'copy moved'" in one, "'copy delivered'" in one) for one in sorted(reports)] == [
+        (False, True),
+        (True, False),
+    ]

@@ -63,6 +63,8 @@ def _print_transferred(done: SchedulesTransferred) -> None:
     echo(f"{done.moved:>9}  moved")
     if done.ended:
         echo(f"{done.ended:>9}  changed, cancelled or delivered on the first broker meanwhile")
+    if done.kept:
+        echo(f"{done.kept:>9}  of them changed or delivered on the other broker too")
     if done.repeated:
         echo(f"{done.repeated:>9}  delivered by both brokers")
     for reason, count in done.left.most_common(_SHOWN_REASONS):

@@ -24,14 +24,18 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
 from bide.client.schedule_methods import schedules_of
+from bide.client.schedule_result import ScheduleOutcome
 from bide.durations import to_milliseconds
 from bide.errors import BideError, InvalidInputError
 from bide.migration.lock import MigrationLock
+from bide.runtime.logs import logger
 from bide.schedules.entries import ScheduleAnswer, WaitingSchedule
 from bide.schedules.names import ScheduleNames
 from bide.schedules.records import AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.requests import RequestId
 from bide.topology import Exchange, Queue, Topology
+
+log = logger(__name__)
 
 IN_FLIGHT: Final = 100
 """Schedules that are moved at the same time."""
@@ -62,10 +66,11 @@ class SchedulesTransferred:
 
     Attributes:
         moved: schedules that wait on the other broker, and no longer on the first one.
-        ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. The copy
-            was cancelled.
+        ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. Their
+            copies were cancelled, except those in ``kept`` and ``repeated``.
+        kept: ended schedules whose copies were changed or delivered on the other broker. The log has their keys.
         repeated: schedules that both brokers delivered, and recurring ones of which both deliver a run, because it fell
-            due between the copy and the cancel. The first broker may have delivered others before the cancel.
+            due between the copy and the cancel. Runs that the first broker had finished by then are not known.
         left: schedules that cannot be moved, and wait on the first broker, by reason.
         waiting: all schedules that wait on the first broker at the end.
         is_finished: whether the run reached its end; False if it was stopped.
@@ -73,6 +78,7 @@ class SchedulesTransferred:
 
     moved: int = 0
     ended: int = 0
+    kept: int = 0
     repeated: int = 0
     left: Counter[str] = field(default_factory=Counter)
     waiting: int = 0
@@ -83,6 +89,7 @@ class SchedulesTransferred:
         return {
             "moved": self.moved,
             "ended": self.ended,
+            "kept": self.kept,
             "repeated": self.repeated,
             "left": dict(self.left),
             "waiting": self.waiting,
@@ -213,11 +220,24 @@ class ScheduleTransfer:
             self.done.moved += 1
             self.done.repeated += found.occurrence in answer.under_way
         else:
-            taken_back = await self._to.change("cancel", found.key, if_version=version)
             self.done.ended += 1
-            self.done.repeated += taken_back.outcome.value != "cancelled"
+            await self._take_back(found.key, version, answer)
         if self._progress is not None:
             self._progress(self.done.moved, max(self._total, self.done.moved))
+
+    async def _take_back(self, key: str, version: str, ending: ScheduleAnswer) -> None:
+        """Cancel the copy of a schedule that was changed, cancelled or delivered on the first broker."""
+        outcome = (await self._to.change("cancel", key, if_version=version)).outcome
+        if outcome is ScheduleOutcome.TOO_LATE and ending.outcome == "too-late":
+            self.done.repeated += 1
+        elif outcome in (ScheduleOutcome.TOO_LATE, ScheduleOutcome.CHANGED):
+            self.done.kept += 1
+            log.warning(
+                "%r was %s on the other broker during its move, and its cancel on the first one found %r: check both",
+                key,
+                "changed" if outcome is ScheduleOutcome.CHANGED else "delivered",
+                ending.outcome,
+            )
 
     async def _cancel(self, found: WaitingSchedule) -> ScheduleAnswer:
         """Cancel a schedule on the first broker in the version that was copied.
