@@ -13,6 +13,8 @@ import bide
 import bide.testing
 from bide.delay.protocol import DelayInfrastructure
 from bide.migration import Migration
+from bide.migration.copies import TakenMessage
+from bide.migration.migration import PREFETCH
 from bide.schedules.names import ScheduleNames
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.timeouts import TIMEOUT
@@ -101,3 +103,36 @@ async def received(client: bide.Client, queue: str, number: int) -> list[bide.Me
             if len(found) == number:
                 return found
     return found
+
+
+class _Held(Migration):
+    """A migration that takes messages and finishes none of them until it is released."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.begun = 0
+        self.full, self.released = asyncio.Event(), asyncio.Event()
+
+    async def _move(self, queue: str, taken: TakenMessage) -> None:
+        self.begun += 1
+        if self.begun == PREFETCH:
+            self.full.set()
+        await self.released.wait()
+        await super()._move(queue, taken)
+
+
+async def test_set_aside_messages_are_taken_as_they_are_finished() -> None:
+    """Their bodies need memory, and a basic.get has no prefetch."""
+    number = PREFETCH + 50
+    async with bide.testing.broker(release=(4, 3)) as b, b.connect() as client:
+        await client.declare(Topology(queues=[Queue("refused")]))
+        await asyncio.gather(*(client.publish(b"x", to="refused", delay="1h") for _ in range(number)))
+        moved = await Migration(client.url, bide.Clock(), bide.Clock(prefix="eu"), allow=["other"]).run()
+        assert moved.set_aside.total() == number
+        migration = _Held(client.url, bide.Clock(), bide.Clock(prefix="eu"), allow=["refused"])
+        running = asyncio.create_task(migration.run())
+        await asyncio.wait_for(migration.full.wait(), TIMEOUT)
+        await b.settled(timeout="10ms")
+        assert migration.begun == PREFETCH
+        migration.released.set()
+        assert (await running).moved == number

@@ -29,8 +29,9 @@ def transfer(settings: Settings, *, to_url: str, dry_run: bool, as_json: bool) -
     """Move all schedules to another broker or virtual host. Gates have to run on both.
 
     Each schedule keeps its key, times, rules, target and message, and stays paused if it is. Schedules that are due
-    within 10 seconds are left to the gate of the first broker. Run the command again until nothing waits, also after it
-    was stopped or killed.
+    within 10 seconds are left to the gate of the first broker; with an interval under 30 seconds, those due within a
+    third of it. Run the command again until nothing waits, also after it was stopped or killed. After a kill or an
+    error, until the next run, cancel or change schedules on both brokers: some wait on both.
 
     The exit code is 1 if schedules still wait on the first broker.
     """
@@ -63,11 +64,14 @@ def _print_transferred(done: SchedulesTransferred) -> None:
     echo(f"{done.moved:>9}  moved")
     if done.ended:
         echo(f"{done.ended:>9}  changed, cancelled or delivered on the first broker meanwhile")
+    if done.kept:
+        echo(f"{done.kept:>9}  of them changed or delivered on the other broker too")
     if done.repeated:
-        echo(f"{done.repeated:>9}  of them delivered by both brokers")
+        echo(f"{done.repeated:>9}  delivered by both brokers")
     for reason, count in done.left.most_common(_SHOWN_REASONS):
         echo(f"{count:>9}  left: {reason}")
-    if soon := done.waiting - done.left.total():
+    # Schedules that were left for a reason may have been delivered since.
+    if (soon := done.waiting - done.left.total()) > 0:
         echo(f"{soon:>9}  left: due soon, or scheduled after the others were moved")
     if not done.waiting:
         echo(f"{0:>9}  left")

@@ -274,22 +274,27 @@ class Migration:
         """Take the messages that an earlier run set aside, each once."""
         counts = await message_counts(connection, [Queue(self.set_aside)])
         self._total += (number := counts.get(self.set_aside, 0))
+        # The prefetch does not limit basic.get.
+        room = asyncio.Semaphore(PREFETCH)
         for _ in range(number):
+            await room.acquire()
             if self._stopping.is_set() or (delivery := await self._channel.get(self.set_aside)) is None:
                 return
             if (taken := TakenMessage.again(delivery)) is None:
                 # Another program's message: it goes back when the channel closes.
+                room.release()
                 continue
-            self._start(self.set_aside, taken)
+            self._start(self.set_aside, taken).add_done_callback(lambda _: room.release())
 
     def _on_message(self, queue: str, delivery: Delivery) -> None:
         self._start(queue, TakenMessage(delivery=delivery, queue=queue, at=self._client.now()))
 
-    def _start(self, queue: str, taken: TakenMessage) -> None:
+    def _start(self, queue: str, taken: TakenMessage) -> asyncio.Task[None]:
         self._received += 1
         task = asyncio.create_task(self._move(queue, taken))
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
+        return task
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -1,9 +1,10 @@
 """The mover of schedules from the schedule log of one broker to that of another.
 
 Each schedule is added to the other log, and then cancelled in the first one. Gates apply an operation once, however
-often it is sent, and the id of the addition is made of the version of the schedule. So a run that was killed between
-the two can be repeated: nothing is lost, and nothing waits twice afterwards. A schedule is cancelled only in the
-version that was copied; one that was changed, cancelled or delivered meanwhile is taken back from the other log.
+often it is sent, and the ids of both are made of the version of the schedule. So a run that was killed between the two
+can be repeated, even while its operations still take effect: nothing is lost, and nothing waits twice afterwards. A
+schedule is cancelled only in the version that was copied; one that was changed, cancelled or delivered meanwhile is
+taken back from the other log.
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
 from bide.client.schedule_methods import schedules_of
+from bide.client.schedule_result import ScheduleOutcome
 from bide.durations import to_milliseconds
 from bide.errors import BideError, InvalidInputError
 from bide.migration.lock import MigrationLock
-from bide.schedules.entries import WaitingSchedule
+from bide.runtime.logs import logger
+from bide.schedules.entries import ScheduleAnswer, WaitingSchedule
 from bide.schedules.names import ScheduleNames
 from bide.schedules.records import AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.requests import RequestId
 from bide.topology import Exchange, Queue, Topology
+
+log = logger(__name__)
 
 IN_FLIGHT: Final = 100
 """Schedules that are moved at the same time."""
@@ -39,10 +44,10 @@ DUE_SOON: Final = timedelta(seconds=10)
 """Schedules that are due earlier are left to the first broker: both gates could deliver them."""
 
 RUN_SOON: Final = timedelta(seconds=0.3)
-"""The same for recurring schedules, which may have a run every second."""
+"""The same for cron expressions with seconds. An interval under 30 s has a third of it, or this."""
 
 _PAUSE: Final = 0.5
-"""Seconds between two sweeps, so that a recurring schedule with a run just now is not missed twice."""
+"""Seconds between two sweeps, so that a recurring schedule with a run just now may be moved by the second one."""
 
 _FAR: Final = 253_402_214_400_000
 """The end of the year 9999: the due time of a paused schedule until it is paused on the other broker too."""
@@ -51,6 +56,9 @@ _EVERYTHING: Final = ScheduleFilter()
 
 _MAX_REASON: Final = 300
 
+_CRON_FIELDS: Final = 5
+"""Fields of a cron expression without seconds."""
+
 
 @dataclass(slots=True, kw_only=True)
 class SchedulesTransferred:
@@ -58,9 +66,11 @@ class SchedulesTransferred:
 
     Attributes:
         moved: schedules that wait on the other broker, and no longer on the first one.
-        ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. The copy
-            was cancelled.
-        repeated: schedules that both brokers delivered.
+        ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. Their
+            copies were cancelled, except those in ``kept`` and ``repeated``.
+        kept: ended schedules whose copies were changed or delivered on the other broker. The log has their keys.
+        repeated: schedules that both brokers delivered, and recurring ones of which both deliver a run, because it fell
+            due between the copy and the cancel. Runs that the first broker had finished by then are not known.
         left: schedules that cannot be moved, and wait on the first broker, by reason.
         waiting: all schedules that wait on the first broker at the end.
         is_finished: whether the run reached its end; False if it was stopped.
@@ -68,6 +78,7 @@ class SchedulesTransferred:
 
     moved: int = 0
     ended: int = 0
+    kept: int = 0
     repeated: int = 0
     left: Counter[str] = field(default_factory=Counter)
     waiting: int = 0
@@ -78,6 +89,7 @@ class SchedulesTransferred:
         return {
             "moved": self.moved,
             "ended": self.ended,
+            "kept": self.kept,
             "repeated": self.repeated,
             "left": dict(self.left),
             "waiting": self.waiting,
@@ -134,13 +146,14 @@ class ScheduleTransfer:
             InvalidInputError: both URLs lead to the same virtual host.
             NotAppliedError: the first broker has no schedule log.
             NoGateAnswerError: no gate runs on one of the brokers. Run a new transfer.
-            BrokerError: a broker cannot be reached, or refuses. Run a new transfer.
+            BrokerError: a broker cannot be reached, or refuses, or the connection with the lock was lost. Run a new
+                transfer.
         """
         async with AsyncExitStack() as stack:
-            connection = await Connection.open(replace(self._url, name=f"{self._url.name} (transfer)"))
-            stack.push_async_callback(connection.close)
-            check_release(connection)
-            await self._lock.take(await connection.channel())
+            self._locked = await Connection.open(replace(self._url, name=f"{self._url.name} (transfer)"))
+            stack.push_async_callback(self._locked.close)
+            check_release(self._locked)
+            await self._lock.take(await self._locked.channel())
             await self._lock.refuse_same(self._to_url)
             self._targets = await Connection.open(replace(self._to_url, name=f"{self._to_url.name} (targets)"))
             stack.push_async_callback(self._targets.close)
@@ -160,46 +173,82 @@ class ScheduleTransfer:
         before = self.done.moved + self.done.ended
         self.done.left.clear()
         room = asyncio.Semaphore(IN_FLIGHT)
+        errors = list[BideError]()
 
         async def move(found: WaitingSchedule) -> None:
             try:
                 await self._move(found)
+            except BideError as error:
+                errors.append(error)
             finally:
                 room.release()
 
-        try:
-            async with asyncio.TaskGroup() as moves, aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
-                async for found in listed:
-                    if self._is_soon(found):
-                        continue
-                    await room.acquire()
-                    if self._stopping.is_set():
-                        break
-                    moves.create_task(move(found))
-        except BaseExceptionGroup as group:
-            raise _first(group) from group
+        # After an error, the moves that were begun go on: one that stops between copy and cancel leaves two schedules.
+        async with asyncio.TaskGroup() as moves:
+            try:
+                async with aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
+                    async for found in listed:
+                        await room.acquire()
+                        if errors or self._locked.lost.done() or self._stopping.is_set():
+                            break
+                        moves.create_task(move(found))
+            except BideError as error:
+                errors.append(error)
+        if self._locked.lost.done():
+            errors.insert(0, self._locked.lost.result())
+        if errors:
+            raise errors[0]
         return self.done.moved + self.done.ended - before
 
     def _is_soon(self, found: WaitingSchedule) -> bool:
-        margin = DUE_SOON if found.recurrence is None else RUN_SOON
-        return not found.is_paused and found.due < to_milliseconds(self._from.now() + margin)
+        return not found.is_paused and found.due < to_milliseconds(self._from.now() + _margin(found))
 
     async def _move(self, found: WaitingSchedule) -> None:
         try:
             await self._check_target(found)
+            # Not before: the move may have waited for its turn, and for the other broker.
+            if self._is_soon(found):
+                return
             version = await self._add(found)
         except InvalidInputError as error:
             self.done.left[str(error)[:_MAX_REASON]] += 1
             return
-        result = await self._from.change("cancel", found.key, if_version=found.version)
-        if result.outcome.value == "cancelled":
+        answer = await self._cancel(found)
+        # "forgotten": the cancel was repeated after more than an hour, as on a computer that was asleep. The schedule
+        # may have been cancelled the first time, so the copy is kept.
+        if answer.outcome in ("cancelled", "forgotten"):
             self.done.moved += 1
+            self.done.repeated += found.occurrence in answer.under_way
         else:
-            taken_back = await self._to.change("cancel", found.key, if_version=version)
             self.done.ended += 1
-            self.done.repeated += taken_back.outcome.value != "cancelled"
+            await self._take_back(found.key, version, answer)
         if self._progress is not None:
             self._progress(self.done.moved, max(self._total, self.done.moved))
+
+    async def _take_back(self, key: str, version: str, ending: ScheduleAnswer) -> None:
+        """Cancel the copy of a schedule that was changed, cancelled or delivered on the first broker."""
+        outcome = (await self._to.change("cancel", key, if_version=version)).outcome
+        if outcome is ScheduleOutcome.TOO_LATE and ending.outcome == "too-late":
+            self.done.repeated += 1
+        elif outcome in (ScheduleOutcome.TOO_LATE, ScheduleOutcome.CHANGED):
+            self.done.kept += 1
+            log.warning(
+                "%r was %s on the other broker during its move, and its cancel on the first one found %r: check both",
+                key,
+                "changed" if outcome is ScheduleOutcome.CHANGED else "delivered",
+                ending.outcome,
+            )
+
+    async def _cancel(self, found: WaitingSchedule) -> ScheduleAnswer:
+        """Cancel a schedule on the first broker in the version that was copied.
+
+        The id is the same in every run. So if the cancel of an earlier run took effect after the schedule was listed,
+        the answer is still that it was cancelled, and the copy is kept.
+        """
+        record = ChangeSchedule(
+            request=RequestId(_session(found, 0), 4), action="cancel", key=found.key, if_version=found.version
+        )
+        return await self._from.append(record, f"cancelling {found.key!r}")
 
     async def _add(self, found: WaitingSchedule) -> str:
         """Add a schedule to the other log; returns the version of the copy.
@@ -255,8 +304,7 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
     An addition is not paused. So a paused schedule is added with a due time that no gate reaches, paused, and moved to
     its due time.
     """
-    session = sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
-    first, second, third = (RequestId(session, number) for number in (1, 2, 3))
+    first, second, third = (RequestId(_session(found, attempt), number) for number in (1, 2, 3))
     added = AddSchedule(
         request=first,
         key=found.key,
@@ -277,7 +325,16 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
     ]
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group; one of ours, if there is any."""
-    found = list(group.exceptions)
-    return next((one for one in found if isinstance(one, BideError)), found[0])
+def _margin(found: WaitingSchedule) -> timedelta:
+    """The time before the due time of a schedule in which it is not moved."""
+    if found.recurrence is None:
+        return DUE_SOON
+    interval = found.recurrence.get("interval")
+    if interval is not None:
+        return max(RUN_SOON, min(DUE_SOON, timedelta(milliseconds=interval) / 3))
+    has_seconds = len(str(found.recurrence.get("cron")).split()) > _CRON_FIELDS
+    return RUN_SOON if has_seconds else DUE_SOON
+
+
+def _session(found: WaitingSchedule, attempt: int) -> str:
+    return sha256(f"transfer {found.version} {attempt}".encode()).hexdigest()[:20]
