@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -350,6 +350,46 @@ async def test_retries_go_to_the_queue_that_failed(vhost: Vhost) -> None:
         await app.broker.publish("last", exchange=fanout, headers=delayed("20ms"))
         assert [one.body for one in await app.many(2)] == ["last", "last"]
     assert [one.body for one in handled] == ["body"] * 3
+
+
+@pytest.fixture
+def modest_url(vhost: Vhost) -> Iterator[str]:
+    """The URL of a user who may not declare the delay infrastructure."""
+    name = f"modest-{vhost.name}"
+    vhost.broker.add_user(name, "secret")
+    vhost.broker.set_permissions(vhost.name, name, configure=r"^(?!bide\.)")
+    yield vhost.broker.vhost_url(vhost.name, user=name, password="secret")
+    vhost.broker.delete_user(name)
+
+
+@pytest.mark.parametrize("error", [ValueError("failed"), NackMessage(delay="1s"), NackMessage(delay="soon")])
+async def test_a_message_whose_retry_cannot_be_sent_is_requeued(
+    vhost: Vhost, modest_url: str, error: Exception
+) -> None:
+    """The broker refuses to declare the queues of its delay, or its delay cannot be read."""
+    app = application(modest_url, backoff=["1s"])
+    app.handler(dead_lettered("work"), error)
+    async with started(app):
+        await app.broker.declare_queue(RabbitQueue("dead"))
+        await app.broker.publish("body", "work")
+        first, again = await app.many(2)
+        assert (first.body, again.body) == ("body", "body")
+        assert again.message.raw_message.redelivered
+    assert await ready_at(vhost.url, "dead") == 0
+
+
+async def test_a_retry_goes_to_its_queue_and_not_to_the_copies(vhost: Vhost) -> None:
+    """The handler gets the header with the keys of the copies; the retry leaves it out."""
+    app = application(vhost.url, backoff=["10ms"])
+    app.handler("work", ValueError("failed"), exchange=DIRECT)
+    app.handler("copy", exchange=DIRECT)
+    async with started(app):
+        await app.broker.publish("body", "work", DIRECT, headers={"CC": ["copy"], "a": "b"})
+        handled = await app.many(3)
+        await app.broker.publish("last", "copy", headers=delayed("20ms"))
+        assert (await app.next()).body == "last", "the retry went to the copy"
+    headers = sorted((one.message.headers for one in handled), key=len)
+    assert headers == [{"a": "b"}, {"CC": ["copy"], "a": "b"}, {"CC": ["copy"], "a": "b"}]
 
 
 async def test_waiting_messages_are_unacknowledged_nowhere(vhost: Vhost) -> None:

@@ -167,7 +167,9 @@ class DelayMiddleware:
         if await self._connection() is None:
             return False
         raw = message.raw_message
-        headers: dict[str, Any] = {**message.headers, HEADER: delayed}
+        # The broker would send the retry to the queues in these headers again.
+        headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in ("CC", "BCC")}
+        headers[HEADER] = delayed
         again = aio_pika.Message(
             raw.body,
             headers=headers,
@@ -269,10 +271,18 @@ class _Scope(BaseMiddleware["RabbitPublishCommand", Any]):
         try:
             return await call_next(msg)
         except Exception as error:
-            decided = self._decide(error, retries if isinstance(retries, int) else 0)
-            if decided is None or msg.committed is not None:
+            if msg.committed is not None:
                 raise
-            if not await self._delays.retry(msg, self.context.get_local("handler_"), decided):
+            try:
+                decided = self._decide(error, retries if isinstance(retries, int) else 0)
+                is_sent = decided and await self._delays.retry(msg, self.context.get_local("handler_"), decided)
+            except RejectMessage:
+                raise
+            except Exception:
+                # This error must not reach FastStream, which would apply the ack_policy: it rejects the message.
+                log.exception("cannot retry %r, which failed: %r; requeueing it", msg.message_id, error)
+                raise NackMessage from error
+            if decided is None or not is_sent:
                 raise
             log.warning("%r failed, and is handled again in %s: %r", msg.message_id, decided.delay, error)
             raise AckMessage from error
