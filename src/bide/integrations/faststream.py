@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import aio_pika
-from aio_pika.message import encode_expiration
+from aio_pika.message import decode_expiration, encode_expiration
 from faststream import BaseMiddleware
 from faststream.exceptions import AckMessage, IgnoredException, NackMessage, RejectMessage
 from faststream.rabbit import RabbitBroker, RabbitExchange
@@ -167,6 +167,7 @@ class DelayMiddleware:
         if await self._connection() is None:
             return False
         raw = message.raw_message
+        sent = self._restored(message)
         # The broker would send the retry to the queues in these headers again.
         headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in ("CC", "BCC")}
         headers[HEADER] = delayed
@@ -176,6 +177,8 @@ class DelayMiddleware:
             content_type=raw.content_type,
             content_encoding=raw.content_encoding,
             delivery_mode=raw.delivery_mode,
+            priority=sent["priority"],
+            expiration=decode_expiration(sent["expiration"]),
             correlation_id=raw.correlation_id,
             reply_to=raw.reply_to,
             message_id=raw.message_id,
@@ -190,9 +193,17 @@ class DelayMiddleware:
 
     def restored_headers(self, message: RabbitMessage) -> dict[str, Any]:
         """The headers with which a received message was sent."""
+        return dict(self._restored(message)["headers"])
+
+    def _restored(self, message: RabbitMessage) -> Mapping[str, Any]:
+        """The headers, priority and expiration with which a received message was sent, by their AMQP names."""
         raw = message.raw_message
-        restored = self._delays.delays.restore(raw.exchange or "", raw.routing_key or "", {"headers": raw.headers})
-        return dict(restored.values["headers"])
+        received = {
+            "headers": raw.headers,
+            "priority": raw.priority,
+            "expiration": encode_expiration(raw.expiration),
+        }
+        return self._delays.delays.restore(raw.exchange or "", raw.routing_key or "", received).values
 
     async def _connection(self) -> aio_pika.abc.AbstractConnection | None:
         """The broker's connection; None with FastStream's ``TestRabbitBroker``."""
