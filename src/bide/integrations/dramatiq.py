@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pika
+from dramatiq.broker import MessageProxy
 from dramatiq.brokers import rabbitmq
 from dramatiq.errors import ConnectionClosed
 from pika import exceptions
@@ -45,6 +46,8 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
     (:meth:`bide.Client.schedule`), which a gate delivers and :meth:`cancel` cancels. The key applies to this delay
     only: if the actor fails, its retries have no key.
 
+    A message whose retry cannot be sent goes to its dead-letter queue.
+
     Args:
         infrastructure: the delay infrastructure; ``Clock()`` if None.
         confirm_delivery: wait for the broker's confirm of every message. dramatiq's own default is False.
@@ -74,6 +77,15 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
             ConnectionClosed: the broker cannot be reached, or refuses the message.
             BrokerError: a message with a ``schedule_key`` cannot be stored; see :meth:`bide.Client.schedule`.
         """
+        try:
+            return self._enqueue(message, delay)
+        except Exception:
+            if isinstance(message, MessageProxy):
+                # The retry of a received message. dramatiq logs the error, and would acknowledge the message.
+                message.fail()
+            raise
+
+    def _enqueue(self, message: Message[Any], delay: float | None) -> Message[Any]:
         key = message.options.get(OPTION_KEY)
         if delay is None:
             if key is not None:
