@@ -18,7 +18,7 @@ from amqp.exceptions import NotFound
 
 import bide
 from bide.admin.apply import exists
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, InvalidNameError, NoGateAnswerError
 from bide.integrations.celery import CeleryApp
 from bide.topology import Exchange, Topology
 from tests.broker.receiving import connected, eventually, receive
@@ -179,6 +179,25 @@ async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_pa
         assert datetime.now(UTC) >= datetime.fromisoformat(message.headers["eta"])
 
         await asyncio.to_thread(app.control.revoke, ["unknown", ran])
+
+        another = await asyncio.to_thread(send, "another", 3600)
+        with pytest.raises(InvalidNameError, match="control characters"):
+            await asyncio.to_thread(app.control.revoke, ["not a key\n", another])
+        assert await client.scheduled(another) is None, "the first error ended the revoke"
+    await asyncio.to_thread(app.amqp.keyed.client.close)
+    app.close()
+
+
+@pytest.mark.long
+async def test_revoke_cancels_all_tasks_though_no_gate_answers(vhost_url: str, tmp_path: Path) -> None:
+    app = CeleryApp("tests", broker=vhost_url, set_as_current=False)
+    app.conf.update(task_default_queue="work", task_ignore_result=True, bide_keyed=True)
+    async with gating(vhost_url, tmp_path / "gate"):
+        sent = [await asyncio.to_thread(app.send_task, "remind", countdown=3600, keyed=True) for _ in range(2)]
+    with pytest.raises(NoGateAnswerError):
+        await asyncio.to_thread(app.control.revoke, [one.id for one in sent])
+    async with bide.connect(vhost_url) as client, gating(vhost_url, tmp_path / "gate"):
+        assert await client.count_scheduled() == 0
     await asyncio.to_thread(app.amqp.keyed.client.close)
     app.close()
 
