@@ -10,7 +10,7 @@ import amqp
 import pytest
 
 import bide
-from bide.errors import InvalidDelayError, ReservedHeaderError, UnsupportedBrokerError
+from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UnsupportedBrokerError
 from bide.integrations import Delays
 from bide.integrations.celery import CeleryApp, DelayingAMQP, _Requirements
 
@@ -80,6 +80,11 @@ class TestDelays:
     def test_too_long_a_delay_is_refused(self) -> None:
         with pytest.raises(InvalidDelayError, match="longer than"):
             Delays().route(MAIL, delay=timedelta(days=4000), server_properties=SERVER)
+
+    @pytest.mark.parametrize("infrastructure", [bide.NServiceBus(), bide.Celery(), "clock"])
+    def test_another_infrastructure_than_clock_is_refused(self, infrastructure: Any) -> None:
+        with pytest.raises(InvalidInputError, match=r"bide\.Clock"):
+            Delays(infrastructure)
 
     def test_owned_names_and_restored_messages(self) -> None:
         delays = Delays(bide.Clock(prefix="shop"))

@@ -23,7 +23,8 @@ from pika import exceptions
 from bide.amqp.url import BrokerUrl
 from bide.client.schedule_result import ScheduleResult
 from bide.client.sync import SyncClient, connect_sync
-from bide.delay.protocol import DelayInfrastructure, QueueTarget
+from bide.delay.clock import Clock
+from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.delays import DelayedPublish, Delays
 
@@ -37,7 +38,7 @@ _NOT_FOUND: Final = 404
 
 
 class RabbitmqBroker(rabbitmq.RabbitmqBroker):
-    """dramatiq's RabbitMQ broker, with delayed messages in a delay infrastructure.
+    """dramatiq's RabbitMQ broker, with delayed messages in ``Clock``.
 
     At its due time a message is in the queue of its actor, for any worker. Workers with this broker also run the
     messages that wait in queues of dramatiq's own (``.DQ``).
@@ -54,9 +55,7 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
         options: as for dramatiq's broker.
     """
 
-    def __init__(
-        self, *, infrastructure: DelayInfrastructure | None = None, confirm_delivery: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, *, infrastructure: Clock | None = None, confirm_delivery: bool = True, **options: Any) -> None:
         super().__init__(confirm_delivery=confirm_delivery, **options)
         self._delays = Delays(infrastructure)
         self._schedules: tuple[int, SyncClient] | None = None

@@ -27,7 +27,8 @@ from faststream.rabbit.parser import AioPikaParser
 
 from bide.client.client import Client, Connecting
 from bide.client.schedule_result import ScheduleResult
-from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget, Target
+from bide.delay.clock import Clock
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.aio_pika import AioPikaDelays
@@ -80,7 +81,7 @@ def delayed(delay: DelayLike, *, key: str | None = None) -> dict[str, Any]:
 
 
 class DelayMiddleware:
-    """A middleware of FastStream's broker that delays messages in a delay infrastructure.
+    """A middleware of FastStream's broker that delays messages in ``Clock``.
 
     Messages with the headers of :func:`delayed` wait on the broker. The broker's own connection publishes them, and
     waits for the confirm. Handlers receive messages with the headers that were sent.
@@ -103,7 +104,7 @@ class DelayMiddleware:
         self,
         broker: RabbitBroker,
         *,
-        infrastructure: DelayInfrastructure | None = None,
+        infrastructure: Clock | None = None,
         backoff: Iterable[DelayLike] = (),
         schedules: Connecting | None = None,
     ) -> None:
