@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from amqp.exceptions import NotFound
@@ -165,7 +166,8 @@ async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_pa
     async with bide.connect(vhost_url) as client, gating(vhost_url, tmp_path / "gate"):
 
         def send(label: str, countdown: float) -> str:
-            result = app.send_task("remind", [label], countdown=countdown, keyed=True)
+            options: dict[str, Any] = {"priority": 3, "expiration": 3600, "delivery_mode": "transient"}
+            result = app.send_task("remind", [label], countdown=countdown, keyed=True, **options)
             return str(result.id)
 
         revoked, ran = [await asyncio.to_thread(send, label, 3) for label in ("revoked", "ran")]
@@ -177,6 +179,7 @@ async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_pa
         assert (message.json()[0], message.headers["id"], message.key) == (["ran"], ran, ran)
         assert (message.exchange, message.raw.exchange, message.raw.routing_key) == ("", "", "work")
         assert datetime.now(UTC) >= datetime.fromisoformat(message.headers["eta"])
+        assert [message.raw.values[name] for name in ("priority", "expiration", "delivery_mode")] == [3, "3600000", 1]
 
         await asyncio.to_thread(app.control.revoke, ["unknown", ran])
 

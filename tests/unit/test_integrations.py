@@ -149,6 +149,12 @@ class TestCeleryMessages:
         with pytest.raises(InvalidDelayError, match="1000000000000000"):
             app.send_task("run", countdown=1e15)
 
+    def test_a_keyed_task_without_a_delay_is_refused(self, app: Any) -> None:
+        with pytest.raises(InvalidInputError, match="countdown="):
+            app.send_task("run", keyed=True)
+        for delay in ({"countdown": 0}, {"eta": datetime.now(UTC)}):
+            sent(app, keyed=True, **delay)
+
     def test_other_transports_get_tasks_as_without_the_adapter(self, app: Any) -> None:
         producer, _, _ = sent(app, countdown=5)
         assert type(producer).__module__.startswith("kombu")

@@ -6,11 +6,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery.app import control
-from kombu import compression, serialization
+from kombu import compression, entity, serialization
 
 from bide.client.client import Client
 from bide.client.sync import SyncClient, connect_sync
@@ -21,6 +21,7 @@ from bide.errors import InvalidInputError, NoGateAnswerError
 _Control: Any = vars(control)["Control"]
 _dumps: Any = serialization.dumps
 _compress: Any = compression.compress
+_delivery_mode: Any = entity.maybe_delivery_mode
 
 
 class KeyedTasks:
@@ -67,6 +68,7 @@ class KeyedTasks:
         sent = dict(headers)
         if options.get("compression"):
             data, sent["compression"] = _compress(data, options["compression"])
+        expiration = options.get("expiration")
         exchange, queue = (target, None) if isinstance(target, ExchangeTarget) else (None, target.queue)
         self.client.schedule(
             data,
@@ -77,7 +79,9 @@ class KeyedTasks:
             content_encoding=content_encoding,
             correlation_id=options.get("correlation_id"),
             reply_to=options.get("reply_to") or None,
+            persistent=_delivery_mode(options.get("delivery_mode")) == entity.PERSISTENT_DELIVERY_MODE,
             priority=options.get("priority"),
+            expiration=None if expiration is None else timedelta(seconds=expiration),
             to=queue,
             exchange=exchange.exchange if exchange else None,
             routing_key=exchange.routing_key if exchange else "",
