@@ -12,13 +12,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from amqp.exceptions import NotFound
 
 import bide
 from bide.admin.apply import exists
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, InvalidNameError, NoGateAnswerError
 from bide.integrations.celery import CeleryApp
 from bide.topology import Exchange, Topology
 from tests.broker.receiving import connected, eventually, receive
@@ -165,7 +166,8 @@ async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_pa
     async with bide.connect(vhost_url) as client, gating(vhost_url, tmp_path / "gate"):
 
         def send(label: str, countdown: float) -> str:
-            result = app.send_task("remind", [label], countdown=countdown, keyed=True)
+            options: dict[str, Any] = {"priority": 3, "expiration": 3600, "delivery_mode": "transient"}
+            result = app.send_task("remind", [label], countdown=countdown, keyed=True, **options)
             return str(result.id)
 
         revoked, ran = [await asyncio.to_thread(send, label, 3) for label in ("revoked", "ran")]
@@ -177,8 +179,28 @@ async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_pa
         assert (message.json()[0], message.headers["id"], message.key) == (["ran"], ran, ran)
         assert (message.exchange, message.raw.exchange, message.raw.routing_key) == ("", "", "work")
         assert datetime.now(UTC) >= datetime.fromisoformat(message.headers["eta"])
+        assert [message.raw.values[name] for name in ("priority", "expiration", "delivery_mode")] == [3, "3600000", 1]
 
         await asyncio.to_thread(app.control.revoke, ["unknown", ran])
+
+        another = await asyncio.to_thread(send, "another", 3600)
+        with pytest.raises(InvalidNameError, match="control characters"):
+            await asyncio.to_thread(app.control.revoke, ["not a key\n", another])
+        assert await client.scheduled(another) is None, "the first error ended the revoke"
+    await asyncio.to_thread(app.amqp.keyed.client.close)
+    app.close()
+
+
+@pytest.mark.long
+async def test_revoke_cancels_all_tasks_though_no_gate_answers(vhost_url: str, tmp_path: Path) -> None:
+    app = CeleryApp("tests", broker=vhost_url, set_as_current=False)
+    app.conf.update(task_default_queue="work", task_ignore_result=True, bide_keyed=True)
+    async with gating(vhost_url, tmp_path / "gate"):
+        sent = [await asyncio.to_thread(app.send_task, "remind", countdown=3600, keyed=True) for _ in range(2)]
+    with pytest.raises(NoGateAnswerError):
+        await asyncio.to_thread(app.control.revoke, [one.id for one in sent])
+    async with bide.connect(vhost_url) as client, gating(vhost_url, tmp_path / "gate"):
+        assert await client.count_scheduled() == 0
     await asyncio.to_thread(app.amqp.keyed.client.close)
     app.close()
 

@@ -310,6 +310,33 @@ def test_workers_run_what_the_other_broker_delayed(sender: Kind, receiver: Kind,
 # --- the adapter alone
 
 
+@pytest.fixture
+def modest_url(vhost: Vhost) -> Iterator[str]:
+    """The URL of a user who may not declare the delay infrastructure."""
+    name = f"modest-{vhost.name}"
+    vhost.broker.add_user(name, "secret")
+    vhost.broker.set_permissions(vhost.name, name, configure=r"^(?!bide\.)")
+    yield f"{vhost.broker.vhost_url(vhost.name, user=name, password='secret')}?heartbeat=0"
+    vhost.broker.delete_user(name)
+
+
+@pytest.mark.parametrize("error", [ValueError("failed"), dramatiq.errors.Retry(delay=10**12)], ids=["refused", "long"])
+def test_a_message_whose_retry_cannot_be_sent_is_dead_lettered(modest_url: str, error: Exception) -> None:
+    """The broker refuses to declare the queues of its delay, or the delay is too long."""
+    adapted = Application("adapted", modest_url, "work")
+
+    def fail(label: str) -> None:
+        adapted.runs.add(label)
+        raise error
+
+    actor = adapted.actor(fail, min_backoff=1000)
+    with adapted.worker():
+        actor.send("body")
+        assert adapted.runs.next()[0] == "body"
+        until(lambda: adapted.counts()[2] == 1)
+    adapted.broker.close()
+
+
 def test_a_delayed_message_arrives_as_it_was_sent(vhost: Vhost, release: tuple[int, ...]) -> None:
     adapted = Application("adapted", vhost.idle_url, "work", max_priority=5)
     actor = adapted.actor(adapted.runs.add)

@@ -10,7 +10,7 @@ import amqp
 import pytest
 
 import bide
-from bide.errors import InvalidDelayError, ReservedHeaderError, UnsupportedBrokerError
+from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UnsupportedBrokerError
 from bide.integrations import Delays
 from bide.integrations.celery import CeleryApp, DelayingAMQP, _Requirements
 
@@ -81,6 +81,11 @@ class TestDelays:
         with pytest.raises(InvalidDelayError, match="longer than"):
             Delays().route(MAIL, delay=timedelta(days=4000), server_properties=SERVER)
 
+    @pytest.mark.parametrize("infrastructure", [bide.NServiceBus(), bide.Celery(), "clock"])
+    def test_another_infrastructure_than_clock_is_refused(self, infrastructure: Any) -> None:
+        with pytest.raises(InvalidInputError, match=r"bide\.Clock"):
+            Delays(infrastructure)
+
     def test_owned_names_and_restored_messages(self) -> None:
         delays = Delays(bide.Clock(prefix="shop"))
         assert delays.owns("shop.v1.released")
@@ -143,6 +148,12 @@ class TestCeleryMessages:
     def test_too_long_a_countdown_is_refused_with_its_value(self, app: Any) -> None:
         with pytest.raises(InvalidDelayError, match="1000000000000000"):
             app.send_task("run", countdown=1e15)
+
+    def test_a_keyed_task_without_a_delay_is_refused(self, app: Any) -> None:
+        with pytest.raises(InvalidInputError, match="countdown="):
+            app.send_task("run", keyed=True)
+        for delay in ({"countdown": 0}, {"eta": datetime.now(UTC)}):
+            sent(app, keyed=True, **delay)
 
     def test_other_transports_get_tasks_as_without_the_adapter(self, app: Any) -> None:
         producer, _, _ = sent(app, countdown=5)

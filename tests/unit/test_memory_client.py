@@ -254,6 +254,26 @@ async def test_messages_are_got_counted_processed_and_purged() -> None:
         assert await client.get("reminders") is None
 
 
+async def test_the_exchanges_of_an_event_type_are_declared_once_per_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared: list[Topology] = []
+    declare = bide.Client.declare
+
+    async def counting(client: bide.Client, topology: Topology, **options: Any) -> Any:
+        declared.append(topology)
+        return await declare(client, topology, **options)
+
+    async with bide.testing.broker() as b, b.connect(infrastructure=bide.NServiceBus(levels=3)) as client:
+        await client.declare(REMINDERS)
+        monkeypatch.setattr(bide.Client, "declare", counting)
+        for _ in range(3):
+            await client.publish("x", to="reminders")
+            message = await client.get("reminders")
+            assert message is not None
+            await message.publish("Shop.Billed", json=1)
+            await message.ack()
+    assert len(declared) == 1
+
+
 async def test_a_private_queue_is_declared_and_bound_again_after_a_lost_connection() -> None:
     events: list[str] = []
     async with (

@@ -26,12 +26,14 @@ from bide.errors import BrokerUnreachableError, InvalidTopologyError
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.arguments import whole_number
+from bide.runtime.bounded_cache import BoundedCache
 from bide.schedules.outgoing import OutgoingSchedule
 from bide.topology import Topology
 
 if TYPE_CHECKING:
     from bide.client.bulk.publish import BulkPublish
     from bide.client.consumer import Consumer
+    from bide.delay.message_type import MessageType
 
 _Result = TypeVar("_Result")
 
@@ -62,6 +64,8 @@ class Client(QueueMethods, ScheduleMethods):
         publisher.reconnecting.watch = self._consuming_connection.watch = self._watch
         publisher.reconnecting.on_leave = self._consuming_connection.leave
         self._private_queues = PrivateQueues()
+        # Types of events whose exchanges exist.
+        self._publications: BoundedCache[MessageType, None] = BoundedCache()
         # Weak references, so that a consumer that the caller has dropped is not kept.
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 

@@ -16,6 +16,7 @@ from bide.runtime.host import HOST, host_id
 if TYPE_CHECKING:
     from bide.client.publisher import Publisher, Receipt
     from bide.delay.protocol import DelayInfrastructure
+    from bide.runtime.bounded_cache import BoundedCache
     from bide.topology import Topology
 
 _MESSAGE_ID: Final = "NServiceBus.MessageId"
@@ -36,6 +37,7 @@ class ConversationClient(Protocol):
     """The part of a client that conversations use."""
 
     _publisher: Publisher
+    _publications: BoundedCache[MessageType, None]
 
     async def infrastructure(self) -> DelayInfrastructure:
         """See :meth:`bide.Client.infrastructure`."""
@@ -83,7 +85,6 @@ class Conversation:
         self._client = client
         self._endpoint = endpoint
         self._queue = queue
-        self._publications: set[MessageType] = set()
 
     async def reply(self, message: CausingMessage, answer: OutgoingMessage) -> Receipt:
         """See :meth:`bide.Message.reply`."""
@@ -121,19 +122,20 @@ class Conversation:
         exchange, routing_key = routing.event_address(kind)
         event = replace(event, exchange=exchange, routing_key=routing_key, type=kind.name, mandatory=False)
         headers = {ENCLOSED_TYPES: kind.enclosed}
+        declared = self._client._publications  # noqa: SLF001 (of the same package)
         while True:
-            is_known = kind in self._publications
+            is_known = kind in declared
             if not is_known:
                 if self._client._publisher.declare:  # noqa: SLF001 (of the same package)
                     await self._client.declare(routing.publication(kind))
-                self._publications.add(kind)
+                declared[kind] = None
             try:
                 return await self._send(message, event, "Publish", headers)
             except TargetNotFoundError:
                 if not is_known:
                     raise
                 # The exchange was deleted since it was declared.
-                self._publications.discard(kind)
+                declared.pop(kind, None)
 
     async def _send(
         self, message: CausingMessage, outgoing: OutgoingMessage, intent: Intent, headers: Mapping[str, str]

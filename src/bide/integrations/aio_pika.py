@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aio_pika.exceptions import ChannelInvalidStateError, ChannelNotFoundEntity
 from aio_pika.message import encode_expiration
 
-from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, Target
+from bide.delay.clock import Clock
+from bide.delay.protocol import ExchangeTarget, Target
 from bide.integrations.declarations import Declaration
 from bide.integrations.delays import DelayedPublish, Delays
 
@@ -32,7 +33,7 @@ class AioPikaDelays:
         infrastructure: the delay infrastructure; ``Clock()`` if None.
     """
 
-    def __init__(self, infrastructure: DelayInfrastructure | None = None) -> None:
+    def __init__(self, infrastructure: Clock | None = None) -> None:
         self.delays = Delays(infrastructure)
         self._declaring = asyncio.Lock()
 

@@ -21,7 +21,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import abstract, entity
 
 from bide.delay.protocol import HEADER_PRIORITY, ExchangeTarget, QueueTarget, Target
-from bide.errors import InvalidDelayError
+from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.declarations import Declaration
 from bide.integrations.delays import DelayedPublish, Delays
 
@@ -91,8 +91,13 @@ class CeleryApp(_Celery):  # type: ignore[misc]
 
         Raises:
             InvalidDelayError: the delay is longer than the infrastructure's longest delay.
-            InvalidInputError: the task is keyed, and the application may not have keyed tasks.
+            InvalidInputError: the task is keyed, and has no delay, or the application may not have keyed tasks.
         """
+        if options.get(_KEYED) and countdown is None and eta is None:
+            raise InvalidInputError(
+                f"keyed=True for the task {name} without a delay, which cannot be cancelled: give countdown= or "
+                "eta= too, or leave keyed out"
+            )
         if countdown:
             # In UTC, because a countdown over a change of the clocks is not the difference of local times.
             try:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery.app import control
-from kombu import compression, serialization
+from kombu import compression, entity, serialization
 
+from bide.client.client import Client
 from bide.client.sync import SyncClient, connect_sync
 from bide.delay.protocol import ExchangeTarget, Target
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, NoGateAnswerError
 
 # Celery and kombu have no type annotations.
 _Control: Any = vars(control)["Control"]
 _dumps: Any = serialization.dumps
 _compress: Any = compression.compress
+_delivery_mode: Any = entity.maybe_delivery_mode
 
 
 class KeyedTasks:
@@ -65,6 +68,7 @@ class KeyedTasks:
         sent = dict(headers)
         if options.get("compression"):
             data, sent["compression"] = _compress(data, options["compression"])
+        expiration = options.get("expiration")
         exchange, queue = (target, None) if isinstance(target, ExchangeTarget) else (None, target.queue)
         self.client.schedule(
             data,
@@ -75,7 +79,9 @@ class KeyedTasks:
             content_encoding=content_encoding,
             correlation_id=options.get("correlation_id"),
             reply_to=options.get("reply_to") or None,
+            persistent=_delivery_mode(options.get("delivery_mode")) == entity.PERSISTENT_DELIVERY_MODE,
             priority=options.get("priority"),
+            expiration=None if expiration is None else timedelta(seconds=expiration),
             to=queue,
             exchange=exchange.exchange if exchange else None,
             routing_key=exchange.routing_key if exchange else "",
@@ -85,11 +91,11 @@ class KeyedTasks:
         """Cancel tasks that wait. Those that do not wait, and those without a key, are left alone.
 
         Raises:
-            NoGateAnswerError: no gate answered in time; the tasks are cancelled when one runs again.
-            BideError: as :meth:`bide.Client.cancel`.
+            NoGateAnswerError: no gate answered in time; all of the tasks are cancelled when one runs again.
+            BideError: as :meth:`bide.Client.cancel`, for one of the tasks; all others are cancelled.
         """
-        for key in keys:
-            self.client.cancel(key)
+        client = self.client
+        client.wait_for(_cancel_all(client.client, keys))
 
     @property
     def client(self) -> SyncClient:
@@ -114,6 +120,15 @@ class CancellingControl(_Control):  # type: ignore[misc]
         if keyed.allowed:
             keyed.cancel([task_id] if isinstance(task_id, str) else task_id)
         return replies
+
+
+async def _cancel_all(client: Client, keys: Iterable[str]) -> None:
+    """Cancel schedules at the same time, and then raise an error, if there was one."""
+    results = await asyncio.gather(*map(client.cancel, keys), return_exceptions=True)
+    errors = [one for one in results if isinstance(one, BaseException)]
+    if errors:
+        # An error other than a missing answer names a cause.
+        raise next((one for one in errors if not isinstance(one, NoGateAnswerError)), errors[0])
 
 
 def _url_of(urls: Any) -> str:

@@ -31,10 +31,10 @@ from weakref import WeakKeyDictionary
 from bide.admin.apply import MINIMUM_RELEASE
 from bide.amqp.handshake import release_of
 from bide.delay.clock import Clock
-from bide.delay.protocol import DelayInfrastructure, DelayRoute, Target
+from bide.delay.protocol import Target
 from bide.delay.received import SentMessage, restore
 from bide.durations import DelayLike, DueTimeLike, parse_delay, parse_due_time, sending_time
-from bide.errors import InvalidDueTimeError, UnsupportedBrokerError
+from bide.errors import InvalidDueTimeError, InvalidInputError, UnsupportedBrokerError
 from bide.integrations.declarations import Declaration, declarations_of
 from bide.messages.prepared import PreparedMessage, checked_headers
 from bide.runtime.bounded_cache import BoundedCache
@@ -95,12 +95,19 @@ class Delays:
 
     Args:
         infrastructure: the delay infrastructure; ``Clock()`` by default.
+
+    Raises:
+        InvalidInputError: the infrastructure is not a ``Clock``.
     """
 
-    def __init__(self, infrastructure: DelayInfrastructure | None = None) -> None:
-        self.infrastructure: DelayInfrastructure = infrastructure if infrastructure is not None else Clock()
+    def __init__(self, infrastructure: Clock | None = None) -> None:
+        if infrastructure is not None and not isinstance(infrastructure, Clock):
+            raise InvalidInputError(
+                f"adapters delay messages in Clock only, not in {infrastructure!r}: give a bide.Clock(...)"
+            )
+        self.infrastructure = infrastructure if infrastructure is not None else Clock()
         self._declared: WeakKeyDictionary[object, _Declared] = WeakKeyDictionary()
-        self._settled: set[str] = set()
+        self._settled = BoundedCache[str, None]()
         self._lock = threading.Lock()
 
     def route(
@@ -161,7 +168,7 @@ class Delays:
             properties=sent,
             due=at,
             hops=route.hops,
-            requires=_required(infrastructure, route),
+            requires=infrastructure.digit_topology(route.digits) | route.requires,
         )
 
     def declarations(self, publish: DelayedPublish, *, connection: object) -> Iterator[Declaration]:
@@ -178,7 +185,7 @@ class Delays:
             missing = publish.requires if known is None else known.missing(publish.requires)
             is_new = any(one.name not in self._settled for one in missing.queues)
         if known is None:
-            missing = self._core() | missing
+            missing = self.infrastructure.core_topology() | missing
         return declarations_of(missing, settle=self.infrastructure.delivery_exchange if is_new else "")
 
     def declared(self, publish: DelayedPublish, *, connection: object) -> None:
@@ -186,7 +193,7 @@ class Delays:
         with self._lock:
             known = self._declared.setdefault(connection, _Declared())
             known.add(known.missing(publish.requires))
-            self._settled.update(one.name for one in publish.requires.queues)
+            self._settled.update(dict.fromkeys(one.name for one in publish.requires.queues))
 
     def forget(self, connection: object) -> None:
         """Declare everything again before the next message of a connection."""
@@ -201,12 +208,3 @@ class Delays:
     def restore(self, exchange: str, routing_key: str, properties: Mapping[str, Any]) -> SentMessage:
         """The exchange, routing key, properties and due time with which a received message was sent."""
         return restore(exchange, routing_key, properties)
-
-    def _core(self) -> Topology:
-        growing = self.infrastructure.growing()
-        return self.infrastructure.topology() if growing is None else growing.core_topology()
-
-
-def _required(infrastructure: DelayInfrastructure, route: DelayRoute) -> Topology:
-    growing = infrastructure.growing()
-    return route.requires if growing is None else growing.digit_topology(route.digits) | route.requires

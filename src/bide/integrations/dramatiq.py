@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pika
+from dramatiq.broker import MessageProxy
 from dramatiq.brokers import rabbitmq
 from dramatiq.errors import ConnectionClosed
 from pika import exceptions
@@ -22,7 +23,8 @@ from pika import exceptions
 from bide.amqp.url import BrokerUrl
 from bide.client.schedule_result import ScheduleResult
 from bide.client.sync import SyncClient, connect_sync
-from bide.delay.protocol import DelayInfrastructure, QueueTarget
+from bide.delay.clock import Clock
+from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.delays import DelayedPublish, Delays
 
@@ -36,7 +38,7 @@ _NOT_FOUND: Final = 404
 
 
 class RabbitmqBroker(rabbitmq.RabbitmqBroker):
-    """dramatiq's RabbitMQ broker, with delayed messages in a delay infrastructure.
+    """dramatiq's RabbitMQ broker, with delayed messages in ``Clock``.
 
     At its due time a message is in the queue of its actor, for any worker. Workers with this broker also run the
     messages that wait in queues of dramatiq's own (``.DQ``).
@@ -45,15 +47,15 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
     (:meth:`bide.Client.schedule`), which a gate delivers and :meth:`cancel` cancels. The key applies to this delay
     only: if the actor fails, its retries have no key.
 
+    A message whose retry cannot be sent goes to its dead-letter queue.
+
     Args:
         infrastructure: the delay infrastructure; ``Clock()`` if None.
         confirm_delivery: wait for the broker's confirm of every message. dramatiq's own default is False.
         options: as for dramatiq's broker.
     """
 
-    def __init__(
-        self, *, infrastructure: DelayInfrastructure | None = None, confirm_delivery: bool = True, **options: Any
-    ) -> None:
+    def __init__(self, *, infrastructure: Clock | None = None, confirm_delivery: bool = True, **options: Any) -> None:
         super().__init__(confirm_delivery=confirm_delivery, **options)
         self._delays = Delays(infrastructure)
         self._schedules: tuple[int, SyncClient] | None = None
@@ -74,6 +76,15 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
             ConnectionClosed: the broker cannot be reached, or refuses the message.
             BrokerError: a message with a ``schedule_key`` cannot be stored; see :meth:`bide.Client.schedule`.
         """
+        try:
+            return self._enqueue(message, delay)
+        except Exception:
+            if isinstance(message, MessageProxy):
+                # The retry of a received message. dramatiq logs the error, and would acknowledge the message.
+                message.fail()
+            raise
+
+    def _enqueue(self, message: Message[Any], delay: float | None) -> Message[Any]:
         key = message.options.get(OPTION_KEY)
         if delay is None:
             if key is not None:

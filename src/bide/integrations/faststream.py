@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import aio_pika
-from aio_pika.message import encode_expiration
+from aio_pika.message import decode_expiration, encode_expiration
 from faststream import BaseMiddleware
 from faststream.exceptions import AckMessage, IgnoredException, NackMessage, RejectMessage
 from faststream.rabbit import RabbitBroker, RabbitExchange
@@ -27,7 +27,8 @@ from faststream.rabbit.parser import AioPikaParser
 
 from bide.client.client import Client, Connecting
 from bide.client.schedule_result import ScheduleResult
-from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget, Target
+from bide.delay.clock import Clock
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.aio_pika import AioPikaDelays
@@ -80,7 +81,7 @@ def delayed(delay: DelayLike, *, key: str | None = None) -> dict[str, Any]:
 
 
 class DelayMiddleware:
-    """A middleware of FastStream's broker that delays messages in a delay infrastructure.
+    """A middleware of FastStream's broker that delays messages in ``Clock``.
 
     Messages with the headers of :func:`delayed` wait on the broker. The broker's own connection publishes them, and
     waits for the confirm. Handlers receive messages with the headers that were sent.
@@ -103,7 +104,7 @@ class DelayMiddleware:
         self,
         broker: RabbitBroker,
         *,
-        infrastructure: DelayInfrastructure | None = None,
+        infrastructure: Clock | None = None,
         backoff: Iterable[DelayLike] = (),
         schedules: Connecting | None = None,
     ) -> None:
@@ -167,13 +168,18 @@ class DelayMiddleware:
         if await self._connection() is None:
             return False
         raw = message.raw_message
-        headers: dict[str, Any] = {**message.headers, HEADER: delayed}
+        sent = self._restored(message)
+        # The broker would send the retry to the queues in these headers again.
+        headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in ("CC", "BCC")}
+        headers[HEADER] = delayed
         again = aio_pika.Message(
             raw.body,
             headers=headers,
             content_type=raw.content_type,
             content_encoding=raw.content_encoding,
             delivery_mode=raw.delivery_mode,
+            priority=sent["priority"],
+            expiration=decode_expiration(sent["expiration"]),
             correlation_id=raw.correlation_id,
             reply_to=raw.reply_to,
             message_id=raw.message_id,
@@ -188,9 +194,17 @@ class DelayMiddleware:
 
     def restored_headers(self, message: RabbitMessage) -> dict[str, Any]:
         """The headers with which a received message was sent."""
+        return dict(self._restored(message)["headers"])
+
+    def _restored(self, message: RabbitMessage) -> Mapping[str, Any]:
+        """The headers, priority and expiration with which a received message was sent, by their AMQP names."""
         raw = message.raw_message
-        restored = self._delays.delays.restore(raw.exchange or "", raw.routing_key or "", {"headers": raw.headers})
-        return dict(restored.values["headers"])
+        received = {
+            "headers": raw.headers,
+            "priority": raw.priority,
+            "expiration": encode_expiration(raw.expiration),
+        }
+        return self._delays.delays.restore(raw.exchange or "", raw.routing_key or "", received).values
 
     async def _connection(self) -> aio_pika.abc.AbstractConnection | None:
         """The broker's connection; None with FastStream's ``TestRabbitBroker``."""
@@ -269,10 +283,18 @@ class _Scope(BaseMiddleware["RabbitPublishCommand", Any]):
         try:
             return await call_next(msg)
         except Exception as error:
-            decided = self._decide(error, retries if isinstance(retries, int) else 0)
-            if decided is None or msg.committed is not None:
+            if msg.committed is not None:
                 raise
-            if not await self._delays.retry(msg, self.context.get_local("handler_"), decided):
+            try:
+                decided = self._decide(error, retries if isinstance(retries, int) else 0)
+                is_sent = decided and await self._delays.retry(msg, self.context.get_local("handler_"), decided)
+            except RejectMessage:
+                raise
+            except Exception:
+                # This error must not reach FastStream, which would apply the ack_policy: it rejects the message.
+                log.exception("cannot retry %r, which failed: %r; requeueing it", msg.message_id, error)
+                raise NackMessage from error
+            if decided is None or not is_sent:
                 raise
             log.warning("%r failed, and is handled again in %s: %r", msg.message_id, decided.delay, error)
             raise AckMessage from error

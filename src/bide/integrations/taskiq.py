@@ -24,7 +24,8 @@ from taskiq_aio_pika.exceptions import IncorrectRoutingKeyError, NoStartupError
 
 from bide.client.client import Client, Connecting
 from bide.client.schedule_result import ScheduleResult
-from bide.delay.protocol import DelayInfrastructure, ExchangeTarget
+from bide.delay.clock import Clock
+from bide.delay.protocol import ExchangeTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.aio_pika import AioPikaDelays
 
@@ -38,7 +39,7 @@ _SCHEDULING: ContextVar[tuple[KeyedScheduleSource, ScheduledTask] | None] = Cont
 
 
 class AioPikaBroker(taskiq_aio_pika.AioPikaBroker):
-    """taskiq's RabbitMQ broker, with delayed tasks in a delay infrastructure.
+    """taskiq's RabbitMQ broker, with delayed tasks in ``Clock``.
 
     The label ``delay`` is the number of seconds until a task is in its queue, for any worker. Retry middlewares set it,
     too. No delay queue and no plugin is needed.
@@ -49,7 +50,7 @@ class AioPikaBroker(taskiq_aio_pika.AioPikaBroker):
         options: as for taskiq-aio-pika's broker.
     """
 
-    def __init__(self, *arguments: Any, infrastructure: DelayInfrastructure | None = None, **options: Any) -> None:
+    def __init__(self, *arguments: Any, infrastructure: Clock | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._delays = AioPikaDelays(infrastructure)
 
