@@ -41,7 +41,7 @@ class Event:
         group: the name that failures with the same cause share, or None; see ``FailedMessage.group``.
         delay: the delay of the retry, or None.
         to: the queue that the message was moved to, or None.
-        lateness: time from the due time to the receipt; None if bide did not delay the message, or after a retry.
+        lateness: time from the due time to the receipt; None if the message was not delayed, or after a retry.
     """
 
     kind: Kind
