@@ -219,7 +219,7 @@ def test_undefined_members_have_a_default() -> None:
 
 
 CONCRETE = frozenset({"Clock", "NServiceBus", "Celery", "WaitingHall"})
-MADE_FOR_ONE = ("delay", "relay", "demo")
+MADE_FOR_ONE = ("delay", "relay", "demo", "integrations")
 
 
 def asked_for(tree: ast.AST) -> Iterator[str]:
