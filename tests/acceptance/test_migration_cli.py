@@ -74,7 +74,7 @@ async def fill(
     step = (highest - lowest) / number
     now = datetime.now(UTC)
     due = [now + timedelta(seconds=lowest + step * place) for place in range(number)]
-    async with bide.connect(url, infrastructure=source) as client:
+    async with bide.connect(url, infrastructure=source, timeout=timedelta(seconds=TIMEOUT)) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.publish_many(
             bide.OutgoingMessage(f"{place}", to="orders", deliver_at=moment) for place, moment in enumerate(due)
