@@ -14,6 +14,14 @@ _QUEUE_ARGUMENTS: Final = {"x-quorum-initial-group-size": 99, "x-expires": 60_00
 """A member on every node, and an expiry in case the client ends before it deletes the queue."""
 
 
+def settling_queue(prefix: str) -> Queue:
+    """The queue that is declared and deleted to settle the others; see :func:`settle`.
+
+    Its name is random, because other clients settle at the same time, and short, because a node never forgets a name.
+    """
+    return Queue.quorum(f"{prefix}.settle.{os.urandom(2).hex()}", _QUEUE_ARGUMENTS)
+
+
 async def settle(connection: Connection, *, prefix: str, can_move: bool = True) -> None:
     """Make all nodes write recently declared quorum queues to disk, by declaring and deleting one more queue.
 
@@ -31,8 +39,7 @@ async def settle(connection: Connection, *, prefix: str, can_move: bool = True) 
     Raises:
         BrokerError: the broker refuses, or the connection was lost.
     """
-    # Random, because other clients settle at the same time. Short, because a node never forgets a name.
-    queue = Queue.quorum(f"{prefix}.settle.{os.urandom(2).hex()}", _QUEUE_ARGUMENTS)
+    queue = settling_queue(prefix)
     async with Declaring(connection, can_move=can_move) as declaring:
         await declaring.all(Channel.declare_queue, [queue])
         await declaring.all(Channel.delete_queue, [queue.name])

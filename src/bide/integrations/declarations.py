@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
+from bide.admin.settling import settling_queue
 from bide.topology import Topology
-
-_SETTLE_ARGUMENTS: Final = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 99, "x-expires": 60_000}
-"""See :mod:`bide.admin.settling`."""
 
 
 class Declaration(NamedTuple):
@@ -51,9 +48,9 @@ def declarations_of(topology: Topology, *, settle: str = "") -> Iterator[Declara
     for queue in topology.queues:
         yield _queue(queue.name, dict(queue.arguments))
     if settle:
-        name = f"{settle}.settle.{os.urandom(2).hex()}"
-        yield _queue(name, _SETTLE_ARGUMENTS)
-        yield Declaration("queue_delete", {"queue": name})
+        queue = settling_queue(settle)
+        yield _queue(queue.name, dict(queue.arguments))
+        yield Declaration("queue_delete", {"queue": queue.name})
     for binding in topology.bindings:
         destination = "queue" if binding.destination_type == "queue" else "destination"
         source = "exchange" if binding.destination_type == "queue" else "source"
