@@ -87,7 +87,7 @@ class RawConnection:
                         selector.modify(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
                         selector.select()
                         selector.modify(stream, selectors.EVENT_READ)
-                elif sent - confirmed.count > window - _CHUNK or ended:
+                elif confirmed.count < sent and (ended or sent - confirmed.count > window - _CHUNK):
                     selector.select()
                 try:
                     buffer += self._received()

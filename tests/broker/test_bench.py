@@ -14,7 +14,10 @@ import pytest
 from benchmarks.suite.catalogue import chosen
 from benchmarks.suite.measurement import Case, Plan
 from benchmarks.suite.quantities import QUANTITIES
+from benchmarks.suite.raw import FRAME_MAX, RawConnection
 from benchmarks.suite.task import Answer, Job, Values
+from bide.amqp import codec
+from bide.amqp.url import BrokerUrl
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import HOME_VARIABLE
 from tests.support import Rabbitmq, Vhost
@@ -65,6 +68,27 @@ def answered(job: Job, **environment: str) -> Values:
     values = Answer.from_json(done.stdout).values
     assert values.keys() <= QUANTITIES.keys()
     return values
+
+
+@pytest.mark.timeout(TIMEOUT)
+def test_publishing_ends_when_the_broker_confirms_before_it_is_asked_for_more(vhost: Vhost) -> None:
+    """With a window as large as one write, all that was sent is confirmed each time."""
+    message = b"".join(
+        codec.publish(
+            1,
+            exchange="",
+            routing_key="no queue",
+            mandatory=False,
+            encoded_properties=codec.properties({}),
+            body=b"",
+            frame_max=FRAME_MAX,
+        )
+    )
+    connection = RawConnection.open(BrokerUrl.parse(vhost.url))
+    try:
+        assert connection.publish([message], window=50, until=lambda sent: sent >= 100) == 100
+    finally:
+        connection.close()
 
 
 @pytest.fixture(scope="module")
