@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import bide
+from bide.pipelines.session import NO_WORKER
 
 AFTERMATH: Final = 60.0
 """Seconds in which the end of a query is owed to what has hit it."""
@@ -16,11 +17,11 @@ _OF_SPARK: Final = "/pyspark/"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _FILE: Final = re.compile(r'File "([^"\n]+)", line \d+')
 
-_WORKER_GONE: Final = ("Python worker exited unexpectedly", "Python worker failed to connect back")
+_WORKER_GONE: Final = "Python worker exited unexpectedly"
 
 
 def is_allowed(text: str, *, since_hit: float, since_kill: float) -> bool:
-    """Whether this end of a query is the work of what was killed.
+    """Whether this end of a query is the work of what was killed, or of a machine too busy to start a process.
 
     Args:
         text: what Spark says of it.
@@ -30,8 +31,8 @@ def is_allowed(text: str, *, since_hit: float, since_kill: float) -> bool:
     """
     if is_of_bide(text):
         return False
-    lost = since_kill < AFTERMATH and any(words in text for words in _WORKER_GONE)
-    return lost or since_hit < AFTERMATH
+    lost = since_kill < AFTERMATH and _WORKER_GONE in text
+    return lost or since_hit < AFTERMATH or NO_WORKER in text
 
 
 def is_of_bide(text: str) -> bool:

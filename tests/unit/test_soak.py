@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bide.pipelines.session import NO_WORKER
 from tests.soak import processes
 from tests.soak.account import Account, summary
 from tests.soak.check import InFiles, InQueue, committed_files, compare_files, compare_queue, found, read_files
@@ -105,6 +106,10 @@ def ended(*files: str, error: str = "KeyError: 'x'") -> str:
 def test_an_error_raised_by_bide_is_never_blamed_on_a_kill(text: str, blamed: bool) -> None:
     assert is_allowed(text, since_hit=1.0, since_kill=1.0) is not blamed
     assert not is_allowed(text, since_hit=61.0, since_kill=61.0), "without a hit, no end is allowed"
+
+
+def test_a_worker_that_a_busy_machine_did_not_start_is_allowed() -> None:
+    assert is_allowed(f"SparkException: {NO_WORKER}", since_hit=61.0, since_kill=61.0)
 
 
 def test_a_lost_worker_is_allowed_after_a_kill_for_the_other_query() -> None:
