@@ -1,4 +1,4 @@
-"""Findings about the target queues of a delay infrastructure: length limits and delivery limits."""
+"""Findings about the target queues of a delay infrastructure: their limits."""
 
 from __future__ import annotations
 

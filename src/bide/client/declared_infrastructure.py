@@ -1,4 +1,4 @@
-"""The delay infrastructure of one connection: declared at its first use, and checked from time to time."""
+"""The delay infrastructure of one connection: declared at first use, checked again later."""
 
 from __future__ import annotations
 

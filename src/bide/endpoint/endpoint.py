@@ -22,7 +22,7 @@ from bide.endpoint.handlers import Handlers
 from bide.endpoint.hosted_gate import HostedGate
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
-from bide.endpoint.receiver import Receiver
+from bide.endpoint.receiver import MessageReceiver
 from bide.endpoint.service_control import Heartbeats
 from bide.endpoint.settings import EndpointSettings
 from bide.endpoint.startup import prepare
@@ -167,7 +167,7 @@ class Endpoint:
         self._handlers = Handlers(self._concurrency)
         self._stopping: asyncio.Event | None = None
         self._limiter: Limiter | None = None
-        self._receiver: Receiver | None = None
+        self._receiver: MessageReceiver | None = None
 
     @overload
     def handler(self, function: AnyHandler, /, *, type: str | None = None) -> AnyHandler: ...
@@ -338,7 +338,7 @@ class Endpoint:
         messages = client.consume(self.queue, prefetch=self._prefetch)
         single.conversation = messages.conversation = Conversation(client, endpoint=self.name, queue=self.queue)
         assert self._stopping is not None
-        receiver = self._receiver = Receiver(
+        receiver = self._receiver = MessageReceiver(
             self.name, worker, limiter, prefetch=self._prefetch, stopping=self._stopping
         )
         receiving = asyncio.create_task(receiver.receive(single, messages))

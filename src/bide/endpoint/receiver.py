@@ -18,7 +18,7 @@ _MAX_DEAD_CONSUMERS: Final = 20
 """How many dead processes may have left prefetched messages at the head of the queue."""
 
 
-class Receiver:
+class MessageReceiver:
     """Starts a task for each message: first for one at a time, then for as many as the limiter admits.
 
     Args:
