@@ -26,7 +26,8 @@ from benchmarks.suite.machine import busy_cores, describe, source
 from bide.local_broker import LocalBroker
 from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
-from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
+from bide.streams.log import Address, StreamLogs
+from bide.streams.range_reader import OffsetRange, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Final
 
 from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, CascadeInfrastructure
-from bide.delay.protocol import HEADER_TO, DelayRoute, QueueTarget, Step, Target, round_up
+from bide.delay.protocol import HEADER_TO, QueueTarget, Target, round_up
+from bide.delay.routes import DelayRoute, Step
 from bide.errors import UnsupportedTargetError
 from bide.topology import Argument, Binding, Queue, Topology
 

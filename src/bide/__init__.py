@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from bide.delay.clock import Clock
     from bide.delay.message_type import MessageType
     from bide.delay.nservicebus import NServiceBus
-    from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, QueueTarget
+    from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, QueueTarget
+    from bide.delay.routes import DelayRoute
     from bide.delay.waiting_hall import WaitingHall
     from bide.endpoint import Endpoint, EventStream, Observer
     from bide.errors import BideError
@@ -62,7 +63,7 @@ _MODULES: Final = {
     "MessageType": "bide.delay.message_type",
     "NServiceBus": "bide.delay.nservicebus",
     "DelayInfrastructure": "bide.delay.protocol",
-    "DelayRoute": "bide.delay.protocol",
+    "DelayRoute": "bide.delay.routes",
     "ExchangeTarget": "bide.delay.protocol",
     "QueueTarget": "bide.delay.protocol",
     "WaitingHall": "bide.delay.waiting_hall",

@@ -62,7 +62,7 @@ def test_no_message_leaves_the_queue_after_an_interruption(
         f"bide: interrupted: {arrived} of {NUMBER} messages sent back, {NUMBER - arrived} not yet due, still in error"
     )
     assert "Traceback" not in stderr
-    time.sleep(QUIET)
+    time.sleep(QUIET)  # time for messages that would be sent after the interruption
     assert ready(vhost, "orders") == arrived
 
     again = shlex.split(second.removeprefix("bide: go on with: "))

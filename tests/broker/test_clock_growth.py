@@ -132,7 +132,7 @@ async def test_a_queue_deleted_under_a_client_does_not_lose_or_hasten_its_messag
     assert await ready(connection, "q") == 0
     # After half a minute it looks again. Here that is over at once.
     state = await state_of(client)
-    monkeypatch.setattr(state, "_recheck_at", 0.0)
+    monkeypatch.setattr(state.declared, "recheck_at", 0.0)
     receipt = await client.publish(b"again", to="q", delay="1s")
     (message,) = await receive(client, "q", 1)
     assert (message.body, receipt.attempts) == (b"again", 1)
@@ -182,7 +182,7 @@ async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
     await client.publish(b"soon", to="q", delay="10ms")
     # Every half a minute the client looks at what it uses. Here that is over at once.
     state = await state_of(client)
-    monkeypatch.setattr(state, "_recheck_at", 0.0)
+    monkeypatch.setattr(state.declared, "recheck_at", 0.0)
     await client.publish(b"later", to="q", delay="10ms")
     # What had no way waits for the broker to try again.
     receiving = asyncio.create_task(receive(client, "q", 2))

@@ -9,7 +9,7 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.delay.clock import carrier_for
+from bide.delay.clock_keys import carrier_for
 from tests.broker.receiving import eventually, ready
 
 if TYPE_CHECKING:

@@ -183,8 +183,8 @@ async def test_missing_and_forbidden_targets_go_to_the_undeliverable_queue(
             "exchange-gone": ("x:missing", "does not exist"),
             "unrouted": ("x:shop", "no queue takes"),
             "forbidden": ("q:secret", "matches no allowed pattern"),
-            "forged": (f"x:{NAMES.gates}", "part of the schedule log"),
-            "log": (f"q:{NAMES.log(0)}", "part of the schedule log"),
+            "forged": (f"x:{NAMES.gates}", "belongs to the schedule log"),
+            "log": (f"q:{NAMES.log(0)}", "belongs to the schedule log"),
             "nonsense": ("nonsense", "neither a queue nor an exchange"),
         }
         for key, (target, _) in targets.items():

@@ -281,7 +281,7 @@ async def test_overdue_messages_go_at_once(vhost: Vhost) -> None:
     """No relay was running, so they still wait in the hall."""
     hall = bide.WaitingHall()
     sent = await send(vhost.url, hall, 20, (0.1, 0.2))
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # longer than all delays
     async with receiving(vhost.url, sent):
         done = await make(vhost, hall, SMALL_CLOCK).run()
     assert (done.moved, done.overdue, done.uncertain) == (20, 20, 0)

@@ -27,7 +27,8 @@ from bide.streams.amqp10 import sections
 from bide.streams.chunk import Undecodable
 from bide.streams.connection import StreamConnection
 from bide.streams.frames import Fields
-from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
+from bide.streams.log import Address, StreamLogs
+from bide.streams.range_reader import OffsetRange, read_range
 from tests import stream_publisher
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
@@ -353,15 +354,15 @@ def test_a_read_survives_a_broker_that_pauses(rabbitmq: Rabbitmq) -> None:
         address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
         pid = broker.pid
         assert pid is not None
-        noticed: list[log._RetryTimer] = []
+        noticed: list[log.RetryTimer] = []
 
-        def wake(timer: log._RetryTimer) -> None:
+        def wake(timer: log.RetryTimer) -> None:
             noticed.append(timer)
             os.kill(pid, signal.SIGCONT)
 
         found: list[bytes] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log._RetryTimer, "pause", wake)
+            patch.setattr(log.RetryTimer, "pause", wake)
             try:
                 for chunk, first, last in read_range(
                     address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False

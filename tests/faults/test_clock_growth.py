@@ -26,7 +26,8 @@ async def test_a_stalled_broker_does_not_use_up_the_channels(
     vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What many publishes need again is asked for once, and those that time out leave that running."""
-    monkeypatch.setattr("bide.client.broker_state.REBIND_AFTER", timedelta(milliseconds=200))
+    for module in ("broker_state", "declared_infrastructure"):
+        monkeypatch.setattr(f"bide.client.{module}.REBIND_AFTER", timedelta(milliseconds=200))
     shop, queue = fresh("shop"), fresh("q")
     topology = bide.Topology([bide.Exchange(shop, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(shop, queue)])
     async with bide.connect(proxy.url, timeout="300ms", max_in_flight=100_000) as client:
@@ -79,6 +80,7 @@ async def test_a_shortage_of_channels_does_not_fail_a_publish(vhost: Vhost, prox
             for number in range(1, 4)
         ]
         others = [asyncio.create_task(client.publish(b"", exchange=f"{queue}-{number}")) for number in range(50)]
+        # They must not have failed after a moment.
         await asyncio.sleep(0.5)
         assert not any(one.done() for one in (*publishing, *others))
         proxy.moving.set()

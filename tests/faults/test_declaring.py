@@ -304,7 +304,7 @@ async def test_a_refusal_after_the_timeout_is_still_retried(proxy: Proxy) -> Non
     proxy.rewrite = refusal = Refusal(BIND_OK, "Could not add binding due to timeout", times=1)
     proxy.stall()
     applying = asyncio.create_task(apply(connection, TOPOLOGY, retry_for=timedelta(seconds=0.5)))
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # longer than the time for retries
     proxy.moving.set()
     assert (await applying).bindings == 2
     assert refusal.left == 0

@@ -84,14 +84,14 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: Cluster, fa
             queue = await led_by(leader)
             publishing.append(Publishing(client, queue))
     tasks = [asyncio.create_task(one.run()) for one in publishing]
-    await asyncio.sleep(3)
+    await asyncio.sleep(3)  # publishing without a fault
     fail, restore = FAULTS[fault]
     try:
         await asyncio.to_thread(fail, victim, others)
         await asyncio.sleep(OUTAGE)
     finally:
         await asyncio.to_thread(restore, victim, others)
-    await asyncio.sleep(3)
+    await asyncio.sleep(3)  # publishing after the fault
     for one in publishing:
         one.ended = True
     await asyncio.gather(*tasks)

@@ -16,7 +16,8 @@ from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
 from bide.local_broker import LocalBroker
 from bide.local_broker.installation import numbers
 from bide.streams.amqp10 import sections
-from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
+from bide.streams.log import Address, StreamLogs
+from bide.streams.range_reader import OffsetRange, read_range
 from tests.faults.conftest import TLS_PLUGINS, certified, free_port, tls_settings
 from tests.support import Rabbitmq, stream_port
 

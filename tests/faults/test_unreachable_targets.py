@@ -52,7 +52,7 @@ async def test_a_temporarily_unavailable_queue_is_not_reported_as_missing(vhost:
     async with unreachable(vhost, SLOW):
         asking = asyncio.create_task(client.exists(SLOW))
         publishing = asyncio.create_task(client.publish(b"", to=SLOW, delay="50ms", isolated=True))
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # longer than a reachable queue takes to answer
         assert not asking.done()
         assert not publishing.done()
     assert await asking
@@ -64,7 +64,7 @@ async def test_a_temporarily_unavailable_queue_is_not_reported_as_missing(vhost:
 async def test_an_unavailable_target_does_not_delay_messages_to_others(vhost: Vhost, client: bide.Client) -> None:
     async with unreachable(vhost, SLOW):
         slow = asyncio.create_task(client.publish(b"", to=SLOW, delay="50ms", isolated=True))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # so that it is at work first
         await asyncio.gather(*(client.publish(b"", to=name, delay="50ms", isolated=True) for name in OTHERS))
         assert not slow.done()
     await slow

@@ -82,7 +82,7 @@ def test_no_message_leaves_the_queue_after_an_interruption(
         assert stderr[-2] == (
             f"bide: interrupted: {arrived} of {NUMBER} messages replayed, {left} not yet due, left of {error}"
         )
-        time.sleep(2)
+        time.sleep(2)  # time for messages that would be sent after the interruption
         assert counter() == arrived
     assert len(parked(clock_url, error)) == left
     again = go_on(stderr[-1])
@@ -119,7 +119,7 @@ def test_no_message_leaves_the_streams_after_an_interruption(shop: Shop, capsys:
             f"bide: interrupted: {arrived} of {NUMBER} messages replayed, {NUMBER - arrived} not yet due, left of the "
             f"audit {shop.folder.place}"
         )
-        time.sleep(2)
+        time.sleep(2)  # time for messages that would be sent after the interruption
         assert counter() == arrived
     assert sum(one.sent for one in ledger.parts()) == arrived
     again = [shop.url if one.startswith("amqp://") else one for one in go_on(stderr[-1])]

@@ -9,7 +9,7 @@ import pytest
 
 import bide.spark
 from bide.spark.datasource import RabbitMQDataSource
-from bide.streams.log import OffsetRange
+from bide.streams.range_reader import OffsetRange
 from tests.spark.streams import Streams
 from tests.support import stream_port
 

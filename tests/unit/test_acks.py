@@ -142,5 +142,5 @@ async def test_dropped_acks_are_never_sent() -> None:
     sender.add(2)
     sender.add(3)
     sender.drop()
-    await asyncio.sleep(3 * ACK_DELAY)
+    await asyncio.sleep(3 * ACK_DELAY)  # time for an acknowledgement that was not dropped
     assert not sent

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bide.delay.cascade import Policy, foreign_suffix_bindings
+from bide.delay.cascade import Policy
 from bide.delay.cascade_keys import original_key, queue_word
 from bide.delay.celery import Celery
+from bide.delay.cross_delivery import foreign_suffix_bindings
 from bide.delay.nservicebus import NServiceBus
 from bide.delay.protocol import ExchangeTarget, QueueTarget, address_of
 from bide.topology import Binding, Exchange, Topology
@@ -27,7 +28,8 @@ from tests.topics import topic_matches
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bide.delay.protocol import DelayRoute, Target
+    from bide.delay.protocol import Target
+    from bide.delay.routes import DelayRoute
 
 Cascaded = NServiceBus | Celery
 

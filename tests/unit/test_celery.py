@@ -9,9 +9,9 @@ import pytest
 from kombu import entity
 from kombu.transport import native_delayed_delivery, pyamqp
 
-from bide.delay.cascade import foreign_suffix_bindings
 from bide.delay.cascade_keys import original_key
 from bide.delay.celery import Celery
+from bide.delay.cross_delivery import foreign_suffix_bindings
 from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Binding, Exchange, Queue, Topology
@@ -19,7 +19,8 @@ from bide.topology.routing import Model
 from tests.cascade_keys import split_key
 
 if TYPE_CHECKING:
-    from bide.delay.protocol import DelayInfrastructure, DelayRoute, Target
+    from bide.delay.protocol import DelayInfrastructure, Target
+    from bide.delay.routes import DelayRoute
 
 # Only part of kombu has type annotations.
 KombuExchange: Any = entity.Exchange

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from bide.delay.clock import Clock
 from bide.delay.clock_digits import LEVELS, MAX_DELAY
 from bide.delay.clock_keys import is_transport_key
-from bide.delay.protocol import DelayRoute, ExchangeTarget, QueueTarget, Target
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.delay.received import restore
+from bide.delay.routes import DelayRoute
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.routing import Arrival, Model
 from tests.topics import topic_matches

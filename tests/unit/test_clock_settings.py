@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from bide.delay.clock import Clock, carrier_for
+from bide.delay.clock import Clock
 from bide.delay.clock_digits import MAX_DELAY
+from bide.delay.clock_keys import carrier_for
 from bide.delay.protocol import ExchangeTarget, QueueTarget
 from bide.errors import InvalidDelayError, InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Queue

@@ -15,8 +15,9 @@ import bide.testing
 from bide.amqp import codec
 from bide.client.encoding import Encoder
 from bide.delay.levels import DelayLevel, DelayLevels
-from bide.delay.protocol import DelayInfrastructure, DelayRoute, QueueTarget, Step, Target, address_of, round_up
+from bide.delay.protocol import DelayInfrastructure, QueueTarget, Target, address_of, round_up
 from bide.delay.queues import waiting_queue
+from bide.delay.routes import DelayRoute, Step
 from bide.delay.taps import Retention, Taps, taps_of
 from bide.errors import InvalidInputError
 from bide.messages.checker import MessageChecker

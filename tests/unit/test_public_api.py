@@ -16,6 +16,17 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "bide"
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 
+MAX_LINES = 400
+LONG_FILES = {
+    "amqp/channel.py": 450,
+    "amqp/connection.py": 441,
+    "client/bulk/sender.py": 449,
+    "error_queues/error_queue.py": 449,
+    "errors.py": 449,
+    "pipelines/replay/from_audit.py": 409,
+}
+"""Files of one noun each that are longer, with the length that they may have."""
+
 
 def public_api() -> str:
     lines = []
@@ -84,5 +95,11 @@ def test_the_list_of_public_names_is_sorted_and_complete() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_files_have_at_most_450_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 450
+def test_files_have_at_most_400_lines(path: Path) -> None:
+    most = LONG_FILES.get(str(path.relative_to(SOURCE)), MAX_LINES)
+    assert len(path.read_text().splitlines()) <= most
+
+
+def test_the_list_of_long_files_only_shrinks() -> None:
+    short = [name for name in LONG_FILES if len((SOURCE / name).read_text().splitlines()) <= MAX_LINES]
+    assert short == [], "these have at most as many lines as other files: remove them from the list"

@@ -14,8 +14,9 @@ from bide.delay.celery import Celery
 from bide.delay.clock import Clock
 from bide.delay.clock_digits import LEVELS
 from bide.delay.nservicebus import NServiceBus
-from bide.delay.protocol import DelayRoute, ExchangeTarget, QueueTarget, Target
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.delay.received import restore
+from bide.delay.routes import DelayRoute
 from bide.durations import parse_delay
 
 DUE = datetime(2026, 11, 21, 1, 47, 34, 756_000, tzinfo=UTC)

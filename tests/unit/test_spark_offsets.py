@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bide.errors import InvalidInputError
 from bide.spark.offsets import begin_of, document, limited, positions_of, split
-from bide.streams.log import OffsetRange
+from bide.streams.range_reader import OffsetRange
 
 names = st.sampled_from(["a", "b", "c", "d", "e"])
 counts = st.integers(0, 2**40)

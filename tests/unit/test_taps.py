@@ -27,7 +27,7 @@ from bide.topology.validation import validate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from bide.delay.protocol import DelayRoute
+    from bide.delay.routes import DelayRoute
 
 Tapped = Clock | NServiceBus | Celery
 

@@ -9,20 +9,20 @@ from typing import Final
 
 from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exists
 from bide.admin.declared import is_missing, redeclare_exchanges, redeclare_queues
-from bide.admin.delivery_limit import effective_limit
 from bide.admin.infrastructure import Guarded
 from bide.admin.locate import private_broker
 from bide.admin.nservicebus_targets import nservicebus_targets
-from bide.admin.policies import policy_findings, prevailing
+from bide.admin.policies import policy_findings
 from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, VerifyReport, judged, listed, unchecked
 from bide.admin.schedule_findings import schedule_findings
 from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
+from bide.admin.target_findings import delivery_limit_findings, target_findings
 from bide.admin.unbound import unbound_problem
 from bide.amqp.connection import Connection
-from bide.delay.cascade import foreign_suffix_bindings
+from bide.delay.cross_delivery import foreign_suffix_bindings
 from bide.delay.growing import Growing
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import (
@@ -31,8 +31,7 @@ from bide.errors import (
     ManagementApiError,
     UnsupportedBrokerError,
 )
-from bide.management.api import FoundQueue, ManagementApi
-from bide.recoverability.policy import Retry, poison_limit
+from bide.management.api import ManagementApi
 from bide.runtime.wording import quantity
 from bide.topology import Binding, Queue, Topology
 
@@ -88,8 +87,8 @@ async def verify(
         findings += await _check_bindings(snapshot, api, vhost, infrastructure, growing)
         findings += policy_findings(snapshot, infrastructure, connection.release)
         findings += protection_findings(snapshot, infrastructure)
-        findings += _check_targets(snapshot, infrastructure)
-        findings += _check_delivery_limits(snapshot, infrastructure, connection.release)
+        findings += target_findings(snapshot, infrastructure)
+        findings += delivery_limit_findings(snapshot, infrastructure, connection.release)
         findings += _check_guard(snapshot, infrastructure)
         findings += _check_cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
@@ -226,76 +225,6 @@ async def _check_bindings(
 
 def _binding_text(binding: Binding) -> str:
     return f"{binding.source} -> {binding.destination} ({binding.routing_key})"
-
-
-def _check_targets(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    if infrastructure.relay_queues:
-        # If a target refuses a message, the relay lets it wait and continues with the others.
-        return []
-    problems = []
-    targets = _target_queues(snapshot, infrastructure)
-    for name in targets:
-        found = snapshot.queues.get(name)
-        limit = None if found is None else _refusing_limit(snapshot, found)
-        if limit is not None:
-            problems.append(
-                f"the queue {name!r} refuses messages once it is full ({limit}), and then holds up all "
-                "messages in the delay queues: send to it with isolated=True, so that only its own messages wait"
-            )
-    return judged("targets", problems, f"{quantity(len(targets), 'bound queue')}, none refuses messages")
-
-
-def _check_delivery_limits(
-    snapshot: Snapshot, infrastructure: DelayInfrastructure, release: tuple[int, ...]
-) -> list[Finding]:
-    least = poison_limit(Retry())
-    queues = [
-        found
-        for name in _target_queues(snapshot, infrastructure)
-        if (found := snapshot.queues.get(name)) is not None and found.type == "quorum"
-    ]
-    problems = []
-    for found in queues:
-        given = [found.queue.arguments.get("x-delivery-limit"), snapshot.policy_of(found).get("delivery-limit")]
-        limit = effective_limit(given, release=release)
-        if limit is not None and limit < least:
-            problems.append(
-                f"the queue {found.queue.name!r} drops a message after {limit} deliveries (or dead-letters it, if it "
-                f"has a dead-letter exchange); an endpoint with the default retries needs {least}: raise the limit"
-            )
-    fine = f"{quantity(len(queues), 'bound quorum queue')}, each delivers a message at least {least} times"
-    return judged("delivery limits", problems, fine)
-
-
-def _target_queues(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[str]:
-    """The target queues that the delivery exchange leads to, directly or through other exchanges."""
-    queues: dict[str, None] = {}
-    taps = infrastructure.taps()
-    follow, seen = [infrastructure.delivery_exchange], set[str]()
-    while follow:
-        source = follow.pop()
-        if source in seen:
-            continue
-        seen.add(source)
-        for binding in snapshot.bindings_from(source):
-            if binding.destination_type == "exchange":
-                follow.append(binding.destination)
-            elif not (infrastructure.owns(binding.destination) or (taps and taps.owns(binding.destination))):
-                queues[binding.destination] = None
-    return list(queues)
-
-
-def _refusing_limit(snapshot: Snapshot, found: FoundQueue) -> str | None:
-    """The length limit at which a queue refuses messages, or None."""
-    policy = snapshot.policy_of(found)
-    # A quorum queue treats reject-publish-dlx as drop-head.
-    refusing = ("reject-publish",) if found.type == "quorum" else ("reject-publish", "reject-publish-dlx")
-    if prevailing(found, "overflow", policy.get("overflow")) not in refusing:
-        return None
-    for name in ("max-length", "max-length-bytes"):
-        if (limit := prevailing(found, name, policy.get(name))) is not None:
-            return f"{name} {limit}"
-    return None
 
 
 def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
-from functools import wraps
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bide.cli import errors_view as view
-from bide.cli.continuation import command, rest_of
-from bide.cli.output import echo, print_json, print_json_line, progress_bar
-from bide.cli.running import confirm, run_async
+from bide.cli.errors_operation import OperationOptions, open_error_queue, operation_options, run_operation
+from bide.cli.output import echo, print_json, print_json_line
+from bide.cli.running import run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
-from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from bide.error_queues import ErrorQueue, OperationResult, Selection, Summary
-
-_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+    from bide.error_queues import ErrorQueue, OperationResult, Selection
 
 
 @click.group()
@@ -37,44 +27,6 @@ def errors() -> None:
     These commands work on error queues and dead-letter queues of any program. To choose messages, give ids or
     conditions; a message has to match all conditions.
     """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OperationOptions:
-    """The common options of commands that retry, archive or discard messages."""
-
-    everything: bool
-    dry_run: bool
-    yes: bool
-    no_audit: bool
-    as_json: bool
-
-
-def _operation_options(verb: str) -> Callable[[_Decorated], _Decorated]:
-    """Add the options of :class:`_OperationOptions`, and pass them as the argument ``options``."""
-
-    def decorate(command: _Decorated) -> _Decorated:
-        @wraps(command)
-        def wrapper(
-            *args: Any, everything: bool, dry_run: bool, yes: bool, no_audit: bool, as_json: bool, **kwargs: Any
-        ) -> Any:
-            options = _OperationOptions(
-                everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json
-            )
-            return command(*args, options=options, **kwargs)
-
-        wrapped: Any = wrapper
-        for option in (
-            json_option("the result"),
-            click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit."),
-            click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
-            click.option("--dry-run", is_flag=True, help=f"Only count the messages that would be {verb}."),
-            click.option("--all", "everything", is_flag=True, help="Choose all messages of the queue."),
-        ):
-            wrapped = option(wrapped)
-        return wrapped  # type: ignore[no-any-return]
-
-    return decorate
 
 
 _allow_option = click.option(
@@ -98,7 +50,7 @@ def list_(settings: Settings, selection: Selection, queue: str, limit: int | Non
     async def work() -> int:
         count = 0
         async with (
-            _open_error_queue(settings, queue) as error_queue,
+            open_error_queue(settings, queue) as error_queue,
             aclosing(error_queue.messages(selection)) as messages,
         ):
             async for message in messages:
@@ -122,7 +74,7 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
     """Show everything that is known about one message, by its id or message id."""
 
     async def work() -> None:
-        async with _open_error_queue(settings, queue) as error_queue:
+        async with open_error_queue(settings, queue) as error_queue:
             message = await error_queue.get(id)
         view.write_json(message, whole=True) if as_json else view.write_whole(message)
 
@@ -141,7 +93,7 @@ def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_jso
     """Group messages by their failure, the largest group first."""
 
     async def work() -> None:
-        async with _open_error_queue(settings, queue) as error_queue:
+        async with open_error_queue(settings, queue) as error_queue:
             found = await error_queue.groups(selection, by=by)
         if as_json:
             for one in found:
@@ -162,7 +114,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
     """Count messages by queue, reason, endpoint, exception, type and hour."""
 
     async def work() -> None:
-        async with _open_error_queue(settings, queue) as error_queue:
+        async with open_error_queue(settings, queue) as error_queue:
             summary = await error_queue.summary(selection)
         if as_json:
             print_json_line(summary.to_dict())
@@ -178,7 +130,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @click.option("--to", metavar="QUEUE", help="Target queue. [default: where each message failed]")
 @click.option("--over", metavar="DELAY", help="Spread the messages evenly over this time, such as 10m.")
 @_allow_option
-@_operation_options("sent back")
+@operation_options("sent back")
 @management_options
 @pass_settings
 def retry(
@@ -188,7 +140,7 @@ def retry(
     to: str | None,
     over: str | None,
     allow: tuple[str, ...],
-    options: _OperationOptions,
+    options: OperationOptions,
 ) -> int:
     """Send messages back to the queues where they failed.
 
@@ -204,53 +156,53 @@ def retry(
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.retry(selection, to=to, over=period, allow=allow or None, progress=progress)
 
-    return _run_operation(settings, queue, selection, act, "sent back", over=period, targets=targets, options=options)
+    return run_operation(settings, queue, selection, act, "sent back", over=period, targets=targets, options=options)
 
 
 @errors.command()
 @selection_options
 @queue_option
 @click.option("--keep", default="30d", show_default=True, metavar="DELAY", help="Delete archived messages after this.")
-@_operation_options("archived")
+@operation_options("archived")
 @management_options
 @pass_settings
-def archive(settings: Settings, selection: Selection, queue: str, keep: str, options: _OperationOptions) -> int:
+def archive(settings: Settings, selection: Selection, queue: str, keep: str, options: OperationOptions) -> int:
     """Move messages to the queue NAME.archive."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.archive(selection, keep=keep, progress=progress)
 
-    return _run_operation(settings, queue, selection, act, "archived", options=options)
+    return run_operation(settings, queue, selection, act, "archived", options=options)
 
 
 @errors.command()
 @selection_options
 @queue_option
-@_operation_options("put back")
+@operation_options("put back")
 @management_options
 @pass_settings
-def unarchive(settings: Settings, selection: Selection, queue: str, options: _OperationOptions) -> int:
+def unarchive(settings: Settings, selection: Selection, queue: str, options: OperationOptions) -> int:
     """Move messages from the archive back to the error queue."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.unarchive(selection, progress=progress)
 
-    return _run_operation(settings, queue, selection, act, "put back", counted=f"{queue}.archive", options=options)
+    return run_operation(settings, queue, selection, act, "put back", counted=f"{queue}.archive", options=options)
 
 
 @errors.command()
 @selection_options
 @queue_option
-@_operation_options("discarded")
+@operation_options("discarded")
 @management_options
 @pass_settings
-def discard(settings: Settings, selection: Selection, queue: str, options: _OperationOptions) -> int:
+def discard(settings: Settings, selection: Selection, queue: str, options: OperationOptions) -> int:
     """Delete messages. The command asks for confirmation, unless --yes is given."""
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.discard(selection, progress=progress)
 
-    return _run_operation(settings, queue, selection, act, "discarded", always_ask=True, options=options)
+    return run_operation(settings, queue, selection, act, "discarded", always_ask=True, options=options)
 
 
 @errors.command()
@@ -288,7 +240,7 @@ def edit(
     async def work() -> str:
         from bide.errors import TargetNotAllowedError
 
-        async with _open_error_queue(settings, queue, audit=not no_audit) as error_queue:
+        async with open_error_queue(settings, queue, audit=not no_audit) as error_queue:
             try:
                 return await error_queue.edit(
                     id,
@@ -335,100 +287,3 @@ def history(settings: Settings, as_json: bool) -> None:
             view.write_malformed(len(odd), AUDIT)
 
     run_async(work())
-
-
-def _run_operation(
-    settings: Settings,
-    queue: str,
-    selection: Selection,
-    act: Callable[[ErrorQueue, Any], Awaitable[OperationResult]],
-    verb: str,
-    *,
-    options: _OperationOptions,
-    always_ask: bool = False,
-    counted: str | None = None,
-    over: timedelta | None = None,
-    targets: view.Targets | None = None,
-) -> int:
-    """Count the messages, ask for confirmation if needed, run the operation and print its result.
-
-    Returns:
-        The exit code: 1 if a chosen message stays.
-    """
-    if selection.everything != options.everything:
-        raise click.UsageError(
-            "--all chooses every message: leave out ids and conditions"
-            if options.everything
-            else "no messages are chosen: give ids or conditions, or --all"
-        )
-    ask = (options.everything or always_ask) and not options.yes and not options.dry_run
-    if ask and not sys.stdin.isatty():
-        raise click.UsageError("standard input has no answer to the question: give --yes to skip it")
-
-    async def summarize() -> Summary:
-        async with _open_error_queue(settings, counted or queue) as error_queue:
-            return await error_queue.summary(selection)
-
-    async def work() -> OperationResult:
-        async with _open_error_queue(settings, queue, audit=not options.no_audit) as error_queue:
-            with progress_bar(verb) as progress:
-                try:
-                    return await act(error_queue, progress)
-                except asyncio.CancelledError:
-                    interrupted.append(error_queue.interrupted)
-                    raise
-
-    interrupted: list[OperationResult | None] = []
-    if options.dry_run or ask or (targets is not None and not options.yes and not options.as_json):
-        summary = run_async(summarize())
-        if options.dry_run:
-            view.write_count(summary, verb, targets, as_json=options.as_json)
-            return 0
-        what = f"{quantity(summary.total, 'message')} of {counted or queue}"
-        where = "" if targets is None else f": {targets.describe(summary)}"
-        if ask:
-            confirm(f"{what} will be {verb}{where}: go on?")
-        elif summary.total:
-            echo(f"bide: {what}{where}", err=True)
-    try:
-        moved = run_async(work())
-    except (KeyboardInterrupt, SystemExit):
-        if interrupted and interrupted[0] is not None:
-            _print_continuation(
-                settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=options.as_json
-            )
-        raise
-    view.write_moved(moved, verb, as_json=options.as_json)
-    for reason, number in moved.kept.items():
-        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {reason}", err=True)
-    for one in moved.missing:
-        echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
-    return 1 if moved.kept or moved.missing else 0
-
-
-def _print_continuation(
-    settings: Settings,
-    moved: OperationResult,
-    queue: str,
-    selection: Selection,
-    verb: str,
-    *,
-    over: timedelta | None,
-    as_json: bool,
-) -> None:
-    """Print what was done before an interruption, and the command for the rest."""
-    changed = {}
-    if over and moved.left is not None:
-        total = moved.done + sum(moved.kept.values()) + moved.left
-        changed["--over"] = rest_of(over, left=moved.left, total=total)
-    again = command(settings.arguments, changed=changed, without=selection.ids - set(moved.missing))
-    view.write_interrupted(moved, verb, queue, again, paced=bool(over), as_json=as_json)
-
-
-@asynccontextmanager
-async def _open_error_queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
-    from bide.client.client import connect
-    from bide.error_queues import ErrorQueue
-
-    async with connect(settings.broker_url()) as client:
-        yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)

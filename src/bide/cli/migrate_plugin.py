@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
+from bide.cli.definitions import read_definitions
 from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
@@ -23,7 +24,6 @@ from bide.cli.settings import (
     pass_settings,
     verbose_option,
 )
-from bide.cli.topology import read_definitions
 from bide.errors import InvalidInputError
 from bide.runtime.wording import quantity
 

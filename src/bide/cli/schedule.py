@@ -61,7 +61,7 @@ def _filter_options(command: _Decorated) -> _Decorated:
         click.option("--prefix", metavar="TEXT", help="Start of the key."),
     ):
         wrapped = option(wrapped)
-    return wrapped  # type: ignore[no-any-return]
+    return wrapped  # type: ignore[no-any-return]  # the same parameters
 
 
 def _bulk_options(verb: str) -> Callable[[_Decorated], _Decorated]:
@@ -73,7 +73,7 @@ def _bulk_options(verb: str) -> Callable[[_Decorated], _Decorated]:
             click.option("--all", "everything", is_flag=True, help="Choose all schedules."),
         ):
             wrapped = option(wrapped)
-        return wrapped  # type: ignore[no-any-return]
+        return wrapped  # type: ignore[no-any-return]  # the same parameters
 
     return decorate
 
@@ -172,7 +172,7 @@ def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_co
             print_json_line({"count": count}) if as_json else echo(f"{count:,}")
             return 0
         count = 0
-        async with aclosing(client.list_scheduled(**chosen)) as found:  # type: ignore[arg-type]
+        async with aclosing(client.list_scheduled(**chosen)) as found:  # type: ignore[arg-type]  # options by name
             async for one in found:
                 print_json_line(view.as_dict(one)) if as_json else view.write_line(one)
                 count += 1

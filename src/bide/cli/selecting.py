@@ -87,7 +87,7 @@ def _with_selection(command: _Decorated) -> _Decorated:
         )
         return command(*args, selection=selection, **kwargs)
 
-    return wrapper  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]  # fewer parameters
 
 
 def pairs(values: tuple[str, ...]) -> dict[str, str]:

@@ -247,7 +247,7 @@ def _with_infrastructure(command: _Decorated, which: str, argument: str, *, fewe
             )
         return command(*args, **kwargs, **{argument: make_infrastructure(**given)})
 
-    return wrapper  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]  # fewer parameters
 
 
 def hall_options(command: _Decorated) -> _Decorated:
@@ -264,4 +264,4 @@ def hall_options(command: _Decorated) -> _Decorated:
         hall = make_infrastructure("waiting-hall", prefix=prefix, levels=levels, resolution=resolution)
         return command(*args, hall=hall, **kwargs)
 
-    return wrapper  # type: ignore[return-value]
+    return wrapper  # type: ignore[return-value]  # fewer parameters

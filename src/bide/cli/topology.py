@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from bide.cli.definitions import read_definitions
 from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
@@ -343,37 +343,6 @@ def _pattern_topology(text: str) -> Topology:
         # The text has --help, and the help was printed.
         raise click.UsageError("--pattern takes the options of a topology: leave out --help")
     return made[0]
-
-
-def read_definitions(file: BinaryIO, vhost: str | None) -> Topology:
-    """Read a topology from a file of RabbitMQ definitions."""
-    from bide.topology.rendering import from_definitions
-
-    try:
-        document = json.load(file)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{file.name} is not JSON ({error}): export the definitions again") from error
-    if not isinstance(document, Mapping):
-        raise InvalidInputError(
-            f"{file.name} does not hold an object, so it is not a file of definitions: export them again"
-        )
-    asked = from_definitions(document, vhost)
-    hosts = _virtual_hosts(document)
-    if vhost is None and len(hosts) > 1:
-        raise InvalidInputError(f"{file.name} holds the virtual hosts {_names_text(hosts)}: choose one with --vhost")
-    if vhost is not None and hosts and vhost not in hosts:
-        raise InvalidInputError(f"{file.name} has no virtual host {vhost!r}: choose one of {_names_text(hosts)}")
-    return asked
-
-
-def _virtual_hosts(document: Mapping[str, Any]) -> list[str]:
-    """The virtual hosts in definitions; empty for definitions of a single virtual host."""
-    entries = [one for kind in ("exchanges", "queues", "bindings") for one in document.get(kind, ())]
-    return sorted({str(one["vhost"]) for one in entries if "vhost" in one})
-
-
-def _names_text(names: list[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 async def _live_topology(settings: Settings) -> Topology:

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from functools import partial
-from math import inf
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from bide.admin.apply import apply, check_streams, counts_of, exists, is_into, names_in
+from bide.admin.apply import apply, exists, names_in
 from bide.admin.settling import settle
 from bide.amqp import reply_codes
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.client.addresses import REBIND_AFTER, Addresses
+from bide.client.declared_infrastructure import DeclaredInfrastructure
 from bide.client.encoding import Encoded, Encoder
 from bide.client.growth import Growth
-from bide.delay.protocol import DelayInfrastructure, DelayRoute, ExchangeTarget, Target
+from bide.delay.protocol import DelayInfrastructure, ExchangeTarget, Target
+from bide.delay.routes import DelayRoute
 from bide.durations import sending_time
 from bide.errors import (
-    AccessRefusedError,
     BideError,
     MessageTooLargeError,
-    NotAppliedError,
     TargetNotFoundError,
     UnroutableError,
     UnsupportedTargetError,
 )
 from bide.messages.prepared import MessageTemplate, Moment, PreparedMessage
 from bide.runtime.bounded_cache import BoundedCache
-from bide.runtime.logs import logger
 from bide.runtime.shared_tasks import SharedTasks
-from bide.topology import Binding, Exchange, Topology
-
-log = logger(__name__)
+from bide.topology import Exchange, Topology
 
 _MAX_CHECKS: Final = 100
 """The number of concurrent checks of exchanges, each on its own channel. RabbitMQ allows 2,047 channels by default."""
@@ -88,6 +84,7 @@ class BrokerState:
 
     Attributes:
         encoder: the encoder for messages on this connection.
+        declared: the delay infrastructure on this connection.
         size_limit: the broker's limit for bodies, in bytes; None while it is not known.
         is_outdated: whether a new state is needed, because NServiceBus now uses the virtual host.
         suspects: a lock, held while a message is sent on its own channel; see :meth:`Publisher.publish`.
@@ -109,20 +106,24 @@ class BrokerState:
         ready = self._growth.ready if self._growth is not None else None
         self.encoder = Encoder(infrastructure, frame_max=connection.frame_max, ready=ready)
         self.suspects = asyncio.Lock()
-        self._declare = declare
         self._seeks_nservicebus = seeks_nservicebus
         self._nservicebus_checked_until = 0.0
         self.is_outdated = False
         self._channel: Channel | None = None
-        self._applied = False
-        self._core_declared = False
+        self.declared = DeclaredInfrastructure(
+            connection,
+            infrastructure,
+            self._growth,
+            declare=declare,
+            tasks=tasks,
+            on_core_declared=self.forget_targets,
+        )
         self.size_limit: int | None = None
         self._targets = BoundedCache[tuple[Target, bool], float]()
         self._requirements = BoundedCache[Topology, float]()
         self._release_queues: set[str] = set()
         self._exchanges = BoundedCache[str, float]()
         self._templates = BoundedCache[tuple[MessageTemplate, bool], float]()
-        self._recheck_at = inf
         self._channel_lock = asyncio.Lock()
         self._bind_slots = asyncio.Semaphore(_MAX_BINDINGS)
         self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
@@ -155,8 +156,8 @@ class BrokerState:
         if self.size_limit is not None and len(message.body) > self.size_limit:
             return False
         now = self.connection.loop.time()
-        if now >= self._recheck_at:
-            self._require_recheck(now)
+        if now >= self.declared.recheck_at:
+            self.declared.require_recheck(now)
         if message.template is None:
             return False
         if message.due is None:
@@ -201,8 +202,8 @@ class BrokerState:
                 until = await self._addresses.find(message.target.queue)
                 self._remember_template(message.template, until, waits=False)
             return prepared
-        if route.hops and not self._applied:
-            await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+        if route.hops and not self.declared.is_ensured:
+            await self.declared.ensure()
         if route.hops and self._seeks_nservicebus and self._nservicebus_checked_until <= self.connection.loop.time():
             await self._tasks.run((self, "neighbours"), self._check_for_nservicebus)
         if self.is_outdated:
@@ -214,7 +215,7 @@ class BrokerState:
             except TargetNotFoundError:
                 # Exchanges of the infrastructure were deleted.
                 self.forget(self.infrastructure.delivery_exchange)
-                await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+                await self.declared.ensure()
                 await self._growth.ensure(route.digits)
         key = await self._ensure_bound(message.target, route)
         self._remember_template(message.template, self._targets.get(key, 0.0), waits=route.hops > 0)
@@ -253,9 +254,7 @@ class BrokerState:
         self._addresses.forget()
         if self.infrastructure.owns(exchange):
             # The infrastructure was deleted, and is declared again at its next use.
-            self._applied = self._core_declared = False
-            if self._growth is not None:
-                self._growth.forget()
+            self.declared.forget()
         self.forget_targets()
 
     def forget_targets(self) -> None:
@@ -275,71 +274,6 @@ class BrokerState:
         sent.unroutable = True
         self.forget(self.infrastructure.delivery_exchange)
         return True
-
-    async def _ensure_applied(self) -> None:
-        probes = self.infrastructure.probes()
-        is_complete = await exists(self.connection, probes)
-        if self._growth is not None:
-            await self._ensure_core(self._growth, is_complete=is_complete)
-            self._growth.is_complete = is_complete
-            self._recheck_at = self.connection.loop.time() + REBIND_AFTER.total_seconds()
-        elif is_complete:
-            await self._redeclare_probe_bindings(probes)
-        elif self._declare:
-            await check_streams(self.connection, prefix=self.infrastructure.delivery_exchange)
-            topology = self.infrastructure.topology()
-            log.info("declaring the delay infrastructure %s: %s", self.infrastructure.name, counts_of(topology))
-            await apply(self.connection, topology, last=probes, can_move=False)
-            await settle(self.connection, prefix=self.infrastructure.delivery_exchange, can_move=False)
-        else:
-            raise NotAppliedError(
-                f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
-                f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
-                "or connect with declare=True (on the command line, without --no-declare)"
-            )
-        self._applied = True
-
-    async def _ensure_core(self, growth: Growth, *, is_complete: bool) -> None:
-        """Declare the core topology, or only its bindings if its exchanges and queues exist."""
-        was_there = is_complete or self._core_declared
-        is_there = was_there and await exists(self.connection, Topology(growth.core.exchanges, growth.core.queues))
-        if is_there and self._core_declared:
-            return
-        if not is_there:
-            reason = "exchanges or queues that every delay needs are missing" if was_there else ""
-            await self._declare_core(growth, reason)
-        elif self._declare:
-            await self._redeclare_bindings(growth.core.bindings)
-        self._core_declared = True
-        # Deleting an exchange also deletes the bindings of targets.
-        self.forget_targets()
-
-    async def _declare_core(self, growth: Growth, reason: str) -> None:
-        if not self._declare:
-            raise growth.not_applied(reason)
-        delivery = self.infrastructure.delivery_exchange
-        try:
-            if not await exists(self.connection, Topology([Exchange(delivery)])):
-                await check_streams(self.connection, prefix=delivery)
-            log.info("declaring the delay infrastructure %s: %s", self.infrastructure.name, counts_of(growth.core))
-            await apply(self.connection, growth.core, can_move=False)
-        except AccessRefusedError as error:
-            raise growth.not_applied(reason or str(error)) from error
-
-    async def _redeclare_probe_bindings(self, probes: Topology) -> None:
-        """Declare the bindings of the probes: the probes are declared last, so nothing else can be missing."""
-        if not self._declare:
-            return
-        queues = {one.name for one in probes.queues}
-        await self._redeclare_bindings(one for one in self.infrastructure.topology().bindings if is_into(one, queues))
-
-    async def _redeclare_bindings(self, bindings: Iterable[Binding]) -> None:
-        """Declare bindings of the infrastructure again, if this user has the permission."""
-        topology = Topology(bindings=bindings)
-        try:
-            await apply(self.connection, topology, external=names_in(topology), can_move=False)
-        except AccessRefusedError as error:
-            log.debug("the existing delay infrastructure is used unchanged: %s", error)
 
     async def _check_for_nservicebus(self) -> None:
         # Imported here, because few clients need the layout of NServiceBus.
@@ -379,7 +313,7 @@ class BrokerState:
                     raise
                 # The infrastructure was deleted, not the target.
                 self.forget(delivery)
-                await self._tasks.run((self, "infrastructure"), self._ensure_applied)
+                await self.declared.ensure()
                 await apply(self.connection, requires, external=names_in(requires), can_move=False)
             if requires.queues and requires not in self._requirements:
                 await settle(self.connection, prefix=delivery, can_move=False)
@@ -412,12 +346,6 @@ class BrokerState:
         async with self._check_slots:
             await self._check_exists(Topology([Exchange(exchange)]))
             self._remember_for_now(self._exchanges, exchange)
-
-    def _require_recheck(self, now: float) -> None:
-        if self._growth is not None:
-            self._growth.ready.reset()
-            self._applied = False
-        self._recheck_at = now + REBIND_AFTER.total_seconds()
 
     async def _check_exists(self, expected: Topology) -> None:
         for kind, topology in (

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.delay.cascade_keys import LEVELS
+from bide.delay.cascade_keys import LEVELS, WILDCARDS
 from bide.delay.cascade_route import CascadeRoute
 from bide.delay.protocol import (
     MAX_NAME_BYTES,
     DelayInfrastructure,
-    DelayRoute,
     QueueTarget,
-    Step,
     Target,
     Wait,
     address_of,
@@ -37,12 +34,13 @@ from bide.delay.protocol import (
     existing,
 )
 from bide.delay.release import release_queue, release_word
+from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import cascade_wait
 from bide.errors import InvalidNameError
 from bide.topology import Argument, Arguments, Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from bide.delay.compiled import WireFormat
     from bide.delay.taps import Taps
@@ -51,7 +49,6 @@ RESOLUTION: Final = timedelta(seconds=1)
 
 _STRATEGY: Final = "x-dead-letter-strategy"
 _AT_LEAST_ONCE: Final = "at-least-once"
-_WILDCARDS: Final = frozenset({"*", "#"})
 
 
 def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:
@@ -66,7 +63,7 @@ def check_address(kind: str, address: str, *, levels: int = LEVELS) -> None:
         InvalidNameError: the address is empty, does not fit beside the digits, or has ``*`` or ``#`` as a word.
     """
     check_name(kind, address, limit=MAX_NAME_BYTES - 2 * levels)
-    wild = sorted(_WILDCARDS.intersection(address.split(".")))
+    wild = sorted(WILDCARDS.intersection(address.split(".")))
     if wild:
         raise InvalidNameError(
             f"the {kind} {address!r} has {wild[0]!r} as a word: its binding for delayed messages would also match "
@@ -383,65 +380,3 @@ def _entry_bindings(cascade: Cascade, stream: str) -> Iterator[Binding]:
     for level, name in enumerate(cascade.level_names):
         yield Binding(name, stream, "0." * (cascade.levels - 1 - level) + "1.#")
     yield Binding(cascade.level_names[0], stream, "0." * cascade.levels + "#")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossDelivery:
-    """A binding of a delivery exchange that also matches messages for other addresses.
-
-    Attributes:
-        binding: the binding, of the form ``#.<address>``.
-        addresses: the other addresses whose delayed messages it matches, sorted.
-    """
-
-    binding: Binding
-    addresses: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return (
-            f"the {self.binding.destination_type} {self.binding.destination!r} also receives the delayed messages for "
-            f"{', '.join(map(repr, self.addresses))}, by its binding {self.binding.routing_key!r} on "
-            f"{self.binding.source!r}"
-        )
-
-
-def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str] = ()) -> list[CrossDelivery]:
-    """The ``#.`` bindings that also deliver delayed messages of other addresses to their queues.
-
-    Two bindings for the same address are assumed to be intended.
-
-    Args:
-        bindings: the bindings of one delivery exchange.
-        addresses: further existing addresses, such as the names of endpoints that are not bound now.
-    """
-    # Imported here, because nothing else that "import bide" imports needs the routing model.
-    from bide.topology.exchange_types import RoutedMessage, binding_table
-
-    bindings = list(bindings)
-    takers: dict[str, set[str]] = {address: {address} for address in addresses}
-    for binding in bindings:
-        address = _address_of(binding.routing_key)
-        if address is not None:
-            takers.setdefault(address, set()).add(binding.destination)
-    suffixed = [binding for binding in bindings if binding.routing_key.startswith("#.")]
-    # Each binding leads to its number, so that a match identifies the binding and not only its destination.
-    numbered = [Binding(one.source, str(number), one.routing_key) for number, one in enumerate(suffixed)]
-    table = binding_table(Exchange("", "topic"), numbered)
-    stolen: defaultdict[int, list[str]] = defaultdict(list)
-    for address, own in sorted(takers.items()):
-        for _, number in table.matches(RoutedMessage(("0." * LEVELS + address,), {})):
-            if suffixed[int(number)].destination not in own:
-                stolen[int(number)].append(address)
-    return [
-        CrossDelivery(binding=suffixed[number], addresses=tuple(addresses))
-        for number, addresses in sorted(stolen.items())
-    ]
-
-
-def _address_of(binding_key: str) -> str | None:
-    """The address of a binding of a delivery exchange, or None if the binding matches several addresses."""
-    for start in ("#.", "*." * LEVELS):
-        if binding_key.startswith(start):
-            address = binding_key.removeprefix(start)
-            return None if _WILDCARDS.intersection(address.split(".")) else address
-    return None

@@ -18,6 +18,9 @@ HEADER_DELAY: Final = "NServiceBus.Transport.RabbitMQ.DelayInSeconds"
 """The header of NServiceBus with the delay of a delayed send in whole seconds: a 32-bit integer (type ``I``), never
 text."""
 
+WILDCARDS: Final = frozenset({"*", "#"})
+"""Words that are wildcards in the binding keys of a topic exchange."""
+
 _DELAYED_KEY: Final = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.*)", re.DOTALL)
 _QUEUE_WORD: Final = re.compile(r"~q:([^.]*)", re.DOTALL)
 

@@ -25,16 +25,15 @@ from bide.delay.cascade_keys import LEVELS, queue_word
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
-    DelayRoute,
     ExchangeTarget,
     QueueTarget,
-    Step,
     Target,
     address_of,
     check_name,
     check_topic_key,
     round_up,
 )
+from bide.delay.routes import DelayRoute, Step
 from bide.errors import InvalidInputError, InvalidNameError
 from bide.topology import Argument, Binding, Topology
 

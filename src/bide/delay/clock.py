@@ -25,20 +25,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from bide.delay.clock_digits import LEVELS, MAX_DELAY, RESOLUTION, Digit, Level, digits_of, longest_delay
-from bide.delay.clock_keys import digit_key, hashed, is_transport_key, padding_of, target_key
+from bide.delay.clock_keys import Carrier, carrier_for, digit_key, hashed, is_transport_key, padding_of, target_key
 from bide.delay.clock_names import ClockNames
 from bide.delay.clock_route import ClockRoute, all_keys
+from bide.delay.clock_topology import PADDINGS_AT_APPLY, WORDS_AT_APPLY, core_topology, digit_topology
 from bide.delay.protocol import (
     HEADER_TO,
     MAX_NAME_BYTES,
     DelayInfrastructure,
-    DelayRoute,
     ExchangeTarget,
     QueueTarget,
-    Step,
     Target,
     Wait,
     address_of,
@@ -48,11 +47,12 @@ from bide.delay.protocol import (
     existing,
     round_up,
 )
-from bide.delay.queues import final_queue, waiting_queue
+from bide.delay.queues import waiting_queue
 from bide.delay.release import release_key, release_queue
+from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import clock_wait
 from bide.errors import InvalidNameError, InvalidTopologyError
-from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology import Binding, Exchange, Topology
 
 if TYPE_CHECKING:
     from bide.delay.compiled import WireFormat
@@ -60,24 +60,8 @@ if TYPE_CHECKING:
     from bide.delay.levels import DelayLevels
     from bide.delay.taps import Taps
 
-Carrier = Literal["CC", "BCC"]
-
 MAX_LANES: Final = 64
 _MILLISECOND: Final = timedelta(milliseconds=1)
-WORDS_AT_APPLY: Final = 4
-"""``bide delay apply`` binds the digit queues for routing keys of up to this many words."""
-
-
-_PADDINGS_AT_APPLY: Final = tuple("~." * words for words in range(WORDS_AT_APPLY))
-
-
-def carrier_for(release: tuple[int, ...]) -> Carrier:
-    """The header that carries the digits on a broker of this release.
-
-    BCC keys do not appear at receivers or in ``x-death``. Before 4.0 they are lost when the broker has to dead-letter a
-    message a second time (no route, or no confirm in time), so CC is used on those releases.
-    """
-    return "BCC" if release >= (4, 0) else "CC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,18 +138,11 @@ class Clock(ClockNames, DelayInfrastructure):
 
     def core_topology(self) -> Topology:
         """The part that is declared first: all exchanges, and the bindings between them."""
-        return _core_topology(self)
+        return core_topology(self)
 
     def digit_topology(self, digits: Iterable[Digit]) -> Topology:
         """The queues of these digits, and their bindings."""
-        queues: dict[str, Queue] = {}
-        bindings: list[Binding] = []
-        for digit in digits:
-            queue, binding = _queue_and_binding(self, digit)
-            if queue is not None:
-                queues[queue.name] = queue
-            bindings.append(binding)
-        return Topology(queues=queues.values(), bindings=bindings)
+        return digit_topology(self, digits)
 
     def probes(self) -> Topology:
         """The mark of ``bide delay apply``, and the exchange that targets are bound to."""
@@ -406,43 +383,11 @@ def _target_requirements(clock: Clock, target: Target) -> Topology:
     return clock.target_topology(target)
 
 
-def _queue_and_binding(clock: Clock, digit: Digit) -> tuple[Queue | None, Binding]:
-    level, below = digit.level, clock.exchange_below(digit.level)
-    exchange, key = clock.level_exchange(level), digit.padding + digit_key(level, digit.value, digit.lane)
-    if not digit.value:
-        return None, Binding(exchange, below, key, "exchange")
-    queue = waiting_queue(clock.digit_queue(level, digit.value, digit.lane), level.unit * digit.value, below)
-    return queue, Binding(exchange, queue.name, key)
-
-
-@lru_cache(maxsize=16)
-def _core_topology(clock: Clock) -> Topology:
-    alternate = {"alternate-exchange": clock.undeliverable}
-    exchanges = [
-        Exchange(clock.undeliverable, "fanout"),
-        Exchange(clock.delivery_exchange, "direct", arguments=alternate),
-        Exchange(clock.released_exchange, "fanout"),
-    ]
-    queues = [final_queue(clock.undeliverable)]
-    bindings = [
-        Binding(clock.undeliverable, clock.undeliverable),
-        Binding(clock.released_exchange, clock.delivery_exchange, destination_type="exchange"),
-    ]
-    for level in LEVELS:
-        exchanges += [
-            Exchange(clock.level_exchange(level), "direct", arguments=alternate),
-            Exchange(clock.entry_exchange(level), "fanout"),
-        ]
-        bindings.append(Binding(clock.entry_exchange(level), clock.level_exchange(level), destination_type="exchange"))
-    zeros = [Digit(level, 0, padding=padding) for padding in _PADDINGS_AT_APPLY for level in LEVELS]
-    return Topology(exchanges, queues, bindings) | clock.digit_topology(zeros)
-
-
 @lru_cache(maxsize=16)
 def _topology(clock: Clock) -> Topology:
     return clock.core_topology() | clock.digit_topology(
         Digit(level, value, lane, padding)
-        for padding in _PADDINGS_AT_APPLY
+        for padding in PADDINGS_AT_APPLY
         for level in LEVELS
         for value in clock.used_digits(level)
         for lane in range(clock.lanes)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal
 
 from bide.delay.clock_digits import Level
 from bide.delay.protocol import MAX_NAME_BYTES, ExchangeTarget, Target
 from bide.errors import InvalidNameError
 
 _TRANSPORT_KEY: Final = re.compile(r"(?:~\.)*~(?:[edhmsc][0-9]{1,2}(?:/[0-9]+)?|[qrxk][:#].*)", re.DOTALL)
+
+
+Carrier = Literal["CC", "BCC"]
+
+
+def carrier_for(release: tuple[int, ...]) -> Carrier:
+    """The header that carries the digits on a broker of this release.
+
+    BCC keys do not appear at receivers or in ``x-death``. Before 4.0 they are lost when the broker has to dead-letter a
+    message a second time (no route, or no confirm in time), so CC is used on those releases.
+    """
+    return "BCC" if release >= (4, 0) else "CC"
 
 
 def is_transport_key(key: str) -> bool:

@@ -80,7 +80,7 @@ class ClockRoute:
             keys.append(encoded[digit])
         keys.append(self._target_key)
         try:
-            array = b"".join(keys)  # type: ignore[arg-type]
+            array = b"".join(keys)  # type: ignore[arg-type]  # None raises, see below
         except TypeError:
             # A key is None. Catching the error costs nothing for the other messages; a check would cost each of them.
             return None

@@ -14,7 +14,8 @@ from bide.foreign_text import visible
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from bide.delay.protocol import DelayInfrastructure, Step, Target
+    from bide.delay.protocol import DelayInfrastructure, Target
+    from bide.delay.routes import Step
     from bide.topology import Topology
 
 COLUMNS: Final = (

@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bide.delay.cascade import RESOLUTION, BoundTarget, Cascade, CascadeInfrastructure, check_address
 from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
-from bide.delay.protocol import (
-    HEADER_TO,
-    DelayRoute,
-    ExchangeTarget,
-    Step,
-    Target,
-    check_topic_key,
-    round_up,
-)
+from bide.delay.protocol import HEADER_TO, ExchangeTarget, Target, check_topic_key, round_up
+from bide.delay.routes import DelayRoute, Step
 from bide.errors import InvalidDueTimeError, InvalidInputError
 from bide.topology import Argument, Binding, DestinationType, Exchange, Topology
 

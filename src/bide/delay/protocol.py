@@ -7,13 +7,13 @@ its routes. Names of delay queues are defined only in this package.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from bide.delay.clock_digits import Digit
 from bide.delay.compiled import CompiledHeaders, CompiledRoute, UncompiledHeaders, WireFormat
 from bide.delay.growing import Growing, ReadyDigits
+from bide.delay.routes import DelayRoute, Step
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidNameError, UnsupportedTargetError
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Queue, Topology
@@ -99,27 +99,6 @@ Target = QueueTarget | ExchangeTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One exchange on the route of a message, for :func:`bide.delay.explain.explain`.
-
-    Attributes:
-        exchange: the exchange.
-        segment: the key, or part of the key, by which the exchange routes the message.
-        value: the digit of this level.
-        routed_to: the queue or exchange that the message goes to.
-        delay: how long the message waits there; zero if it does not wait.
-        dead_letter_to: the exchange after the wait, or None.
-    """
-
-    exchange: str
-    segment: str
-    value: str
-    routed_to: str
-    delay: timedelta = timedelta(0)
-    dead_letter_to: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """The wait of a message as its queue, its keys and its headers show it; see :meth:`DelayInfrastructure.wait_in`.
 
@@ -141,34 +120,6 @@ class Wait:
     whole: timedelta | None = None
     previous: str | None = None
     owns_due: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelayRoute:
-    """How to publish one delayed message.
-
-    Attributes:
-        exchange: the exchange to publish to.
-        routing_key: the routing key to publish with.
-        headers: headers to add to the message's own.
-        delay: the wait on this route: the requested delay, rounded up to the resolution.
-        hops: the number of queues that the message passes before it reaches its target.
-        requires: what to declare for this message besides the infrastructure's own topology: the target's binding.
-            It depends on the target alone.
-        expects: what the application must have declared: the target, if declaring ``requires`` does not show that it
-            is missing.
-        digits: the digits whose queues this message needs, for an infrastructure that declares them at first use; see
-            :meth:`bide.delay.growing.Growing.digit_topology`.
-    """
-
-    exchange: str
-    routing_key: str
-    headers: Mapping[str, Any] = field(default_factory=dict)
-    delay: timedelta
-    hops: int
-    requires: Topology
-    expects: Topology = field(default_factory=Topology)
-    digits: tuple[Digit, ...] = ()
 
 
 class DelayInfrastructure(Protocol):

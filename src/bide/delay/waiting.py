@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal
 
-from bide.delay.protocol import HEADER_DUE, DelayInfrastructure, DelayRoute, Target, Wait
+from bide.delay.protocol import HEADER_DUE, DelayInfrastructure, Target, Wait
+from bide.delay.routes import DelayRoute
 from bide.durations import from_milliseconds
 from bide.errors import InvalidDueTimeError, InvalidInputError
 

@@ -24,28 +24,26 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 
+from bide.delay.hall_names import MILLISECOND, UNIT, HallNames
 from bide.delay.protocol import (
     HEADER_TO,
     DelayInfrastructure,
-    DelayRoute,
     QueueTarget,
-    Step,
     Target,
     Wait,
     address_of,
     check_name,
     check_span,
     existing,
-    owned_by,
     round_up,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
+from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import hall_wait
 from bide.durations import format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
-LAYOUT_VERSION: Final = "v1"
 DEFAULT_LEVELS: Final = 20
 MAX_LEVELS: Final = 28
 
@@ -64,8 +62,6 @@ RELAY: Final = "(relay)"
 DELIVERY_SUFFIX: Final = ".delivery"
 """End of the name of the exchange that gets the messages of an entry exchange; see :func:`delivery_exchange_of`."""
 
-_UNIT: Final = timedelta(seconds=1)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _DELIVERY_LIMIT: Final = 1000
 """The delivery limit of the relay's queues, after which they dead-letter a message as undeliverable. It is explicit,
 because the default of RabbitMQ 4 is 20, and a lost connection of a relay counts for all its unacknowledged messages."""
@@ -75,7 +71,7 @@ _SHOWN_ROUNDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingHall(DelayInfrastructure):
+class WaitingHall(HallNames, DelayInfrastructure):
     """Delays of up to a hundred years on few queues, with a relay that routes the messages.
 
     Without a relay, messages wait but are not lost. Run ``bide relay --allow ...`` with the same settings, one process
@@ -98,7 +94,7 @@ class WaitingHall(DelayInfrastructure):
 
     prefix: str = "bide"
     levels: int = DEFAULT_LEVELS
-    resolution: timedelta = _UNIT
+    resolution: timedelta = UNIT
 
     def __post_init__(self) -> None:
         check_name("prefix", self.prefix, limit=100)
@@ -109,7 +105,7 @@ class WaitingHall(DelayInfrastructure):
         if not 1 <= self.levels <= MAX_LEVELS:
             raise InvalidInputError(f"{self.levels} levels: give 1 to {MAX_LEVELS}")
         check_span("resolution", self.resolution)
-        if self.resolution < timedelta(milliseconds=10) or self.resolution % _MILLISECOND:
+        if self.resolution < timedelta(milliseconds=10) or self.resolution % MILLISECOND:
             raise InvalidDelayError(
                 f"the resolution {format_delay(self.resolution)} must be a whole number of milliseconds, at least 10: "
                 "1s or 250ms for example"
@@ -139,64 +135,6 @@ class WaitingHall(DelayInfrastructure):
     def round(self) -> timedelta:
         """The wait of one round: that of the highest level."""
         return self.resolution * (1 << self.levels - 1)
-
-    @property
-    def base(self) -> str:
-        """The start of all names."""
-        if self.resolution == _UNIT:
-            return f"{self.prefix}.hall.{LAYOUT_VERSION}"
-        return f"{self.prefix}.hall-{self.resolution // _MILLISECOND}ms.{LAYOUT_VERSION}"
-
-    @property
-    def check_in(self) -> str:
-        """The fanout exchange that messages are published to, and return to from the meditating queue."""
-        return f"{self.base}.check-in"
-
-    @property
-    def receiving_queue(self) -> str:
-        """The queue from which the relay sends messages to the meditating queue or to the levels."""
-        return f"{self.base}.receiving"
-
-    @property
-    def meditating(self) -> str:
-        """The name of the fanout exchange and queue in which messages wait for one round.
-
-        The level is part of the name, so that halls with other levels have another queue.
-        """
-        return f"{self.base}.meditating-{self.levels - 1:02}"
-
-    @property
-    def released_exchange(self) -> str:
-        """The fanout exchange that every message passes after the levels."""
-        return f"{self.base}.released"
-
-    @property
-    def distributing_queue(self) -> str:
-        """The queue from which the relay sends messages to their targets."""
-        return f"{self.base}.distributing"
-
-    @property
-    def delivery_exchange(self) -> str:
-        """The pick-up exchange, a topic exchange: the target of messages that name no other."""
-        return f"{self.base}.pick-up"
-
-    @property
-    def undeliverable(self) -> str:
-        """The name of the exchange and queue for undeliverable messages."""
-        return f"{self.base}.undeliverable"
-
-    @property
-    def relay_queues(self) -> tuple[str, str]:
-        """The queues that a relay consumes from."""
-        return self.receiving_queue, self.distributing_queue
-
-    def level_name(self, level: int) -> str:
-        """The name of a level's exchange and queue; 0 is the lowest level."""
-        return f"{self.base}.level-{level:02}"
-
-    def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name belongs to this infrastructure."""
-        return owned_by(self.base, name)
 
     def topology(self) -> Topology:
         """All exchanges, queues and bindings of the infrastructure."""
@@ -274,7 +212,7 @@ class WaitingHall(DelayInfrastructure):
         return DelayRoute(
             exchange=self.check_in,
             routing_key=routing_key,
-            headers={HEADER_TO: str(target), HEADER_REST: wait // _MILLISECOND},
+            headers={HEADER_TO: str(target), HEADER_REST: wait // MILLISECOND},
             delay=wait,
             hops=2 * rounds + 1 + rest.bit_count() + 1,
             requires=Topology(),

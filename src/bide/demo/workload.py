@@ -131,7 +131,7 @@ def make_shop(prefix: str, *, messages: int, longest: timedelta, seed: int) -> S
         longest: the longest delay of the first part.
         seed: the seed of the generator; equal seeds give equal plans.
     """
-    generator = random.Random(f"shop {seed}")  # noqa: S311
+    generator = random.Random(f"shop {seed}")  # noqa: S311 (the same orders for a seed)
     orders = min(-(-messages // _MESSAGES_PER_ORDER), _MAX_ORDERS)
     return Shop(
         queue=f"{prefix}.shop",

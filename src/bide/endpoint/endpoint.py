@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
-from bide.client.consumer import MAX_PREFETCH, Consumer
+from bide.client.consumer import MAX_PREFETCH
 from bide.client.conversation import Conversation
 from bide.client.message import Message
 from bide.delay.message_type import MessageType, message_type_of
@@ -22,11 +22,12 @@ from bide.endpoint.handlers import Handlers
 from bide.endpoint.hosted_gate import HostedGate
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
+from bide.endpoint.receiver import MessageReceiver
 from bide.endpoint.service_control import Heartbeats
 from bide.endpoint.settings import EndpointSettings
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
-from bide.errors import ClosedError, InvalidInputError
+from bide.errors import InvalidInputError
 from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
@@ -43,9 +44,6 @@ _PREFETCH_FACTOR: Final = 3
 
 _DEFAULT_MAX_TIMES: Final = 32
 """Room for times of attempts if the policy does not say how many attempts there can be."""
-
-_MAX_DEAD_CONSUMERS: Final = 20
-"""How many dead processes may have left prefetched messages at the head of the queue."""
 
 _PAUSE_WHEN_SLOW: Final = 1.0
 
@@ -169,7 +167,7 @@ class Endpoint:
         self._handlers = Handlers(self._concurrency)
         self._stopping: asyncio.Event | None = None
         self._limiter: Limiter | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._receiver: MessageReceiver | None = None
 
     @overload
     def handler(self, function: AnyHandler, /, *, type: str | None = None) -> AnyHandler: ...
@@ -198,7 +196,7 @@ class Endpoint:
     @property
     def in_flight(self) -> int:
         """Number of messages that are being handled."""
-        return len(self._tasks)
+        return 0 if self._receiver is None else self._receiver.in_flight
 
     @property
     def slow(self) -> bool:
@@ -339,8 +337,11 @@ class Endpoint:
         single = client.consume(self.queue, prefetch=1)
         messages = client.consume(self.queue, prefetch=self._prefetch)
         single.conversation = messages.conversation = Conversation(client, endpoint=self.name, queue=self.queue)
-        receiving = asyncio.create_task(self._receive(single, messages, worker, limiter))
         assert self._stopping is not None
+        receiver = self._receiver = MessageReceiver(
+            self.name, worker, limiter, prefetch=self._prefetch, stopping=self._stopping
+        )
+        receiving = asyncio.create_task(receiver.receive(single, messages))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             ends: set[asyncio.Task[Any]] = {receiving, stopping} if gate is None else {receiving, stopping, gate}
@@ -357,81 +358,10 @@ class Endpoint:
             stopping.cancel()
             receiving.cancel()
             await _wait_for(receiving)
-            await self._drain_handlers()
+            await receiver.drain(self._drain)
             # Closing the consumers requeues every message that is not settled by now.
             await single.close()
             await messages.close()
-
-    async def _receive(self, single: Consumer, messages: Consumer, worker: Worker, limiter: Limiter) -> None:
-        # A stopped consumer requeues messages that it has not yielded yet; yielded ones can still be settled.
-        try:
-            first = await self._one_by_one(single, worker, limiter)
-        finally:
-            single.stop()
-        await limiter.enter()
-        self._start(first, worker, limiter)
-        try:
-            while True:
-                # Wait for a free slot before taking a message: messages not taken yet are requeued at once on a stop.
-                await limiter.enter()
-                try:
-                    message = await anext(messages, None)
-                except BaseException:
-                    await limiter.leave()
-                    raise
-                if message is None:
-                    raise ClosedError("the client was closed")
-                self._start(message, worker, limiter)
-        finally:
-            messages.stop()
-
-    async def _one_by_one(self, messages: Consumer, worker: Worker, limiter: Limiter) -> Message:
-        """Handle redelivered messages alone, and return the first message that was never delivered before.
-
-        Messages that dead processes left behind stand at the head of the queue. If far more are redelivered than dead
-        processes can have prefetched, an operator has browsed the queue, and the rest are handled concurrently.
-        """
-        returned = 0
-        async for message in messages:
-            if not message.redelivered or returned == self._prefetch * _MAX_DEAD_CONSUMERS:
-                return message
-            returned += 1
-            await limiter.enter()
-            await asyncio.wait({self._start(message, worker, limiter)})
-        raise ClosedError("the client was closed")
-
-    def _start(self, message: Message, worker: Worker, limiter: Limiter) -> asyncio.Task[None]:
-        async def process() -> None:
-            try:
-                await worker.process(message)
-            except asyncio.CancelledError:
-                if self._stopping is not None and not self._stopping.is_set() and not message.settled:
-                    # The handler cancelled its own task: an unsettled message would never be delivered again.
-                    await message.requeue()
-                raise
-            finally:
-                await limiter.leave()
-
-        task = asyncio.create_task(process())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._log_error)
-        return task
-
-    def _log_error(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s: cannot settle a message, it will be redelivered: %s", self.name, error, exc_info=error)
-
-    async def _drain_handlers(self) -> None:
-        """Wait for running handlers, and cancel those that take too long."""
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(set(self._tasks), timeout=self._drain)
-        for task in late:
-            log.warning("%s: a handler did not finish within %g s: requeuing its message", self.name, self._drain)
-            task.cancel()
-        if late:
-            await asyncio.wait(late)
 
 
 async def _wait_for(task: asyncio.Task[None]) -> None:

@@ -6,14 +6,21 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from bide.delay.received import SERVICECONTROL_RETRY
 from bide.delay.recognition import refuse_target
-from bide.errors import BideError, ClosedError
+from bide.errors import (
+    AccessRefusedError,
+    BideError,
+    ClosedError,
+    InvalidInputError,
+    TargetNotFoundError,
+    UnroutableError,
+)
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import check_message
 from bide.recoverability import copies
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
     from bide.client.client import Client
     from bide.client.message import Message
     from bide.endpoint.event import Event
+    from bide.endpoint.forwarder import Forwarder
+    from bide.endpoint.settings import EndpointSettings
     from bide.messages.prepared import PreparedMessage
 
 log = logger(__name__)
@@ -49,6 +58,9 @@ _CONFIRMED: Final = "ServiceControl.Retry.AcknowledgementSent"
 _CONTROL_MESSAGE: Final = "NServiceBus.ControlMessage"
 _MESSAGE_ID: Final = "NServiceBus.MessageId"
 _PLUGIN: Final = "ServiceControl.Plugin.Heartbeat.Messages"
+
+_UNREACHABLE: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, AccessRefusedError)
+"""Errors of a message whose target is missing or refused. Repeating it could hold a handled message for good."""
 
 
 def retry_confirmation(headers: Mapping[str, Any], now: datetime) -> PreparedMessage | None:
@@ -94,6 +106,43 @@ def audit_copy(message: Message, event: Event, *, queue: str, confirmed: bool) -
         if sent.sent_at is not None:
             headers[NSERVICEBUS_SENT] = nservicebus_time(sent.sent_at)
     return copies.copy_of(sent, message.body, queue=queue, headers=headers, sent_by=message.sent_by)
+
+
+class ProcessingReports:
+    """Reports that a message was handled: the confirmation of a retry by ServiceControl, and the copy for audits.
+
+    Args:
+        settings: how the endpoint treats its messages.
+        forwarder: sends the reports.
+        now: returns the current time.
+    """
+
+    def __init__(self, settings: EndpointSettings, forwarder: Forwarder, *, now: Callable[[], datetime]) -> None:
+        self._settings = settings
+        self._forwarder = forwarder
+        self._now = now
+
+    async def confirm_retry(self, message: Message) -> bool:
+        """Report to ServiceControl that a message that it retried was handled; whether a report was sent."""
+        try:
+            confirmation = retry_confirmation(message.headers, self._now()) if self._settings.nservicebus else None
+            if confirmation is not None:
+                await self._forwarder.send(confirmation, final=_UNREACHABLE)
+        except _UNREACHABLE as error:
+            # Any sender can write the header with the name of the queue. The message itself was handled.
+            log.error("%s: cannot confirm the retry of %s: %s", self._settings.endpoint, message.message_id, error)
+            return False
+        return confirmation is not None
+
+    async def audit(self, message: Message, event: Event, *, confirmed: bool) -> None:
+        """Send the copy of a handled message to the audit queue, if the endpoint has one."""
+        if (queue := self._settings.audit_queue) is None:
+            return
+        try:
+            copy = audit_copy(message, event, queue=queue, confirmed=confirmed)
+            await self._forwarder.send(copy, final=_UNREACHABLE)
+        except _UNREACHABLE as error:
+            log.error("%s: cannot audit %s: %s", self._settings.endpoint, message.message_id, error)
 
 
 class Heartbeats:

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 from bide.durations import format_delay
 from bide.endpoint.dedup import FailedAttempts, HandledMessages
 from bide.endpoint.event import Event, Kind
+from bide.endpoint.forwarder import Forwarder
 from bide.endpoint.handlers import Handlers, without_bide_frames
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer
 from bide.endpoint.observers import Observers
-from bide.endpoint.service_control import audit_copy, retry_confirmation
+from bide.endpoint.service_control import ProcessingReports
 from bide.endpoint.settings import EndpointSettings
 from bide.errors import (
-    AccessRefusedError,
-    BideError,
-    BrokerError,
     ClosedError,
     DeliveryLostError,
     InvalidInputError,
     PoisonMessageError,
-    TargetNotFoundError,
-    UnroutableError,
 )
 from bide.recoverability import copies
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
@@ -37,7 +33,6 @@ from bide.recoverability.failure import Failure
 from bide.recoverability.history import History, expiry_of
 from bide.recoverability.message_types import message_type
 from bide.recoverability.report import FailureReport
-from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import from_within, is_cancelled
 from bide.runtime.host import HOST, host_id
 from bide.runtime.logs import logger
@@ -48,14 +43,9 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-_FIRST_PAUSE: Final = 0.5
-_LONGEST_PAUSE: Final = 15.0
 _TEXT_LIMITS: Final = ((MESSAGE_BYTES, STACK_BYTES), (1024, 2048), (256, 0))
 """Bytes of an exception's message and stack trace to keep. The smaller limits are for messages whose own headers leave
 too little room in a frame."""
-
-_UNREACHABLE: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, AccessRefusedError)
-"""Errors of a message whose target is missing or refused. Repeating it could hold a handled message for good."""
 
 
 class Worker:
@@ -85,7 +75,8 @@ class Worker:
         self._settings = settings
         self._handlers = handlers
         self._limiter = limiter
-        self._forward = forward
+        self._forwarder = Forwarder(settings.endpoint, forward)
+        self._reports = ProcessingReports(settings, self._forwarder, now=now)
         self._now = now
         self._observers = Observers(observers, endpoint=settings.endpoint, queue=settings.queue)
         self._attempts = FailedAttempts()
@@ -135,7 +126,7 @@ class Worker:
             return
         if not await self._handled.begin(message.message_id):
             await self._observers.notify(self._event("duplicate", message, attempt))
-            await self._confirm_retry(message)
+            await self._reports.confirm_retry(message)
             await self._settle(message.ack, key)
             return
         try:
@@ -154,8 +145,8 @@ class Worker:
         self._attempts.forget(key)
         event = self._event("processed", message, attempt, started=started)
         await self._observers.notify(event)
-        confirmed = await self._confirm_retry(message)
-        await self._audit(message, event, confirmed=confirmed)
+        confirmed = await self._reports.confirm_retry(message)
+        await self._reports.audit(message, event, confirmed=confirmed)
         await self._settle(message.ack, key)
         return True
 
@@ -269,7 +260,7 @@ class Worker:
             event.text,
         )
         try:
-            await self._send(copy)
+            await self._forwarder.send(copy)
         except InvalidInputError as refused:
             # The delay is too long for the infrastructure, or the headers of the copy do not fit into a frame.
             log.error("%s: %s cannot be retried later: %s", event.endpoint, message.message_id, refused)
@@ -302,7 +293,7 @@ class Worker:
                 sent_by=message.sent_by,
             )
             try:
-                await self._send(copy)
+                await self._forwarder.send(copy)
             except InvalidInputError as refused:
                 log.warning("%s: shortening the failure headers of %s: %s", event.endpoint, message.message_id, refused)
             else:
@@ -314,7 +305,7 @@ class Worker:
                 event.endpoint,
                 message.message_id,
             )
-            await self._send(copies.raw(message.as_sent(), message.body, queue=queue))
+            await self._forwarder.send(copies.raw(message.as_sent(), message.body, queue=queue))
         text = ExceptionText.of(error)
         log.error("%s: %s failed and was parked in %s: %s", event.endpoint, event.message_id, queue, text.message)
         event = replace(event, exception=text.type, text=text.message, group=group_of(text.type, text.frame))
@@ -344,7 +335,7 @@ class Worker:
             max_times=self._settings.max_times,
             sent_by=message.sent_by,
         )
-        await self._send(copy)
+        await self._forwarder.send(copy)
         await self._settle(message.ack, key)
 
     async def _expire(self, message: Message, event: Event | None = None) -> None:
@@ -353,49 +344,6 @@ class Worker:
         await self._observers.notify(replace(event, kind="expired"))
         # Rejected, so that the queue dead-letters or drops it, as the broker does with expired messages.
         await self._settle(message.reject, None)
-
-    async def _audit(self, message: Message, event: Event, *, confirmed: bool) -> None:
-        if (queue := self._settings.audit_queue) is None:
-            return
-        try:
-            await self._send(audit_copy(message, event, queue=queue, confirmed=confirmed), final=_UNREACHABLE)
-        except _UNREACHABLE as error:
-            log.error("%s: cannot audit %s: %s", self._settings.endpoint, message.message_id, error)
-
-    async def _confirm_retry(self, message: Message) -> bool:
-        """Report to ServiceControl that a message that it retried was handled; whether a report was sent."""
-        try:
-            confirmation = retry_confirmation(message.headers, self._now()) if self._settings.nservicebus else None
-            if confirmation is not None:
-                await self._send(confirmation, final=_UNREACHABLE)
-        except _UNREACHABLE as error:
-            # Any sender can write the header with the name of the queue. The message itself was handled.
-            log.error("%s: cannot confirm the retry of %s: %s", self._settings.endpoint, message.message_id, error)
-            return False
-        return confirmation is not None
-
-    async def _send(self, copy: PreparedMessage, *, final: tuple[type[BideError], ...] = ()) -> None:
-        """Publish, and repeat until the broker confirms. The received message stays unsettled until then.
-
-        Args:
-            final: errors after which it is not repeated, but raised.
-
-        Raises:
-            InvalidInputError: the message can never be sent.
-        """
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while True:
-            try:
-                await self._forward(copy)
-            except ClosedError:
-                raise
-            except BrokerError as error:
-                if isinstance(error, final):
-                    raise
-                log.error("%s: cannot forward %s yet: %s", self._settings.endpoint, copy.message_id, error)
-                await asyncio.sleep(backoff.next())
-            else:
-                return
 
     async def _settle(self, settle: Callable[[], Awaitable[None]], key: Any | None) -> None:
         """Settle the message. With a key, it is remembered as finished if the broker is going to deliver it again."""

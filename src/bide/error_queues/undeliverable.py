@@ -29,7 +29,6 @@ from bide.errors import (
     PublishRefusedError,
     TargetNotFoundError,
     UnroutableError,
-    UnsupportedTargetError,
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
@@ -122,9 +121,6 @@ def _copy_for_target(message: Message) -> PreparedMessage:
     kind, _, name = _target(message).partition(":")
     if kind not in ("q", "x"):
         raise InvalidInputError(f"the message {message.message_id!r} has no header with its target: discard it")
-    if ScheduleNames().owns(name):
-        # Its exchange for gates would take the message for a record of a gate.
-        raise UnsupportedTargetError(f"the target {name!r} is a part of the schedule log: discard the message")
     address: dict[str, Any] = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
     headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
     properties = {one: getattr(message, one) for one in _PROPERTIES}

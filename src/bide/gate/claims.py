@@ -21,7 +21,7 @@ _Seen = tuple[str, str, int, int]
 
 
 class ClaimPlanner:
-    """Makes claims of what is due, each occurrence once until its claim was read back.
+    """Claims due occurrences. An occurrence is not claimed again until its claim was read back from the log.
 
     Args:
         gate: the name of this gate.
@@ -55,7 +55,7 @@ class ClaimPlanner:
             try:
                 items.append(plan(one, now))
             except BideError as error:
-                log.warning("the schedule %r stays where it is: %s", one.key, error)
+                log.warning("the schedule %r is not claimed: %s", one.key, error)
                 self._unreadable[one.key, one.version] = None
                 continue
             self._sent.add(seen)
@@ -64,10 +64,10 @@ class ClaimPlanner:
         return Claim(gate=self._gate, items=tuple(items)) if items else None
 
     def read(self, claim: Claim) -> None:
-        """Forget a claim that was read back, whether it held or not."""
+        """Forget a claim that was read back, whether it took effect or not."""
         if claim.gate == self._gate:
             self._sent.difference_update((one.key, one.version, one.nominal, one.due) for one in claim.items)
 
     def on_connection_lost(self) -> None:
-        """Claim again what was sent: it may never be in the log. A second claim of an occurrence changes nothing."""
+        """Claim again what was sent, because those claims may not reach the log. A second claim changes nothing."""
         self._sent.clear()

@@ -79,7 +79,7 @@ class GateConnectionLoop:
                 task.result()
 
     async def _finish(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Let all partitions finish their messages in flight and go to other gates."""
+        """Let all partitions finish their messages in flight, and leave the partitions to other gates."""
         for one in self._partitions:
             one.is_stopping = True
             one.wake.set()

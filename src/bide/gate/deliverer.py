@@ -24,7 +24,7 @@ FETCHED: Final = 200
 
 
 class Deliverer:
-    """Sends what a leader has to deliver, and notes the results.
+    """Sends the messages of claimed occurrences, and records the results.
 
     Args:
         failed: called when nothing can be delivered on this connection.
@@ -42,7 +42,7 @@ class Deliverer:
         self._warnings = BoundedCache[str, int]()
 
     def close(self) -> None:
-        """Note no more results: the next session delivers again what is in flight."""
+        """Record no more results. The next session delivers the messages in flight again."""
         self._is_over = True
 
     async def deliver(self, now: float) -> None:
@@ -62,7 +62,7 @@ class Deliverer:
 
     def _on_delivered(self, sent_at: datetime, delivery: ScheduledDelivery, error: BideError | None) -> None:
         if self._is_over:
-            # It counts as in flight no longer, and the next session delivers it again.
+            # Its result is ignored: the next session delivers it again.
             return
         occurrence, now, counts = delivery.entry.occurrence, self._connection.monotonic(), self._gate.counts
         match error:

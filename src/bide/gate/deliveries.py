@@ -16,10 +16,10 @@ IN_FLIGHT: Final = 500
 """Messages of a partition that are sent and not confirmed."""
 
 IN_FLIGHT_BYTES: Final = 8_000_000
-"""Bytes of these messages, but for a last one that may be larger."""
+"""Bytes of these messages from which on no more are sent."""
 
 CROWDED: Final = 1000
-"""Occurrences that wait for one target, from which on no more are claimed for it."""
+"""The number of waiting occurrences of one target from which on no more are claimed for it."""
 
 REPORT_ITEMS: Final = 1000
 """Occurrences in one report."""
@@ -186,7 +186,7 @@ class Deliveries:
         self.crowded.clear()
 
     def on_connection_lost(self, windows: TargetWindows) -> None:
-        """Forget what is in flight, and report again what was not read back: it may never be in the log.
+        """Forget what is in flight. Report again what was not read back: those reports may not reach the log.
 
         Args:
             windows: the places of the new connection.
@@ -211,7 +211,7 @@ class Deliveries:
         self._waits(one.target)
 
     def _take_turn(self, target: str) -> None:
-        """There may be a place for a target again."""
+        """Give a target its turn: it may have a place again."""
         if target in self._queued:
             self._turns[target] = None
             self._on_place()

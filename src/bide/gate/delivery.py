@@ -18,7 +18,7 @@ from bide.delay.protocol import (
     QueueTarget,
     Target,
 )
-from bide.errors import InvalidInputError, ScheduleRecordError, TargetNotAllowedError, UnsupportedTargetError
+from bide.errors import InvalidInputError, ScheduleRecordError, TargetNotAllowedError
 from bide.schedules.entries import UnderWay
 from bide.schedules.names import ScheduleNames
 from bide.topology import DEFAULT_EXCHANGE
@@ -47,8 +47,8 @@ class DeliveryRules:
     """How the messages of a schedule log are delivered.
 
     Args:
-        allowed: the targets that the gate may deliver to. The log itself is never a target: a message for it could be
-            a forged record.
+        allowed: the targets that the gate may deliver to. Delay queues and the log itself are never targets: a message
+            for the log could be a forged record.
         user: the user of the gate's connection.
     """
 
@@ -95,8 +95,6 @@ class DeliveryRules:
 
     def _target(self, text: str, routing_key: str) -> Target:
         target = parse_target(text, routing_key)
-        if self._names.owns(text[2:]):
-            raise UnsupportedTargetError(f"the target {text!r} is a part of the schedule log itself")
         self._allowed.check_delivery(target)
         return target
 

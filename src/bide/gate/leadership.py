@@ -1,4 +1,4 @@
-"""Which of several gates leads a partition, as they read each other's beats in the log."""
+"""The leading gate of a partition, as all gates derive it from the beats in the log."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class GateLink:
         """The senders of targets with messages in flight."""
         self._targets_of = Counter[int]()
         self._last_sender_of = BoundedCache[str, int]()
-        """A sender that has checked an exchange need not check it again."""
+        """Preferred for the next message to the target: the sender has checked the exchange already."""
         self._answering: Channel | None = None
         self._opening = asyncio.Lock()
 

@@ -32,7 +32,7 @@ _CHUNK: Final = re.compile(
     rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\]+)","as_of":(?P<as_of>-?\d+),"count":(?P<count>\d+),'
     rb'"tick":(?P<tick>\d+),"number":(?P<number>\d+)(?P<is_last>,"is_last":true)?,"entries":'
 )
-"""The beginning of a chunk. To decode its entries takes most of the time, and is not needed to find a snapshot."""
+"""The beginning of a chunk. Its entries are not decoded to find a snapshot, because that takes most of the time."""
 
 _Start = int | Literal["first"]
 
@@ -140,9 +140,9 @@ class LogOpener:
             await self._take(cycle)
 
     async def _end(self) -> tuple[int, int | None]:
-        """The end of the log: the offset of a beat that is appended for this purpose; and a place to begin to read."""
+        """Append a beat and find it. Returns its offset, and the offset of a snapshot if other beats name one."""
         reader = await LogReader.open(self._connection, self._log, "last")
-        # It counts for nothing: its gate has read nothing.
+        # The other gates ignore this beat, because it says that its gate has read nothing.
         fence = encode(Beat(gate=self._gate, clock=to_milliseconds(self._connection.now()), after=-1, count=0))
         hint = None
         try:

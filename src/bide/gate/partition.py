@@ -33,7 +33,7 @@ RETRY_PAUSE: Final = 1.0
 
 _LONGEST_REBUILD_PAUSE: Final = 64.0
 _REBUILDS_FORGOTTEN_AFTER: Final = 600.0
-"""Seconds without building the index anew, after which the next time is as the first one."""
+"""Seconds without a rebuild of the index after which the pauses between rebuilds begin at zero again."""
 
 
 @dataclass(slots=True, kw_only=True)

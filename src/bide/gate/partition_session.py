@@ -39,7 +39,7 @@ _CLAIM_AGAIN_AFTER: Final = 0.05
 """Seconds after which a gate looks for something to claim again if what is due cannot be claimed."""
 
 _CLAIM_PAUSE: Final = 4
-"""Times that a claim took, after which the next one is made while there are crowded targets."""
+"""The pause after a claim while there are crowded targets, as a multiple of the time that the claim took."""
 
 _FULL_AGAIN_AFTER: Final = 5.0
 """Seconds between two looks at whether a full log has more records to read."""
@@ -47,8 +47,8 @@ _FULL_AGAIN_AFTER: Final = 5.0
 _TICK_EVERY: Final = 3600.0
 
 _CLAIMED_AHEAD: Final = 2000
-"""Occurrences that could be sent at once, above which no more are claimed. What is not claimed can still be cancelled.
-"""
+"""The number of claimed occurrences that wait to be sent from which on no more are claimed. Schedules that are not
+claimed can still be cancelled."""
 
 
 class PartitionSession:
@@ -338,7 +338,7 @@ class PartitionSession:
         self._has_unread_claim = True
         begun = time.monotonic()
         body = await self._index.claim(clock, without=crowded)
-        # To pass over what waits for crowded targets may take long, and the index has other work.
+        # Passing over the schedules of crowded targets may take long, and delays other work of the index.
         pause = _CLAIM_PAUSE * (time.monotonic() - begun) if crowded else 0.0
         if body is None:
             self._has_unread_claim = False

@@ -75,7 +75,7 @@ class SnapshotWriter:
         """Take note of chunks that were read back, and free the room when this gate's cycle is complete.
 
         Args:
-            is_leading: whether this gate still leads. One that was frozen does not know what was appended meanwhile.
+            is_leading: whether this gate still leads. A gate that was frozen does not know what was appended meanwhile.
         """
         self._unread -= sum(one == self._cycle for one in chunks)
         if self._cycle is None or self._cycle not in completed:

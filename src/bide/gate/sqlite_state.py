@@ -61,11 +61,11 @@ _UNDER_WAY: Final = (
     "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, properties, body FROM under_way "
 )
 _ENTRY_BYTES: Final = 200
-"""Of an entry in a snapshot beside its key and message, about."""
+"""Approximate bytes of an entry in a snapshot, without its key and message."""
 
 _SELECTED: Final = 500
 _SELECTED_BYTES: Final = 4_000_000
-"""What is read at once of all that a filter matches."""
+"""Schedules, and bytes of messages, that are read at once when a filter matches many."""
 
 _LAST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
@@ -94,7 +94,7 @@ class SqliteState:
         """Read the position, and forget sessions that were not written: after a rollback."""
         self._changed_sessions.clear()
         self._waiting_count = None
-        row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()  # noqa: S608
+        row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()  # noqa: S608 (our names)
         self.position = LogPosition(**dict(zip(_POSITION_FIELDS, row, strict=True)))
 
     def flush(self) -> None:
@@ -105,7 +105,7 @@ class SqliteState:
         )
         self._changed_sessions.clear()
         self._sql.execute(
-            f"UPDATE position SET {', '.join(f'{column} = ?' for column in _POSITION)}",  # noqa: S608
+            f"UPDATE position SET {', '.join(f'{column} = ?' for column in _POSITION)}",  # noqa: S608 (our names)
             [getattr(self.position, name) for name in _POSITION_FIELDS],
         )
 

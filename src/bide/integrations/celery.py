@@ -50,7 +50,7 @@ _WITHOUT_NATIVE_DELAY: Final = "bide.integrations.celery_worker:ConsumerWithoutN
 
 
 class _When(NamedTuple):
-    """When a task is due.
+    """The due time of a task.
 
     Attributes:
         eta: for the task's message, as the caller gave it or counted from its countdown.
@@ -61,7 +61,7 @@ class _When(NamedTuple):
     countdown: timedelta | None
 
 
-class CeleryApp(_Celery):  # type: ignore[misc]
+class CeleryApp(_Celery):  # type: ignore[misc]  # its package has no types
     """A Celery application. Its delayed tasks wait in RabbitMQ; on other brokers it works as Celery does.
 
     The setting ``bide_infrastructure`` is the delay infrastructure, ``bide.Clock()`` by default.
@@ -109,7 +109,7 @@ class CeleryApp(_Celery):  # type: ignore[misc]
         return super().send_task(name, args, kwargs, None, None, *more, **options)
 
 
-class DelayingAMQP(_AMQP):  # type: ignore[misc]
+class DelayingAMQP(_AMQP):  # type: ignore[misc]  # its package has no types
     """Creates and publishes the tasks of a :class:`CeleryApp`."""
 
     def __init__(self, app: Any) -> None:
@@ -255,7 +255,7 @@ class _DelayingProducer:
             raise
 
 
-class _Requirements(_MaybeChannelBound):  # type: ignore[misc]
+class _Requirements(_MaybeChannelBound):  # type: ignore[misc]  # its package has no types
     """What a delayed task needs on the broker, declared by kombu before it publishes, also after a reconnect."""
 
     name = ""

@@ -106,7 +106,7 @@ class KeyedTasks:
             return self._client[1]
 
 
-class CancellingControl(_Control):  # type: ignore[misc]
+class CancellingControl(_Control):  # type: ignore[misc]  # its package has no types
     """Celery's remote control, whose ``revoke`` also cancels keyed tasks."""
 
     def revoke(self, task_id: Any, *args: Any, **options: Any) -> Any:

@@ -10,10 +10,10 @@ from celery.worker import consumer
 _Consumer: Any = vars(consumer)["Consumer"]
 
 
-class ConsumerWithoutNativeDelay(_Consumer):  # type: ignore[misc]
+class ConsumerWithoutNativeDelay(_Consumer):  # type: ignore[misc]  # its package has no types
     """Celery's consumer, which does not declare the exchanges and queues of native delayed delivery."""
 
-    class Blueprint(_Consumer.Blueprint):  # type: ignore[misc]
+    class Blueprint(_Consumer.Blueprint):  # type: ignore[misc]  # its package has no types
         """Celery's steps but one."""
 
         default_steps: ClassVar[list[str]] = [

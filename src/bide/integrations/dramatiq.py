@@ -120,7 +120,7 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
                     self.queues_pending.add(message.queue_name)
                 attempts += 1
                 if attempts >= rabbitmq.MAX_ENQUEUE_ATTEMPTS:
-                    raise ConnectionClosed(error) from None  # type: ignore[no-untyped-call]
+                    raise ConnectionClosed(error) from None  # type: ignore[no-untyped-call]  # as dramatiq does
                 self.logger.debug("Retrying the enqueue, attempt %d: %s", attempts + 1, error)
 
     def cancel(self, key: str) -> ScheduleResult:
@@ -148,7 +148,7 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
         if (priority := message.options.get("broker_priority")) is not None:
             properties["priority"] = priority
         # pika's blocking connection has no public name for these.
-        server_properties = self.connection._impl.server_properties  # noqa: SLF001
+        server_properties = self.connection._impl.server_properties  # noqa: SLF001 (there is no public attribute)
         if server_properties is None:
             raise exceptions.ConnectionWrongStateError("the connection is closed")
         publish = self._delays.route(

@@ -188,7 +188,7 @@ class DelayMiddleware:
             app_id=raw.app_id,
         )
         # The name of the queue with the prefix of its router, which has no public name.
-        await self._broker.publish(again, subscriber._queue_obj.name)  # noqa: SLF001
+        await self._broker.publish(again, subscriber._queue_obj.name)  # noqa: SLF001 (there is no public attribute)
         await message.ack()
         return True
 

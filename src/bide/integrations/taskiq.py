@@ -192,7 +192,7 @@ class KeyedScheduleSource(ScheduleSource):
 
 
 def _span(label: Any) -> timedelta:
-    """The delay in a label. A negative one is over."""
+    """The delay in a label. A negative delay counts as zero."""
     try:
         return max(timedelta(seconds=float(label)), timedelta(0))
     except (TypeError, ValueError, OverflowError):

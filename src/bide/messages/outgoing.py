@@ -12,30 +12,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from bide.durations import DelayLike, DueTimeLike
 
 
-# Not frozen: creating a frozen instance takes five times as long, and bulk publishing creates millions.
+# None is frozen: creating a frozen instance takes five times as long, and bulk publishing creates millions.
 @dataclass(slots=True)
-class OutgoingMessage:
-    """An outgoing message: the parameters of :meth:`bide.Client.publish`, as a value for ``publish_many``.
-
-    The publisher reads it when it takes it from the iterable. Do not change it after that.
-
-    Args:
-        body: bytes, or text that is sent as UTF-8.
-        json: instead of a body, any value that serialises as JSON.
-        to: the target queue.
-        exchange: instead of a queue, the target exchange; used with ``routing_key``.
-        delay: the minimum time until delivery, from now on; rounded up to the infrastructure's resolution.
-        deliver_at: instead of a delay, the due time with a time zone. A due time in the past means delivery at once.
-        isolated: reach the queue through its own release queue (one more hop), so that no other messages wait if the
-            queue refuses a message. Exchanges always have their own. Applies to delayed messages only.
-        mandatory: raise an error for an undelayed message that no queue takes, instead of dropping it.
-        message_id: the message id; None generates one.
-        timestamp: an aware ``datetime``, sent in whole seconds.
-        persistent: survive a restart of the broker in classic queues (quorum queues always persist messages).
-        priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
-        expiration: how long the message stays valid in its queue. A delayed message carries it in a header; see
-            :attr:`bide.Message.expired`.
-    """
+class MessageFields:
+    """The fields of :class:`OutgoingMessage` that a schedule has too. The subclasses document them."""
 
     body: bytes | str | None = None
     _: KW_ONLY
@@ -45,8 +25,6 @@ class OutgoingMessage:
     routing_key: str = ""
     delay: DelayLike | None = None
     deliver_at: DueTimeLike | None = None
-    isolated: bool = False
-    mandatory: bool = True
     headers: Mapping[str, Any] | None = None
     message_id: str | None = None
     correlation_id: str | None = None
@@ -60,6 +38,35 @@ class OutgoingMessage:
     persistent: bool = True
     priority: int | None = None
     expiration: DelayLike | None = None
+
+
+@dataclass(slots=True)
+class OutgoingMessage(MessageFields):
+    """An outgoing message: the parameters of :meth:`bide.Client.publish`, as a value for ``publish_many``.
+
+    The publisher reads it when it takes it from the iterable. Do not change it after that.
+
+    Args:
+        body: bytes, or text that is sent as UTF-8.
+        json: instead of a body, any value that serialises as JSON.
+        to: the target queue.
+        exchange: instead of a queue, the target exchange; used with ``routing_key``.
+        delay: the minimum time until delivery, from now on; rounded up to the infrastructure's resolution.
+        deliver_at: instead of a delay, the due time with a time zone. A due time in the past means delivery at once.
+        message_id: the message id; None generates one.
+        timestamp: an aware ``datetime``, sent in whole seconds.
+        persistent: survive a restart of the broker in classic queues (quorum queues always persist messages).
+        priority: 0 to 255. A delayed message carries it in a header, and bide's consumer restores it.
+        expiration: how long the message stays valid in its queue. A delayed message carries it in a header; see
+            :attr:`bide.Message.expired`.
+        isolated: reach the queue through its own release queue (one more hop), so that no other messages wait if the
+            queue refuses a message. Exchanges always have their own. Applies to delayed messages only.
+        mandatory: raise an error for an undelayed message that no queue takes, instead of dropping it.
+    """
+
+    _: KW_ONLY
+    isolated: bool = False
+    mandatory: bool = True
 
 
 _Fields = ParamSpec("_Fields")

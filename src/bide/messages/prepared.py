@@ -17,13 +17,13 @@ from bide.delay.protocol import (
     HEADER_PRIORITY,
     HEADER_SENT,
     DelayInfrastructure,
-    DelayRoute,
     ExchangeTarget,
     QueueTarget,
     Target,
     check_name,
 )
 from bide.delay.received import DEATH_HEADERS, OWN_PREFIX
+from bide.delay.routes import DelayRoute
 from bide.durations import DelayLike, format_delay, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import (
     InvalidDelayError,

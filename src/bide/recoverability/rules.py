@@ -38,7 +38,7 @@ class ExceptionRules:
                     raise InvalidInputError(
                         f"{kind.__qualname__} is in both {rules[kind]} and {name}: an exception has one rule"
                     )
-                rules[kind] = name  # type: ignore[assignment]
+                rules[kind] = name  # type: ignore[assignment]  # checked above
         return cls({**dict.fromkeys(NEVER_RETRIED, "never"), **rules})
 
     def of(self, error: BaseException) -> Rule | None:

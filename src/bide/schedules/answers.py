@@ -14,7 +14,8 @@ from bide.schedules.entries import ANSWER_OUTCOMES, ScheduleAnswer
 from bide.schedules.fields import RecordFields, read_head, write_head
 
 VERSION: Final = 1
-"""Of answers. It is independent of the version of records, because applications read answers and gates read records."""
+"""The version of answers. It is independent of the version of records, because
+applications read answers and gates read records."""
 
 
 def encode_answer(answer: ScheduleAnswer) -> bytes:

@@ -37,7 +37,7 @@ from bide.schedules.requests import RequestId
 VERSION: Final = 1
 
 MAX_ITEMS: Final = 10_000
-"""Items of a claim, and entries of a chunk."""
+"""The maximum number of items in a claim, and of entries in a chunk."""
 
 
 RESERVE: Final = 4_096
@@ -53,7 +53,7 @@ def encode(record: ScheduleRecord) -> bytes:
 
 
 def with_reserve(body: bytes) -> bytes:
-    """A record that the broker accepts only if it also accepts what gates make of it.
+    """Pad a record so that the broker accepts it only if it also accepts the records that gates make of it.
 
     A client does not know the largest message that the broker accepts. So a large record gets spaces, which do not
     change it. Otherwise a gate might have to carry a message that is too large for its snapshot.
@@ -281,7 +281,9 @@ def _claim_item(value: object) -> ClaimedOccurrence:
     )
     fields.end()
     if (item.next_nominal is None) != (item.next_due is None):
-        raise ScheduleRecordError("a claimed occurrence has half a following one: give both times or neither")
+        raise ScheduleRecordError(
+            "a claimed occurrence has only one time of the following one: give both times or neither"
+        )
     return item
 
 

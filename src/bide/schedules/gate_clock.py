@@ -14,7 +14,7 @@ HOLD: Final = 600_000
 
 @dataclass(slots=True)
 class GateClock:
-    """A clock that a wrong step does not make early.
+    """A clock that a wrong step of the wall clock does not set ahead.
 
     A step forward is believed when another gate's clock confirms it, or after ten minutes. Until then the time goes on
     from what it was before. A step back is believed at once: too late is better than too early. For ten minutes after

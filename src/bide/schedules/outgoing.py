@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 from bide.durations import DelayLike, DueTimeLike
+from bide.messages.outgoing import MessageFields
 from bide.schedules.requests import RequestId
 
 
 @dataclass(slots=True)
-class OutgoingSchedule:
+class OutgoingSchedule(MessageFields):
     """A schedule to be stored: the parameters of :meth:`bide.Client.schedule`, as a value.
 
     Args:
@@ -41,15 +40,8 @@ class OutgoingSchedule:
         expiration: how long the message stays valid in its queue, from its delivery on.
     """
 
-    body: bytes | str | None = None
     _: KW_ONLY
-    json: Any = None
     key: str
-    to: str | None = None
-    exchange: str | None = None
-    routing_key: str = ""
-    delay: DelayLike | None = None
-    deliver_at: DueTimeLike | None = None
     every: str | timedelta | None = None
     time_zone: str | None = None
     first_run: DueTimeLike | None = None
@@ -58,19 +50,6 @@ class OutgoingSchedule:
     catch_up: str = "last"
     if_absent: bool = False
     if_version: str | None = None
-    headers: Mapping[str, Any] | None = None
-    message_id: str | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    content_type: str | None = None
-    content_encoding: str | None = None
-    type: str | None = None
-    user_id: str | None = None
-    app_id: str | None = None
-    timestamp: datetime | None = None
-    persistent: bool = True
-    priority: int | None = None
-    expiration: DelayLike | None = None
 
 
 @dataclass(slots=True)

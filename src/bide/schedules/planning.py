@@ -34,7 +34,7 @@ def plan(one: WaitingSchedule, now: int) -> ClaimedOccurrence:
 
 
 def _wanted(one: WaitingSchedule, recurrence: Recurrence, now: int) -> int | None:
-    """The run that is to be next: this one, or a later one."""
+    """The run to deliver next: this one, or a later one; None if there is none."""
     if one.resumed_at is not None and one.due < one.resumed_at:
         return recurrence.after(one.resumed_at - 1)
     if recurrence.catch_up == "all" or now - one.due <= MISSED_AFTER:

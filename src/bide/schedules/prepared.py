@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from bide.errors import (
     InvalidRecurrenceError,
     UnsupportedTargetError,
 )
-from bide.messages.outgoing import OutgoingMessage
+from bide.messages.outgoing import MessageFields, OutgoingMessage
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.schedules.fields import MAX_NAME
 from bide.schedules.message import ScheduledMessage
@@ -26,27 +26,7 @@ from bide.schedules.records import AddSchedule, ScheduleFilter
 from bide.schedules.recurrence import Recurrence
 from bide.schedules.requests import RequestId
 
-_MESSAGE_FIELDS: Final = (
-    "body",
-    "json",
-    "to",
-    "exchange",
-    "routing_key",
-    "headers",
-    "message_id",
-    "correlation_id",
-    "reply_to",
-    "content_type",
-    "content_encoding",
-    "type",
-    "user_id",
-    "app_id",
-    "timestamp",
-    "persistent",
-    "priority",
-    "expiration",
-)
-"""What a schedule and a message share."""
+_MESSAGE_FIELDS: Final = tuple(one.name for one in fields(MessageFields) if one.name not in ("delay", "deliver_at"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +105,8 @@ def check_schedule(outgoing: OutgoingSchedule, now: datetime) -> PreparedSchedul
             "deliver_at= and every="
         )
     # With a delay of zero, the rules for the headers of delayed messages apply.
-    fields: dict[str, Any] = {name: getattr(outgoing, name) for name in _MESSAGE_FIELDS}
-    message = check_message(OutgoingMessage(**fields, delay=timedelta(0)))
+    message_fields: dict[str, Any] = {name: getattr(outgoing, name) for name in _MESSAGE_FIELDS}
+    message = check_message(OutgoingMessage(**message_fields, delay=timedelta(0)))
     if ScheduleNames().owns(str(outgoing.to or outgoing.exchange)):
         raise UnsupportedTargetError(
             f"the target '{message.target}' is a part of the schedule log itself, and gates deliver nothing there: "

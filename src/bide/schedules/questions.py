@@ -30,8 +30,8 @@ MAX_PAGE: Final = 1_000
 """Schedules on a page."""
 
 PAGE_BYTES: Final = 4_000_000
-"""Bytes of messages in an answer, but for a first message that is larger. Two messages of the largest size would exceed
-the limit of the broker."""
+"""Bytes of messages in an answer. A first message may be larger. Two messages of the largest size would
+exceed the limit of the broker."""
 
 NO_MESSAGE: Final = ScheduledMessage(bytes(2), b"")
 """Stands for a message that was left out: no properties and no body."""

@@ -19,8 +19,8 @@ from bide.schedules.state import LogPosition, ScheduleMemory
 
 CHUNK_ENTRIES: Final = 500
 CHUNK_BYTES: Final = 500_000
-"""A chunk has no more of either, but for a single entry that is larger: a message may be nearly as large as the broker
-accepts. The bytes are estimated; JSON takes up to six times as many for some characters."""
+"""The limits of a chunk. A single entry may be larger: a message may be nearly as large as the broker accepts. The
+bytes are estimated: JSON takes up to six times as many for some characters."""
 
 _ENTRY_BYTES: Final = 200
 _RANGE_BYTES: Final = 30
@@ -107,8 +107,8 @@ class SnapshotSearch:
     def result(self) -> ScheduleMemory | None:
         """The state of the latest complete snapshot; None if there is none.
 
-        Fold the records behind its position, starting with a look at the record at its offset: where retention has
-        removed that one, the snapshot is of no use.
+        Check that the record at its offset is still in the log, and fold the records after it. Without that record,
+        later ones may be missing too, and the snapshot cannot be used.
         """
         if self._found is None:
             return None

@@ -163,7 +163,7 @@ class ScheduleMemory:
     def entries(self) -> Iterator[StateEntry]:
         """Everything, in an order that depends on the state alone."""
         tables: Iterable[dict[str, StateEntry]] = (
-            self._sessions,  # type: ignore[assignment]
+            self._sessions,  # type: ignore[assignment]  # dict is invariant
             self._answers,
             self._finished,
             self._under_way,

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from bide.errors import InvalidInputError
-from bide.streams.log import OffsetRange
+from bide.streams.range_reader import OffsetRange
 
 VERSION: Final = 1
 

@@ -302,7 +302,7 @@ def _values(name: str, column: pa.Array) -> list[Any]:
 def _read(column: pa.Array) -> list[Any]:
     """The values of a column; one that Python cannot represent is replaced by its error."""
     try:
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     except (ValueError, OverflowError):
         return [_read_one(scalar) for scalar in column]
 

@@ -20,7 +20,8 @@ from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema
 from bide.spark.offsets import Document, begin_of, document, limited, positions_of, split
 from bide.spark.read_options import Position, Positions, ReadOptions
-from bide.streams.log import Address, OffsetRange, StreamLogs, read_range
+from bide.streams.log import Address, StreamLogs
+from bide.streams.range_reader import OffsetRange, read_range
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -183,16 +184,16 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except InvalidOptionError:
             return {}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
         """The option ``maxOffsetsPerTrigger``."""
         most = self._streams.options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
         """Limit the query to the messages that the streams have now."""
         self._target = self._ends()
 
-    def latestOffset(  # noqa: N802
+    def latestOffset(  # noqa: N802 (Spark's name)
         self, start: Mapping[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> Document:
         """The end of the next batch. PySpark before 4.2 passes no arguments.
@@ -270,7 +271,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             restarts = True
         return restarts
 
-    def reportLatestOffset(self) -> Document | None:  # noqa: N802
+    def reportLatestOffset(self) -> Document | None:  # noqa: N802 (Spark's name)
         """The ends of the streams, for the progress that Spark reports."""
         return None if self._latest is None else document(self._latest)
 

@@ -138,7 +138,7 @@ def audit(
 def with_command_options(text: str) -> str:
     """Replace the options of the data source in the advice of an error by those of this command."""
     from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
-    from bide.streams.log import WAY_OUT_OF_GAP
+    from bide.streams.range_reader import WAY_OUT_OF_GAP
 
     take_back = f"{TAKE_BACK} (below _checkpoint)"
     for theirs, own in (

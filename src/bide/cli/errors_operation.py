@@ -1,0 +1,163 @@
+"""Operations of ``bide errors`` on chosen messages: options, confirmation, run and result."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from bide.cli import errors_view as view
+from bide.cli.continuation import command, rest_of
+from bide.cli.output import echo, progress_bar
+from bide.cli.running import confirm, run_async
+from bide.cli.settings import Settings, json_option
+from bide.runtime.wording import quantity
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from bide.error_queues import ErrorQueue, OperationResult, Selection, Summary
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationOptions:
+    """The common options of commands that retry, archive or discard messages."""
+
+    everything: bool
+    dry_run: bool
+    yes: bool
+    no_audit: bool
+    as_json: bool
+
+
+def operation_options(verb: str) -> Callable[[_Decorated], _Decorated]:
+    """Add the options of :class:`OperationOptions`, and pass them as the argument ``options``."""
+
+    def decorate(command: _Decorated) -> _Decorated:
+        @wraps(command)
+        def wrapper(
+            *args: Any, everything: bool, dry_run: bool, yes: bool, no_audit: bool, as_json: bool, **kwargs: Any
+        ) -> Any:
+            options = OperationOptions(
+                everything=everything, dry_run=dry_run, yes=yes, no_audit=no_audit, as_json=as_json
+            )
+            return command(*args, options=options, **kwargs)
+
+        wrapped: Any = wrapper
+        for option in (
+            json_option("the result"),
+            click.option("--no-audit", is_flag=True, help="Write no record to the stream bide.audit."),
+            click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
+            click.option("--dry-run", is_flag=True, help=f"Only count the messages that would be {verb}."),
+            click.option("--all", "everything", is_flag=True, help="Choose all messages of the queue."),
+        ):
+            wrapped = option(wrapped)
+        return wrapped  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def run_operation(
+    settings: Settings,
+    queue: str,
+    selection: Selection,
+    act: Callable[[ErrorQueue, Any], Awaitable[OperationResult]],
+    verb: str,
+    *,
+    options: OperationOptions,
+    always_ask: bool = False,
+    counted: str | None = None,
+    over: timedelta | None = None,
+    targets: view.Targets | None = None,
+) -> int:
+    """Count the messages, ask for confirmation if needed, run the operation and print its result.
+
+    Returns:
+        The exit code: 1 if a chosen message stays.
+    """
+    if selection.everything != options.everything:
+        raise click.UsageError(
+            "--all chooses every message: leave out ids and conditions"
+            if options.everything
+            else "no messages are chosen: give ids or conditions, or --all"
+        )
+    ask = (options.everything or always_ask) and not options.yes and not options.dry_run
+    if ask and not sys.stdin.isatty():
+        raise click.UsageError("standard input has no answer to the question: give --yes to skip it")
+
+    async def summarize() -> Summary:
+        async with open_error_queue(settings, counted or queue) as error_queue:
+            return await error_queue.summary(selection)
+
+    async def work() -> OperationResult:
+        async with open_error_queue(settings, queue, audit=not options.no_audit) as error_queue:
+            with progress_bar(verb) as progress:
+                try:
+                    return await act(error_queue, progress)
+                except asyncio.CancelledError:
+                    interrupted.append(error_queue.interrupted)
+                    raise
+
+    interrupted: list[OperationResult | None] = []
+    if options.dry_run or ask or (targets is not None and not options.yes and not options.as_json):
+        summary = run_async(summarize())
+        if options.dry_run:
+            view.write_count(summary, verb, targets, as_json=options.as_json)
+            return 0
+        what = f"{quantity(summary.total, 'message')} of {counted or queue}"
+        where = "" if targets is None else f": {targets.describe(summary)}"
+        if ask:
+            confirm(f"{what} will be {verb}{where}: go on?")
+        elif summary.total:
+            echo(f"bide: {what}{where}", err=True)
+    try:
+        moved = run_async(work())
+    except (KeyboardInterrupt, SystemExit):
+        if interrupted and interrupted[0] is not None:
+            _print_continuation(
+                settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=options.as_json
+            )
+        raise
+    view.write_moved(moved, verb, as_json=options.as_json)
+    for reason, number in moved.kept.items():
+        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {reason}", err=True)
+    for one in moved.missing:
+        echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
+    return 1 if moved.kept or moved.missing else 0
+
+
+def _print_continuation(
+    settings: Settings,
+    moved: OperationResult,
+    queue: str,
+    selection: Selection,
+    verb: str,
+    *,
+    over: timedelta | None,
+    as_json: bool,
+) -> None:
+    """Print what was done before an interruption, and the command for the rest."""
+    changed = {}
+    if over and moved.left is not None:
+        total = moved.done + sum(moved.kept.values()) + moved.left
+        changed["--over"] = rest_of(over, left=moved.left, total=total)
+    again = command(settings.arguments, changed=changed, without=selection.ids - set(moved.missing))
+    view.write_interrupted(moved, verb, queue, again, paced=bool(over), as_json=as_json)
+
+
+@asynccontextmanager
+async def open_error_queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
+    """Connect to the broker of the settings, for an error queue."""
+    from bide.client.client import connect
+    from bide.error_queues import ErrorQueue
+
+    async with connect(settings.broker_url()) as client:
+        yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)
