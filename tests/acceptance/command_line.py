@@ -1,8 +1,7 @@
 """The command line in processes that fork from one that has imported bide.
 
-A Python that imports bide takes up to half a second of processor time, and a fork takes some milliseconds: if garbage
-collection leaves out what was imported, and if the fork ends without clearing it. Both would copy all of it first, which
-takes as long as to import it.
+A Python that imports bide takes up to half a second of processor time. A fork takes 20 ms, because it neither looks at
+the imported objects for garbage nor clears them at its end: both would copy them first, which takes 0.4 s.
 """
 
 from __future__ import annotations
@@ -156,10 +155,10 @@ if __name__ == "__main__":
     if _serve(socket.socket(fileno=int(sys.argv[1]))):
         from bide.cli import main
 
+        code = 0
         try:
             main()
         except SystemExit as end:
-            assert isinstance(end.code, int)
-            code = end.code
+            code = int(end.code or 0)
         # Not above, where the exception would keep what the command left open.
         _end(code)

@@ -163,7 +163,7 @@ async def migrated(vhost: Vhost, source: str, target: str) -> None:
 async def test_messages_keep_their_due_times_between_every_pair_of_layouts(
     source: str, steps: tuple[int, ...], broker: LocalBroker
 ) -> None:
-    """Nothing is lost, early, repeated or changed. Short runs have each layout twice as the source and as the target."""
+    """Nothing is lost, early, repeated or changed; short runs have each layout as source and target twice."""
     names = [*LAYOUTS]
     pairs = [(source, names[(names.index(source) + step) % len(names)]) for step in steps]
     vhosts = []
