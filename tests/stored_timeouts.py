@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -65,9 +65,24 @@ class Store:
 
     def count(self, endpoint: str) -> int:
         """The number of rows in the table of an endpoint."""
-        quote = '"' if self.server.scheme == "postgresql" else "`"
-        ((number,),) = self.server.execute(self.url, f"SELECT COUNT(*) FROM {quote}{endpoint}TimeoutData{quote}")
-        return int(number)
+        with self.counting(endpoint) as count:
+            return count()
+
+    @contextmanager
+    def counting(self, endpoint: str) -> Iterator[Callable[[], int]]:
+        """A function that returns the present number of rows in the table of an endpoint, over one connection."""
+        statement = self.statement(f'SELECT COUNT(*) FROM "{endpoint}TimeoutData"')
+        with closing(self.server.connect(self.url)) as connection:
+
+            def count() -> int:
+                cursor = connection.cursor()
+                cursor.execute(statement)
+                ((number,),) = cursor.fetchall()
+                # Otherwise MariaDB would give the same number until the end of the transaction.
+                connection.commit()
+                return int(number)
+
+            yield count
 
     def stored(self, endpoint: str) -> set[str]:
         """The ids in the table of an endpoint."""

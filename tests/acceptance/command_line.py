@@ -1,11 +1,13 @@
 """The command line in processes that fork from one that has imported bide.
 
-A Python that imports bide takes up to half a second of processor time, and a fork takes some milliseconds.
+A Python that imports bide takes up to half a second of processor time. A fork takes 20 ms, because it neither looks at
+the imported objects for garbage nor clears them at its end: both would copy them first, which takes 0.4 s.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -103,6 +105,8 @@ def _import_commands() -> None:
     for module in pkgutil.walk_packages(bide.__path__, "bide."):
         if not module.name.startswith(_NOT_IMPORTED):
             importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()
 
 
 def _become_command(files: Sequence[int]) -> None:
@@ -117,6 +121,17 @@ def _become_command(files: Sequence[int]) -> None:
     time.tzset()
     os.chdir(folder)
     sys.argv = ["bide", *arguments]
+
+
+def _end(code: int) -> None:
+    """Do what Python does at its end, except for clearing the modules."""
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads
+    atexit._run_exitfuncs()
+    # What the command left open is an error, as usual.
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _serve(requests: socket.socket) -> bool:
@@ -140,4 +155,10 @@ if __name__ == "__main__":
     if _serve(socket.socket(fileno=int(sys.argv[1]))):
         from bide.cli import main
 
-        main()
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        # Not above, where the exception would keep what the command left open.
+        _end(code)

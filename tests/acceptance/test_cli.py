@@ -298,12 +298,10 @@ def test_every_command_and_option_has_a_help_text(name: str, command: click.Comm
         assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
 
 
-@pytest.mark.parametrize(
-    "name", ["bide.cli.errors", "bide.client.consumer", "bide.delay.cascade", "httpx2", "importlib.metadata", "rich"]
-)
-def test_send_imports_only_what_it_uses(program: Program, name: str) -> None:
+def test_send_imports_only_what_it_uses(program: Program) -> None:
     done = program.run("send", "x", "--to", "missing", PYTHONPROFILEIMPORTTIME="1")
     imported = {line.rpartition(b"|")[2].strip().decode() for line in done.stderr.splitlines()}
     assert b"no queue takes the message" in done.stderr, "it asked the broker"
     assert "bide.client.publisher" in imported
-    assert name not in imported
+    unused = {"bide.cli.errors", "bide.client.consumer", "bide.delay.cascade", "httpx2", "importlib.metadata", "rich"}
+    assert not imported & unused

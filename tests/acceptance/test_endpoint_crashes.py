@@ -22,6 +22,7 @@ from bide.error_queues import ErrorQueue
 from bide.topology import Queue
 from tests.acceptance.crashing_endpoint import CLOCK, ERROR, POISON_AFTER, QUEUE
 from tests.support import Rabbitmq, flush_declarations
+from tests.timeouts import TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,13 @@ class EndpointProcess:
         """Kill it from outside."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(TIMEOUT)
 
     def stop(self) -> int:
         """Ask it to end, and return its exit code."""
         assert self._process is not None
         self._process.terminate()
-        return self._process.wait(40)
+        return self._process.wait(TIMEOUT)
 
 
 async def send(url: str) -> dict[str, str]:

@@ -75,7 +75,7 @@ def test_the_picture_of_a_delay_has_the_queues_of_its_route() -> None:
 def test_pip_installs_the_checkout(tmp_path: Path) -> None:
     """Without the index and the dependencies, which tests have installed already."""
     assert "`pip install .` in a checkout" in read(README)
-    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--target", str(tmp_path)]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--no-compile", "--quiet", "--target", str(tmp_path)]
     subprocess.run([sys.executable, "-m", "pip", "install", ".", *offline], cwd=ROOT, check=True, timeout=TIMEOUT)
     assert (tmp_path / "bide" / "__init__.py").is_file()
 
@@ -120,7 +120,7 @@ def test_the_readme_prints_what_it_shows(shell: Shell) -> None:
                 printed = shell.paste(command)
                 assert shape(printed) == shape(shown), printed
             serving.terminate()
-            assert serving.wait(30) == 0
+            assert serving.wait(TIMEOUT) == 0
         finally:
             serving.kill()
 
@@ -162,7 +162,7 @@ def test_the_programs_of_getting_started_print_what_it_shows(vhost: Vhost) -> No
             assert serving.stdout is not None
             assert serving.stdout.readline() == b"charging {'order': 7}\n"
             serving.terminate()
-            assert serving.wait(30) == 0
+            assert serving.wait(TIMEOUT) == 0
         finally:
             serving.kill()
 

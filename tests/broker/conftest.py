@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import timedelta
 
 import pytest
@@ -31,12 +32,9 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="module")
 def stock_dead_lettering(broker: LocalBroker) -> Iterator[None]:
     """Dead-letter workers that start while a module runs have RabbitMQ's defaults, and not those of private brokers."""
-    usual = {name: _setting(broker, name) for name in STOCK}
-    for name, value in STOCK.items():
-        broker.rabbitmqctl("eval", f"application:set_env(rabbit, {name}, {value}).")
+    usual = _configure(broker, STOCK)
     yield
-    for name, text in usual.items():
-        broker.rabbitmqctl("eval", f"application:set_env(rabbit, {name}, {text}).")
+    _configure(broker, usual)
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +86,14 @@ async def vhost_connection(vhost: Vhost) -> AsyncIterator[Connection]:
 @pytest.fixture
 def quick_redelivery(broker: LocalBroker) -> Iterator[None]:
     """Dead-letter workers that start now try again after one second rather than three minutes."""
-    usual = _setting(broker, _TIMEOUT)
-    broker.rabbitmqctl("eval", f"application:set_env(rabbit, {_TIMEOUT}, 1000).")
+    usual = _configure(broker, {_TIMEOUT: 1000})
     yield
-    broker.rabbitmqctl("eval", f"application:set_env(rabbit, {_TIMEOUT}, {usual}).")
+    _configure(broker, usual)
 
 
-def _setting(broker: LocalBroker, name: str) -> str:
-    return broker.rabbitmqctl("eval", f"{{ok, Value}} = application:get_env(rabbit, {name}), Value.").strip()
+def _configure(broker: LocalBroker, settings: Mapping[str, int]) -> dict[str, int]:
+    """Change settings of a running broker, and return what they were; a call takes a second of processor time."""
+    before = ", ".join(f"element(2, application:get_env(rabbit, {name}))" for name in settings)
+    changes = ", ".join(f"application:set_env(rabbit, {name}, {value})" for name, value in settings.items())
+    printed = broker.rabbitmqctl("eval", f"Before = {{{before}}}, {changes}, Before.")
+    return {name: int(value) for name, value in zip(settings, re.findall(r"\d+", printed), strict=True)}

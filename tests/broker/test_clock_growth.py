@@ -331,7 +331,7 @@ async def test_without_the_right_to_declare_the_error_names_the_command_to_run(
     async with bide.connect(modest_url, declare=declare) as modest:
         with pytest.raises(NotAppliedError, match="run 'bide delay apply'"):
             await modest.publish(b"", to="q", delay="10ms")
-        await install(connection, bide.Clock())
+        await install(connection, SMALL_CLOCK)
         await modest.publish(b"marked", to="q", delay="1.05s")
         (message,) = await receive(client, "q", 1)
         assert message.body == b"marked"

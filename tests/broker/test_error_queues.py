@@ -376,7 +376,7 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     for body in (b"r0", b"r1"):
         channel.basic_publish(shop, "order.created", body, pika.BasicProperties(headers={"tenant": 7}))
     for body in (b"r0", b"r1"):
-        for method, _properties, found in channel.consume(work, inactivity_timeout=10):
+        for method, _properties, found in channel.consume(work, inactivity_timeout=TIMEOUT):
             assert found == body
             channel.basic_reject(method.delivery_tag, requeue=False)
             break
