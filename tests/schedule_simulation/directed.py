@@ -1,4 +1,4 @@
-"""Histories that show one fault each, step by step: random ones are too unlikely to bring what these faults need."""
+"""Histories of chosen steps, each of which shows a fault that random histories do not show."""
 
 from __future__ import annotations
 
