@@ -178,6 +178,26 @@ class OldIndex(_Overtaken):
         return again
 
 
+class NewIndex(DirectedHistory):
+    """A gate without an index begins with a snapshot. ``stale-carry``: it never reads the schedule behind it."""
+
+    async def play(self) -> None:
+        leader, _ = await self.leader_and_other()
+        index, offset = self.partition(leader).index, self.last
+
+        def is_carried() -> bool:
+            uncarried = index.position.size - index.position.carried_size
+            return self.log.first_offset > offset and uncarried * 16 < SMALL.retention
+
+        await self.fill(is_carried)
+        await self.add("behind the snapshot", key=1, delay="40s")
+        new = self.start_gate(2)
+        before, self.gates = self.gates, [*self.gates, new]
+        await self.until(lambda: new.gate is not None and bool(new.gate.leads))
+        for one in before:
+            await self.stop(one)
+
+
 class StaleLeader(DirectedHistory):
     """A leader is frozen, and misses a cancel. The first records that it reads then ask to run the schedule at once.
 
@@ -229,5 +249,6 @@ DIRECTED: Final[dict[str, type[DirectedHistory]]] = {
     "no-count": OvertakenReader,
     "not-current": StaleLeader,
     "occurrence-by-key": SameMoment,
+    "stale-carry": NewIndex,
 }
 """The history that shows each of these faults."""

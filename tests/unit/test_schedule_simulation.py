@@ -31,7 +31,6 @@ SEEDS = {
     "repeats-forgotten": 4,
     "second-claim": 1,
     "sessions-not-carried": 347,
-    "stale-carry": 347,
     "stray-keys": 1,
     "ticks-race": 5,
     "trim-early": 72,
