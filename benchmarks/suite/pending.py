@@ -7,7 +7,7 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from benchmarks.suite.processor import largest_bytes, resident_bytes
 from benchmarks.suite.setup import TARGET, WINDOW
 from benchmarks.suite.task import Answer, Job
 from bide.client.client import Client, connect
+from bide.client.schedule_result import FilterResult
 from bide.schedules.outgoing import OutgoingSchedule
 from bide.topology import Queue, Topology
 
@@ -58,7 +59,8 @@ PENDINGS: Final = Measurement(
         f"first {_PAGE} schedules of a prefix, {_PAGES} times at random, from the question to the last view. *Rebuild* "
         "is the time from the start of a gate whose index was deleted until it has answered how many wait: it reads "
         f"the records themselves, because no snapshot is needed yet. *Cancel a tenth* cancels "
-        f"{_SCHEDULES // _GROUPS:,} of them by the prefix of their keys, from the call to the result with all keys."
+        f"{_SCHEDULES // _GROUPS:,} of them by the prefix of their keys, from the call to the result with all keys; "
+        "*move a tenth* moves as many to another time."
     ),
     cases=_cases,
     most_rounds=1,
@@ -97,7 +99,8 @@ async def pending(job: Job) -> Answer:
                 "rebuild_cpu": gate.processor_seconds,
                 "rebuild_memory": largest_bytes(gate.pid) / _MB,
             }
-            values["tenth"] = await _cancel_a_group(client, number)
+            values["move_tenth"] = await _change_a_group(client.move_scheduled(prefix="4:", delay="30h"), number)
+            values["tenth"] = await _change_a_group(client.cancel_scheduled(prefix="3:"), number)
             gate.stop()
     return Answer(values=values)
 
@@ -133,10 +136,10 @@ async def _pages(client: Client, number: int, pages: int) -> dict[str, float]:
     return {"page_p50": statistics.median(milliseconds), "page_max": max(milliseconds)}
 
 
-async def _cancel_a_group(client: Client, number: int) -> float:
+async def _change_a_group(change: Awaitable[FilterResult], number: int) -> float:
     start = time.perf_counter()
-    result = await client.cancel_scheduled(prefix="3:")
+    result = await change
     seconds = time.perf_counter() - start
-    if result.count != number // _GROUPS:
-        raise BenchmarkError(f"{result.count} schedules were cancelled")
+    if result.count != number // _GROUPS or len(result.keys) != result.count:
+        raise BenchmarkError(f"{result.count} schedules were changed, and {len(result.keys)} keys are in the result")
     return seconds

@@ -61,6 +61,7 @@ _ALL: Final = (
     Quantity("rebuild", "rebuild, s", 1),
     Quantity("rebuild_cpu", "rebuild gate CPU, s", 1),
     Quantity("rebuild_memory", "rebuild gate peak, MB"),
+    Quantity("move_tenth", "move a tenth, s", 2),
     Quantity("tenth", "cancel a tenth, s", 2),
     Quantity("header_bytes", "headers received, bytes"),
     Quantity("early", "early"),

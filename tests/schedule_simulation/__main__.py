@@ -6,7 +6,8 @@ import logging
 import sys
 import time
 
-from tests.schedule_simulation.simulation import Result, run
+from tests.schedule_simulation.directed import DIRECTED
+from tests.schedule_simulation.simulation import Result, Simulation, run
 
 _REPORT_EVERY = 60.0
 """Seconds."""
@@ -24,6 +25,7 @@ def main() -> int:
     else:
         logging.getLogger("bide").setLevel(logging.CRITICAL)
     fault = sys.argv[sys.argv.index("--fault") + 1] if "--fault" in sys.argv else None
+    kind = DIRECTED.get(fault or "", Simulation)
     first, started, total, bad = seed, time.monotonic(), Result(), 0
     reported = started
 
@@ -35,7 +37,7 @@ def main() -> int:
         )
 
     while total.schedules < wanted:
-        result = run(seed, operations, fault)
+        result = run(seed, operations, fault, kind=kind)
         total.schedules += result.schedules
         total.received += result.received
         total.records += result.records

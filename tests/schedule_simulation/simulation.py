@@ -23,7 +23,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import bide
@@ -102,13 +102,20 @@ class Simulation:
 
     Args:
         schedules: how many operations clients start, about.
+
+    Attributes:
+        small_logs: the part of the histories with a small log.
+        rest_within: seconds in which the work has to come to rest at the end.
     """
+
+    small_logs: ClassVar[float] = 0.15
+    rest_within: ClassVar[int] = 300
 
     def __init__(self, seed: int, schedules: int, folder: Path) -> None:
         self.seed = seed
         self.folder = folder
         self.rng = rng = random.Random(seed * 7 + 1)
-        self.is_small = rng.random() < 0.15
+        self.is_small = rng.random() < self.small_logs
         self.world = World(seed, SMALL if self.is_small else LARGE, self.on_turn)
         # In a small log, enough that retention takes its beginning, and slowly enough that answers are forgotten.
         # More would outgrow an eighth of its retention: no answer is forgotten while no gate runs.
@@ -385,7 +392,8 @@ class Simulation:
 
     # -- the history
 
-    async def main(self) -> None:
+    async def prepare(self) -> None:
+        """Declare the log and the targets."""
         world = self.world
         await world.prepare()
         await world.declare_target(Queue("open"))
@@ -394,6 +402,9 @@ class Simulation:
         await channel.declare_queue(Queue("slow", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}))
         await channel.declare_queue(Queue("foreign"))
         await channel.declare_queue(Queue("stuck", arguments={"x-max-length": 0, "x-overflow": "reject-publish"}))
+
+    async def main(self) -> None:
+        await self.prepare()
         self.gates = [self.start_gate(number) for number in range(self.rng.choice((1, 2, 3)))]
         self.clients = [self.start_client(number) for number in range(3)]
         self.is_calm = False
@@ -420,7 +431,7 @@ class Simulation:
                 self.gates[place] = self.start_gate(90 + place, None)
         await self.leave_one()
         async with bide.connect(world.network().url, declare=False, timeout="20s") as client:
-            for _ in range(60):
+            for _ in range(self.rest_within // 5):
                 await self.resume_all(client)
                 await asyncio.sleep(5)
                 if self.is_at_rest():
@@ -497,7 +508,7 @@ async def end_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
+def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type[Simulation] = Simulation) -> Result:
     """One history; what is wrong with it."""
     rng = random.Random(seed)
     append = ScheduleRequests.append
@@ -519,7 +530,7 @@ def run(seed: int, schedules: int = 150, fault: str | None = None) -> Result:
         stack.enter_context(patch.object(prepared, "_id_prefix", "0" * 20))
         stack.enter_context(patch.object(prepared, "_id_counter", count()))
         stack.enter_context(patch.object(ScheduleRequests, "append", noting))
-        simulation = Simulation(seed, schedules, Path(folder))
+        simulation = kind(seed, schedules, Path(folder))
         stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
         stack.enter_context(patch.object(bide.client.schedule_room, "TICKET_BYTES", TICKET))
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.schedule_simulation.directed import DIRECTED
 from tests.schedule_simulation.faults import FAULTS
 from tests.schedule_simulation.simulation import run
 
@@ -30,7 +31,6 @@ SEEDS = {
     "repeats-forgotten": 4,
     "second-claim": 1,
     "sessions-not-carried": 347,
-    "stale-carry": 347,
     "stray-keys": 1,
     "ticks-race": 5,
     "trim-early": 72,
@@ -39,6 +39,8 @@ SEEDS = {
 """A history that shows each fault. After a change of the simulation another seed may be the first: try them in turn."""
 
 QUICK = ("drop-fifth", "message-by-key", "no-read-back")
+
+QUICK_DIRECTED = ("occurrence-by-key",)
 
 SMALL_LOGS = (0, 347)
 """Histories in which retention takes the beginning of the log, and gates begin with snapshots. In the first one, it
@@ -72,6 +74,27 @@ def test_a_planted_fault_is_found(fault: str) -> None:
 @pytest.mark.parametrize("fault", sorted(SEEDS.keys() - set(QUICK)))
 def test_another_planted_fault_is_found(fault: str) -> None:
     check_fault(fault)
+
+
+def check_directed(fault: str) -> None:
+    assert run(1, kind=DIRECTED[fault]).problems == []
+    assert run(1, fault=fault, kind=DIRECTED[fault]).problems, FAULTS[fault]
+
+
+@pytest.mark.parametrize("fault", QUICK_DIRECTED)
+def test_a_planted_fault_is_found_in_its_own_history(fault: str) -> None:
+    check_directed(fault)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", sorted(DIRECTED.keys() - set(QUICK_DIRECTED)))
+def test_another_planted_fault_is_found_in_its_own_history(fault: str) -> None:
+    check_directed(fault)
+
+
+def test_a_history_is_known_for_each_planted_fault() -> None:
+    assert sorted([*SEEDS, *DIRECTED]) == sorted(FAULTS)
 
 
 @pytest.mark.long
