@@ -54,8 +54,8 @@ def check_targets(
     if plan.to_column is None:
         return {}
     queues = [one.queue for one in targets if one.queue is not None]
-    reasons: dict[str | None, str] = {**_refused(queues, plan, is_offline=is_offline)}
-    reasons[None] = f"the column {plan.to_column!r} is null"
+    reasons: dict[str | None, str] = {None: f"the column {plan.to_column!r} is null"}
+    reasons.update(_refused(queues, plan, is_offline=is_offline))
     refused = [one for one in targets if one.queue in reasons]
     if refused and plan.settings.rejects is None:
         shown = [
