@@ -14,7 +14,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go clean
+.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,13 @@ test-pyspark: setup java rabbitmq ## run tests of source, sink and registration 
 
 test-soak: setup ## cut connections in 200 bulk publishes, where `test` does so in a few (eleven minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 tests/faults/test_bulk_faults.py -k random_bytes
+
+test-moving: TIMEOUTS = 1000000
+test-moving: MESSAGES = 100000
+test-moving: KILLED = $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=36000 -m long
+test-moving: setup rabbitmq databases ## kill migrations of 1,000,000 stored timeouts and of 100,000 waiting messages (hours)
+	@BIDE_TEST_NUMBER=$(TIMEOUTS) $(KILLED) tests/acceptance/test_timeouts_cli.py
+	@BIDE_TEST_NUMBER=$(MESSAGES) $(KILLED) tests/acceptance/test_migration_cli.py tests/acceptance/test_schedule_transfer_cli.py
 
 soak: setup java ## kill Spark 500 times while it reads and writes (an hour; continues after an interruption; SOAK="--seconds 600")
 	@env -u BIDE_URL scripts/install-rabbitmq.sh

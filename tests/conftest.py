@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 _ROOT_VARIABLE = "BIDE_TEST_BROKER_ROOT"
 _HOME_VARIABLE = "BIDE_TEST_BROKER_HOME"
 
+_KEPT = {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE, "BIDE_WRITE_SNAPSHOT", "BIDE_SOAK", "BIDE_TEST_NUMBER"}
+
 # What the user has set for bide itself must not lead the tests to his broker.
 for _name in [name for name in os.environ if name.startswith("BIDE_")]:
-    if _name not in {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE, "BIDE_WRITE_SNAPSHOT", "BIDE_SOAK"}:
+    if _name not in _KEPT:
         del os.environ[_name]
 
 # A shell ignores Ctrl-C in what it runs in the background, and so would the programs that tests interrupt.
@@ -203,6 +205,13 @@ def vhost(broker: LocalBroker) -> Iterator[Vhost]:
     name = f"test-{next(_vhost_numbers)}"
     yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
     broker.delete_vhost(name)
+
+
+@pytest.fixture
+def installed_vhost() -> Iterator[Vhost]:
+    """A virtual host on another broker, of the installed release even if another one is under test."""
+    with Rabbitmq(chroot=None, home=None).start(ephemeral=True) as broker:
+        yield Vhost(name="test", url=broker.add_vhost("test"), broker=broker)
 
 
 @pytest.fixture

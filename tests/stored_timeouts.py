@@ -87,7 +87,7 @@ class Store:
     def stored(self, endpoint: str) -> set[str]:
         """The ids in the table of an endpoint."""
         quote = '"' if self.server.scheme == "postgresql" else "`"
-        rows = self.server.execute(self.url, f"SELECT * FROM {quote}{endpoint}TimeoutData{quote}")
+        rows = self.server.execute(self.url, f"SELECT {quote}Id{quote} FROM {quote}{endpoint}TimeoutData{quote}")
         return {str(row[0]) for row in rows}
 
 

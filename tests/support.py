@@ -15,6 +15,9 @@ from tests.timeouts import TIMEOUT
 SOAK = os.environ.get("BIDE_SOAK", "") not in ("", "0")
 """Whether the tests that repeat a fault should do so for minutes."""
 
+NUMBER = int(os.environ.get("BIDE_TEST_NUMBER", "0"))
+"""Messages in the long tests that kill migrations (``make test-moving``); 0 for the numbers of the tests."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vhost:

@@ -8,7 +8,6 @@ import shlex
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,7 @@ from bide.local_broker import LocalBroker
 from bide.migration import Migration
 from bide.topology import Queue, Topology
 from tests.acceptance.test_cli import Program
-from tests.support import Vhost
+from tests.support import NUMBER, Vhost
 from tests.timeouts import TIMEOUT
 
 SOURCE = bide.NServiceBus(version=1, routing="direct")
@@ -91,9 +90,11 @@ async def run_until(
 ) -> tuple[int, str, str]:
     """Run the command, and send it a signal once fewer messages are left."""
     process = program.start(*case.command, "--json")
-    deadline = time.monotonic() + TIMEOUT
-    while await waiting(vhost, case.source) > left:
+    last, deadline = 0, time.monotonic() + TIMEOUT
+    while (now := await waiting(vhost, case.source)) > left:
         assert process.poll() is None, process.communicate()
+        if now != last:
+            last, deadline = now, time.monotonic() + TIMEOUT
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
     process.send_signal(number)
@@ -116,14 +117,48 @@ async def collect(url: str, number: int) -> list[bide.Message]:
     return found
 
 
-LONG = [pytest.mark.long, pytest.mark.timeout(900)]
+async def check_killed_twice(
+    program: Program, old: Vhost, new: Vhost, case: Case, number: int, delays: tuple[float, float]
+) -> str:
+    """Move messages in three runs, two of which are killed, and return what was counted."""
+    due = await fill(old.url, number, delays, case.source)
+    for left in (number * 4 // 5, number // 2):
+        code, _, _ = await run_until(program, old, left, signal.SIGKILL, case)
+        assert code == -signal.SIGKILL
+    before, begun = await waiting(old, case.source), time.monotonic()
+    process = program.start(*case.command, "--json")
+    out, err = await asyncio.to_thread(process.communicate, timeout=max(TIMEOUT, number / 50))
+    seconds = time.monotonic() - begun
+    assert process.returncode == 0, err
+    result: dict[str, Any] = json.loads(out)
+    assert (result["left"], result["set_aside"], result["finished"]) == ({}, {}, True)
+    assert sum(result["taken"].values()) == result["moved"]
+    messages = await collect(new.url, number)
+    assert {int(one.body) for one in messages} == set(range(number))
+    assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
+    repeated = len(messages) - number
+    assert repeated <= 2 * IN_FLIGHT
+    late = sorted((one.received_at - due[int(one.body)]).total_seconds() for one in messages)
+    return (
+        f"\n{number} messages, two kills: none lost or early, {repeated} came twice, {result['redelivered']} "
+        f"redelivered to the last run, which moved {before} in {seconds:.1f} s ({before / seconds:.0f}/s); late by "
+        f"{late[len(late) // 2]:.1f} s (median), {late[-1]:.1f} s (at most)\n"
+    )
+
+
+LONG_NUMBER = NUMBER or 20_000
+LONG = [pytest.mark.long, pytest.mark.timeout(max(900, LONG_NUMBER // 50))]
+LONG_DELAYS = (max(80, LONG_NUMBER // 300), max(120, LONG_NUMBER // 220))
 
 
 @pytest.mark.parametrize(
     ("case", "number", "delays"),
     [
         pytest.param(V1_TO_CLOCK, 2000, (20, 35), marks=pytest.mark.slow, id="v1 to clock, 2000"),
-        *(pytest.param(case, 20_000, (80, 120), marks=LONG, id=f"{name}, 20000") for name, case in CASES.items()),
+        *(
+            pytest.param(case, LONG_NUMBER, LONG_DELAYS, marks=LONG, id=f"{name}, {LONG_NUMBER}")
+            for name, case in CASES.items()
+        ),
     ],
 )
 async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
@@ -134,27 +169,24 @@ async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
     delays: tuple[float, float],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    due = await fill(vhost.url, number, delays, case.source)
-    for left in (number * 4 // 5, number // 2):
-        code, _, _ = await run_until(program, vhost, left, signal.SIGKILL, case)
-        assert code == -signal.SIGKILL
-    before, begun = await waiting(vhost, case.source), time.monotonic()
-    done = await asyncio.to_thread(program.run, *case.command, "--json")
-    seconds = time.monotonic() - begun
-    assert done.returncode == 0, done.stderr.decode()
-    result: dict[str, Any] = json.loads(done.stdout)
-    assert (result["left"], result["set_aside"], result["finished"]) == ({}, {}, True)
-    assert sum(result["taken"].values()) == result["moved"]
-    messages = await collect(vhost.url, number)
-    assert {int(one.body) for one in messages} == set(range(number))
-    assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
-    repeated = sum(Counter(one.body for one in messages).values()) - number
-    assert repeated <= 2 * IN_FLIGHT
+    counted = await check_killed_twice(program, vhost, vhost, case, number, delays)
     with capsys.disabled():
-        sys.stdout.write(
-            f"\n{number} messages, two kills: {repeated} came twice, {result['redelivered']} redelivered to the last "
-            f"run, which moved {before} in {seconds:.1f} s ({before / seconds:.0f}/s)\n"
-        )
+        sys.stdout.write(counted)
+
+
+@pytest.mark.parametrize("number", [pytest.param(LONG_NUMBER, marks=LONG)])
+async def test_a_transfer_to_another_broker_killed_twice_loses_nothing_and_nothing_is_early(
+    vhost: Vhost, installed_vhost: Vhost, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the installed release to the one under test."""
+    async with bide.connect(vhost.url) as client:
+        await client.declare(Topology(queues=[Queue.quorum("orders")]))
+    source = bide.NServiceBus(routing="direct")
+    layouts = ("--from-layout", "nservicebus", "--from-routing", "direct", *COMMAND[6:])
+    case = Case(source, ("delay", "transfer", "--to-url", vhost.url, *layouts))
+    counted = await check_killed_twice(Program(installed_vhost), installed_vhost, vhost, case, number, LONG_DELAYS)
+    with capsys.disabled():
+        sys.stdout.write(f"\nfrom {installed_vhost.broker.release} to {vhost.broker.release}:{counted}")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import bide
+from bide.amqp import exposure
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TimeoutStoreError
 from bide.schedules.names import ScheduleNames
@@ -22,6 +24,7 @@ from bide.timeouts import (
 )
 from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
+from bide.timeouts.preview import UNREADABLE_TIME
 from bide.timeouts.runs import Runs
 from bide.timeouts.tables import find_tables, mapped_table
 from bide.topology import Queue, Topology
@@ -115,6 +118,57 @@ async def test_what_cannot_be_sent_is_left_and_named(vhost: Vhost, store: Store)
         assert status.endpoints[0].left == done.left
         # The next run finds them again.
         assert (await TimeoutMigration(store.url, vhost.url, infrastructure).run()).left == done.left
+
+
+async def test_a_date_that_the_server_cannot_calculate_with_is_left_and_named(vhost: Vhost, store: Store) -> None:
+    """MariaDB allows dates with a month or day of zero by default."""
+    infrastructure = bide.NServiceBus(routing="direct")
+    store.create("Sales")
+    odd = ["2026-00-10", "2026-01-00", "0000-00-00"] if store.server.scheme == "mysql" else ["-infinity", "infinity"]
+    async with endpoints(vhost, infrastructure, "Sales") as client:
+        good = store.add("Sales", *[("Sales", later(hours=1), {}, b"x") for _ in odd])
+        bad = store.add("Sales", *[("Sales", later(seconds=-1), {}, b"x") for _ in odd])
+        statement = 'UPDATE "SalesTimeoutData" SET "Time" = %s WHERE "Id" = %s'
+        store.server.execute(store.url, store.statement(statement), list(zip(odd, bad, strict=True)))
+        (preview,) = await preview_timeouts(store.url, vhost.url, infrastructure)
+        assert (preview.count, preview.problems) == (len(good), {UNREADABLE_TIME: len(bad)})
+        for past in ("leave", "send"):
+            done = await TimeoutMigration(store.url, vhost.url, infrastructure, past=past).run()
+            assert (done.left, done.is_finished) == ({UNREADABLE_TIME: len(bad)}, True)
+            assert store.stored("Sales") == set(bad)
+        store.add("Sales", ("Sales", later(seconds=-1), {}, b"due"))
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, infrastructure, "Sales", allow=["Sales"])
+        running = asyncio.create_task(dispatcher.run())
+        (message,) = await receive(client, "Sales", 1)
+        assert message.body == b"due"
+        dispatcher.stop()
+        assert (await running).sent == 1
+        assert store.stored("Sales") == set(bad)
+
+
+async def test_a_password_that_can_be_read_on_the_network_causes_a_warning(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if store.server.scheme == "mysql":
+        store.server.execute(store.url, "CREATE OR REPLACE USER ana@localhost IDENTIFIED BY 'secret'")
+        store.server.execute(store.url, "GRANT ALL ON *.* TO ana@localhost")
+        url, option = store.url.replace("root@", "ana:secret@"), "ssl_ca"
+    else:
+        store.server.execute(store.url, "CREATE ROLE ana LOGIN SUPERUSER")
+        url, option = store.url.replace("bide@", "ana:secret@"), "sslmode"
+    monkeypatch.setattr(exposure, "_warned", set())
+    Database(url).close()
+    assert caplog.messages == []
+    # A test has no other machine.
+    monkeypatch.setattr(exposure, "_is_remote", lambda _peer, _own: True)
+    Database(store.url).close()
+    assert caplog.messages == [], "this user has no password"
+    for _ in range(2):
+        Database(url).close()
+    (text,) = caplog.messages
+    assert "the user 'ana' logs in to the database at 127.0.0.1:" in text
+    assert option in text
+    assert "secret" not in text
 
 
 async def test_past_due_timeouts_are_sent_only_if_asked_for(vhost: Vhost, store: Store) -> None:

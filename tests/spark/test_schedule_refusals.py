@@ -109,7 +109,7 @@ def test_a_failed_task_is_not_bad_usage(spark: SparkSession, broken: DataFrame, 
     with pytest.raises(
         BideError, match="the column headers holds a value that cannot be sent: text that is no"
     ) as caught:
-        _send(broken, plan, found, Ledger(str(tmp_path / "ledger")), NOW, part_rows=10, as_json=True)
+        _send(broken, plan, found, [], Ledger(str(tmp_path / "ledger")), NOW, part_rows=10, as_json=True)
     assert not isinstance(caught.value, InvalidInputError)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bide.amqp.exposure import warn_about_database
 from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import InvalidInputError, TimeoutStoreError
 from bide.timeouts.dialects import MySql, PostgreSql, dialect_of
@@ -124,6 +126,25 @@ def test_a_url_that_cannot_be_read_is_refused_without_showing_it(url: str) -> No
     with pytest.raises(InvalidInputError) as error:
         dialect_of(url).connect(url)
     assert "secret" not in "".join(traceback.format_exception(error.value))
+
+
+@pytest.mark.parametrize("scheme", ["mssql", "mssql+pyodbc", "sqlserver", "oracle", "oracle+oracledb"])
+def test_a_server_that_is_not_supported_is_named_with_the_way_out(scheme: str) -> None:
+    with pytest.raises(InvalidInputError) as error:
+        dialect_of(f"{scheme}://u:secret@h/d")
+    text = str(error.value)
+    assert "SQL Server and Oracle are not supported" in text
+    assert "bide pipeline schedule FILE --to-column Destination" in text
+    assert "secret" not in text
+
+
+def test_a_local_database_does_not_cause_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = socket.socketpair()
+    with first, second:
+        warn_about_database("ana", first, "use TLS")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        warn_about_database("ana", client, "use TLS")
+    assert caplog.messages == []
 
 
 def test_a_missing_certificate_file_is_bad_usage() -> None:

@@ -65,6 +65,24 @@ def warn_about_http(base: str, user: str, socket: SocketAddresses) -> None:
         )
 
 
+def warn_about_database(user: str, socket: SocketAddresses, way_out: str) -> None:
+    """Warn, once per process and address, if the password for a database can be read on the network.
+
+    Args:
+        user: the user whose password is sent.
+        socket: a socket connected to the database without TLS.
+        way_out: how to use TLS, as the end of a sentence.
+    """
+    addresses = _addresses(socket)
+    # The addresses of a Unix socket are texts.
+    if addresses is not None and not isinstance(addresses[0], str) and _is_remote(*addresses):
+        host, port = addresses[0][:2]
+        _warn_once(
+            f"the user {user!r} logs in to the database at {host}:{port} without TLS, so the rows and, with some "
+            f"methods, the password can be read on the network: {way_out}"
+        )
+
+
 def _addresses(socket: SocketAddresses) -> tuple[Any, Any] | None:
     """The remote and the local address, or None if the peer has closed the connection already."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,12 +19,12 @@ from bide.durations import format_delay, from_microseconds, parse_delay, to_micr
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
-from bide.messages.prepared import checked_headers
 from bide.runtime.bounded_cache import BoundedCache
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
 from bide.spark.column_checks import are_keys, fits, has_no_empty_text, is_between, is_text
+from bide.spark.header_values import are_headers, headers_from_entries, is_header_name, stored_headers
 from bide.spark.request_ids import request_ids
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -62,12 +61,14 @@ class Rows:
         constants: fields that all messages have in common, by the names of :class:`bide.OutgoingMessage`.
         infrastructure: the delay infrastructure.
         required: columns that must not be null.
+        refused: queues that the column ``queue`` must not name, with the reasons.
     """
 
     columns: tuple[str, ...]
     constants: Mapping[str, Any]
     infrastructure: DelayInfrastructure
     required: tuple[str, ...] = ("value",)
+    refused: Mapping[str, str] = field(default_factory=dict)
     _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
     _valid_combinations: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
 
@@ -197,6 +198,8 @@ class Rows:
             )
         if len(given) == 2:
             raise InvalidRowError(f"the columns {' and '.join(given)} both have a value: leave one null")
+        if (reason := self.refused.get(row.get("queue", ""))) is not None:
+            raise InvalidRowError(reason)
 
     def is_valid(self, batch: pa.RecordBatch, now: datetime) -> bool:
         """Whether a check of whole columns proves all rows valid. If not, some rows may be invalid."""
@@ -224,7 +227,7 @@ class Rows:
         if delay is not None:
             if due is not None and pc.any(pc.and_(pc.is_valid(delay), pc.is_valid(due))).as_py():
                 return False
-            if pa.types.is_string(delay.type) or pa.types.is_large_string(delay.type):
+            if _is_text(delay.type):
                 if not all(_is_delay(text, longest) for text in pc.unique(delay).to_pylist()):
                     return False
             else:
@@ -237,6 +240,8 @@ class Rows:
     def _has_valid_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
             return True
+        if _is_text(headers.type):
+            return all(are_headers(one) for one in _values("headers", headers))
         if pa.types.is_map(headers.type):
             keys, values = headers.keys, headers.items
         else:
@@ -249,7 +254,7 @@ class Rows:
         # their zone, which Python has no value for.
         if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
             return False
-        return all(_is_header(name) for name in pc.unique(keys).to_pylist())
+        return all(is_header_name(name) for name in pc.unique(keys).to_pylist())
 
     def _has_valid_combinations(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
         """Whether each combination of values in the columns other than :data:`_PER_ROW` is valid."""
@@ -264,6 +269,8 @@ class Rows:
             key = tuple(values.values())
             if key in self._valid_combinations:
                 continue
+            if values.get("queue") in self.refused:
+                return False
             fields = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
             try:
                 sample: dict[str, Any] = {"delay": self.infrastructure.resolution} if is_delayed else {}
@@ -292,7 +299,9 @@ def _values(name: str, column: pa.Array) -> list[Any]:
         return [None if one is None else _moment(one) for one in column.cast(pa.int64()).to_pylist()]
     values = _read(column)
     if name == "headers":
-        return [_headers(one) if isinstance(one, list) else one for one in values]
+        if _is_text(kind):
+            return [stored_headers(one) for one in values]
+        return [headers_from_entries(one) if isinstance(one, list) else one for one in values]
     default = _DEFAULTS.get(name)
     if default is not None and column.null_count:
         return [default if one is None else one for one in values]
@@ -325,6 +334,10 @@ def _value(name: str, value: Any) -> Any:
     return value
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _is_large(kind: pa.DataType) -> bool:
     return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
 
@@ -348,35 +361,12 @@ def _moment(microseconds: int) -> datetime | InvalidInputError:
     return InvalidRowError("a time outside the years 1 to 9999")
 
 
-def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
-    """The headers from the entries of a map, or from an array of structs with key and value."""
-    if None in pairs:
-        return InvalidRowError("an entry is null: leave it out")
-    if not pairs or not isinstance(pairs[0], dict):
-        return dict(pairs)
-    found = {pair["key"]: pair["value"] for pair in pairs}
-    if len(found) < len(pairs):
-        repeated = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
-        return InvalidRowError(f"the header {repeated!r} is there more than once: give it one value")
-    return found
-
-
 @lru_cache(maxsize=4096)
 def _is_delay(text: str | None, longest: int) -> bool:
     try:
         return text is None or parse_delay(text) // _MICROSECOND <= longest
     except InvalidInputError:
         return False
-
-
-@lru_cache(maxsize=4096)
-def _is_header(name: str | None) -> bool:
-    """Whether a header of this name is allowed in any message, delayed or not."""
-    try:
-        checked_headers({name: ""}, delayed=True)  # type: ignore[dict-item]  # None is refused, too
-    except InvalidInputError:
-        return False
-    return True
 
 
 def _digest(seed: bytes, values: list[Any], body_at: int) -> str:

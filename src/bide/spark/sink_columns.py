@@ -39,6 +39,8 @@ def _any_of(*types: type[DataType]) -> Callable[[DataType], bool]:
 
 
 def _is_headers(found: DataType) -> bool:
+    if isinstance(found, StringType):
+        return True
     if isinstance(found, MapType):
         key, value = found.keyType, found.valueType
     elif isinstance(found, ArrayType) and isinstance(found.elementType, StructType):
@@ -64,7 +66,10 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
     "delay": _DURATION,
     "deliver_at": (_any_of(TimestampType), "timestamp"),
     "message_id": _TEXT,
-    "headers": (_is_headers, "map<string, string> or array<struct<key: string, value: binary>>"),
+    "headers": (
+        _is_headers,
+        "map<string, string>, array<struct<key: string, value: binary>>, or JSON in a string",
+    ),
     **dict.fromkeys(TEXTS, _TEXT),
     "priority": (_any_of(*_WHOLE), "a whole number"),
     "persistent": (_any_of(BooleanType), "boolean"),

@@ -100,7 +100,9 @@ class SinkSettings:
         """
         address = url or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_URL
         BrokerUrl.parse(address)
-        MessageChecker().check(OutgoingMessage(b"", **constants))
+        # Rows may have targets of their own.
+        target: dict[str, Any] = {} if {"to", "exchange"} & constants.keys() else {"to": "any"}
+        MessageChecker().check(OutgoingMessage(b"", **target, **constants))
         folder = None if rejects is None else _folder(Options({"rejects": rejects}), "rejects")
         return cls(
             url=address,

@@ -76,6 +76,7 @@ class ClaimedTable:
         self._claims = database.table(f"bide_timeouts_{run}_{number}")
         self._endpoints = database.table(ENDPOINTS)
         self._id, self._time = quote(table.id), quote(table.time)
+        self._is_time = database.dialect.is_time.format(self._time)
         self._read = table.selection(quote)
         self._batch = 0
         self._after: datetime | None = None
@@ -156,8 +157,9 @@ class ClaimedTable:
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
-                f"AND NOT EXISTS (SELECT 1 FROM {self._claims} claims WHERE claims.{self._id} = source.{self._id} "
-                f"AND claims.bide_status = %s) ORDER BY {self._time} LIMIT {size} FOR UPDATE SKIP LOCKED",
+                f"AND {self._is_time} AND NOT EXISTS (SELECT 1 FROM {self._claims} claims WHERE claims.{self._id} = "
+                f"source.{self._id} AND claims.bide_status = %s) ORDER BY {self._time} LIMIT {size} "
+                "FOR UPDATE SKIP LOCKED",
                 (database_time(earliest), database_time(LATEST), LEFT),
             )
             rows = [stored_timeout(row) for row in cursor.fetchall()]
@@ -221,7 +223,8 @@ class ClaimedTable:
     def count(self, earliest: datetime, latest: datetime) -> int:
         """The number of stored timeouts that are due between two times."""
         ((number,),) = self._database.query(
-            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s",  # noqa: S608
+            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
+            f"AND {self._is_time}",
             (database_time(earliest), database_time(latest)),
         )
         return int(number)
@@ -229,7 +232,7 @@ class ClaimedTable:
     def count_unreadable(self) -> int:
         """The number of stored timeouts without a due time, or with one that Python cannot read."""
         ((number,),) = self._database.query(
-            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} IS NULL OR {self._time} < %s "  # noqa: S608
+            f"SELECT COUNT(*) FROM {self._source} WHERE ({self._is_time}) IS NOT TRUE OR {self._time} < %s "  # noqa: S608
             f"OR {self._time} > %s",
             (database_time(EARLIEST), database_time(LATEST)),
         )

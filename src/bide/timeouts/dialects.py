@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from bide.amqp.exposure import warn_about_database
 from bide.errors import InvalidInputError
 
 LOCK: Final = "bide.timeouts"
@@ -52,6 +56,7 @@ class Dialect(ABC):
         text: the type of a text of any length.
         moment: the type of a time in UTC, with microseconds.
         engine: a query for the storage engine of a table, if there are engines without transactions.
+        is_time: a condition that a column of times holds one; ``{0}`` is its quoted name.
         lock_table: the statement that keeps others from a table until the connection ends; ``{}`` is its quoted name.
     """
 
@@ -61,11 +66,16 @@ class Dialect(ABC):
     text: ClassVar[str]
     moment: ClassVar[str]
     engine: ClassVar[str | None]
+    is_time: ClassVar[str]
     lock_table: ClassVar[str]
 
     @abstractmethod
     def connect(self, url: str) -> Any:
         """A new connection that does not commit by itself."""
+
+    @abstractmethod
+    def warn_about_exposure(self, connection: Any) -> None:
+        """Warn if the password was sent to another machine without TLS."""
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
@@ -111,6 +121,7 @@ class PostgreSql(Dialect):
     text = "text"
     moment = "timestamp"
     engine = None
+    is_time = "{0} IS NOT NULL"
     lock_table = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 
     def connect(self, url: str) -> Any:
@@ -121,6 +132,13 @@ class PostgreSql(Dialect):
             # libpq would quote what stands around it, which may be the password.
             raise InvalidInputError("the URL of the database has a stray percent sign: write it as %25")
         return psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
+
+    def warn_about_exposure(self, connection: Any) -> None:
+        """See :meth:`Dialect.warn_about_exposure`."""
+        if connection.info.password and not connection.pgconn.ssl_in_use:
+            # A copy, because the driver closes its own.
+            with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
+                warn_about_database(connection.info.user, copy, "add sslmode=verify-full to the URL")
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See :meth:`Dialect.errors`."""
@@ -173,6 +191,8 @@ class MySql(Dialect):
     text = "longtext CHARACTER SET utf8mb4"
     moment = "datetime(6)"
     engine = "SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
+    # Some SQL modes allow dates such as 2026-00-10 and 2026-02-31, with which the server does not calculate.
+    is_time = "{0} = {0} + INTERVAL 0 SECOND"
     lock_table = "LOCK TABLES {} WRITE"
 
     def connect(self, url: str) -> Any:
@@ -202,6 +222,12 @@ class MySql(Dialect):
             raise InvalidInputError(
                 f"the file ssl_ca={options.get('ssl_ca')!r} of the database's URL cannot be used: {error}"
             ) from error
+
+    def warn_about_exposure(self, connection: Any) -> None:
+        """See :meth:`Dialect.warn_about_exposure`."""
+        if connection.password and not isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001 (no other way)
+            user = connection.user.decode()
+            warn_about_database(user, connection._sock, "add ssl_ca=FILE to the URL")  # noqa: SLF001
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See :meth:`Dialect.errors`."""
@@ -253,6 +279,10 @@ _DIALECTS: Final[dict[str, type[Dialect]]] = {
 }
 
 
+_UNTESTED: Final = frozenset({"mssql", "sqlserver", "oracle"})
+"""Servers of NServiceBus SQL persistence that could not be had for tests."""
+
+
 def dialect_of(url: str) -> Dialect:
     """The dialect of the server that a URL names.
 
@@ -272,10 +302,13 @@ def dialect_of(url: str) -> Dialect:
         ) from None
     if parts.scheme not in _DIALECTS:
         start = f"starts with {parts.scheme + ':'!r}" if parts.scheme else "has no scheme"
-        raise InvalidInputError(
-            f"the URL of the database {start}: give postgresql://user:password@host/database or "
-            "mysql://user:password@host/database"
-        )
+        way_out = "give postgresql://user:password@host/database or mysql://user:password@host/database"
+        if parts.scheme.partition("+")[0] in _UNTESTED:
+            way_out = (
+                "SQL Server and Oracle are not supported. Export the table to a CSV or Parquet file, and send it with "
+                "'bide pipeline schedule FILE --to-column Destination'"
+            )
+        raise InvalidInputError(f"the URL of the database {start}: {way_out}")
     return _DIALECTS[parts.scheme]()
 
 

@@ -27,6 +27,7 @@ class DueRows:
         quote = database.dialect.quote
         self._name, self._read = database.table(table.name), table.selection(quote)
         self._id, self._time, self._saga = quote(table.id), quote(table.time), quote(_SAGA)
+        self._is_time = database.dialect.is_time.format(self._time)
         self._transaction: ExitStack | None = None
         self._cursor: Cursor | None = None
         self._locked: list[StoredTimeout] = []
@@ -46,7 +47,7 @@ class DueRows:
             cursor = stack.enter_context(self._database.transaction())
             cursor.execute(
                 f"SELECT {self._read} FROM {self._name} WHERE {self._time} >= %s AND {self._time} <= %s {condition}"  # noqa: S608
-                f"ORDER BY {self._time}, {self._id} LIMIT {size} FOR UPDATE SKIP LOCKED",
+                f"AND {self._is_time} ORDER BY {self._time}, {self._id} LIMIT {size} FOR UPDATE SKIP LOCKED",
                 (database_time(earliest), database_time(datetime.now(UTC)), *values),
             )
             self._locked = [stored_timeout(row) for row in cursor.fetchall()]

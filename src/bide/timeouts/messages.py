@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -13,6 +11,7 @@ from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp
 from bide.delay.protocol import QueueTarget
 from bide.durations import format_delay
 from bide.errors import InvalidInputError
+from bide.messages.json_headers import headers_from_json
 from bide.messages.outgoing import OutgoingMessage
 from bide.schedules.outgoing import NumberedSchedule
 from bide.schedules.requests import RequestId
@@ -51,7 +50,7 @@ def timeout_message(
         body = b""
     elif not isinstance(body, bytes | str):
         raise InvalidInputError(f"the body is of type {type(body).__name__}: bytes or text is needed")
-    headers = _headers(timeout.headers)
+    headers = headers_from_json(timeout.headers)
     # The delay's header belongs to the transport, which sets it anew.
     headers.pop(HEADER_DELAY, None)
     message_id = headers.setdefault(NATIVE_MESSAGE_ID, id_text(timeout.id))
@@ -108,24 +107,3 @@ def timeout_schedule(
         content_type=message.content_type,
         type=message.type,
     )
-
-
-def _headers(stored: Any) -> dict[str, Any]:
-    """The headers of a stored timeout: a JSON object of text.
-
-    Raises:
-        InvalidInputError: they are anything else.
-    """
-    if stored is None or stored == "":
-        return {}
-    if not isinstance(stored, Mapping):
-        try:
-            stored = json.loads(stored)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidInputError("the headers are not JSON") from error
-    if not isinstance(stored, Mapping):
-        raise InvalidInputError("the headers are JSON, but not an object")
-    for name, value in stored.items():
-        if not isinstance(value, str | None):
-            raise InvalidInputError(f"the header {name!r} is of type {type(value).__name__} and not text")
-    return {name: value for name, value in stored.items() if value is not None}

@@ -35,7 +35,7 @@ from bide.topology import Exchange, Queue, Topology
 
 _ANY_REQUEST: Final = RequestId("preview", 1)
 
-UNREADABLE_TIME: Final = "the due time is missing, or outside the years 1 to 9999"
+UNREADABLE_TIME: Final = "the due time is missing, not a date, or outside the years 1 to 9999"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,9 +170,10 @@ def _read_table(
     one = EndpointPreview(endpoint=table.endpoint, table=table.name)
     quote = database.dialect.quote
     time, source = quote(table.time), database.table(table.name)
+    is_time = database.dialect.is_time.format(time)
     bounds = (database_time(cutoff), database_time(LATEST))
     unreadable = database.query(
-        f"SELECT COUNT(*) FROM {source} WHERE {time} IS NULL OR {time} < %s OR {time} > %s",  # noqa: S608
+        f"SELECT COUNT(*) FROM {source} WHERE ({is_time}) IS NOT TRUE OR {time} < %s OR {time} > %s",  # noqa: S608
         (database_time(EARLIEST), database_time(LATEST)),
     )
     if unreadable[0][0]:
@@ -181,7 +182,7 @@ def _read_table(
     columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}"
     checker, encoder = MessageChecker(), Encoder(infrastructure, frame_max=131_072)
     for identity, destination, headers, due in database.stream(
-        f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s",  # noqa: S608
+        f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",  # noqa: S608
         bounds,
     ):
         # The bodies are not read: any body can be sent.

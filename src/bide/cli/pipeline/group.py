@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.run import Survey
+    from bide.pipelines.schedule.targets import TargetCount
     from bide.spark.overdue import Past
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
@@ -96,6 +97,9 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE",
               help="Option of Spark's reader for SOURCE. Repeatable.")  # fmt: skip
 @click.option("--to", metavar="QUEUE", help="Queue to send the messages to.")
+@click.option("--to-column", metavar="COLUMN", help="Column of queues to send to, instead of --to.")
+@click.option("--allow", multiple=True, metavar="PATTERN",
+              help="Allowed target of --to-column. Repeatable. [default: any]")  # fmt: skip
 @click.option("--exchange", metavar="NAME", help="Exchange to send the messages to, instead of --to.")
 @click.option("--routing-key", metavar="KEY", help="Routing key of the messages, with --exchange.")
 @click.option("--at-column", metavar="COLUMN", help="Column of due times: timestamps, dates or text.")
@@ -104,6 +108,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--body-columns", metavar="A,B,C", help="Columns of the JSON body. [default: all but times, headers]")
 @click.option("--body-column", metavar="COLUMN", help="Column that is the body itself: text or binary.")
 @click.option("--header-columns", metavar="A,B,C", help="Columns to send as headers of the same names.")
+@click.option("--headers-column", metavar="COLUMN", help="Column of all headers: a map, or a JSON object of text.")
 @click.option("--id-column", metavar="COLUMN", help="Column of message ids. [default: digest of the row]")
 @click.option("--key-column", metavar="COLUMN", help="Column of keys, for messages that can be cancelled.")
 @click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
@@ -148,6 +153,7 @@ def schedule(
     that are not in the ledger. A part that was being sent is sent again as a whole, with the same message ids. Without
     --ledger, the folder is in ~/.local/state/bide/schedule, with a name made of the broker, SOURCE and these options.
     """
+    from bide.pipelines.schedule.rows import count_targets
     from bide.pipelines.schedule.run import survey
     from bide.pipelines.session import read, spark_errors
 
@@ -168,16 +174,19 @@ def schedule(
         begun = (None if to_write is None else to_write.begun()) or now
         with progress("checking the rows"):
             found = survey(rows, plan, now=now, begun=begun)
+            targets = count_targets(rows, plan)
         if to_write is None:
-            _print_survey(rows, plan, found, as_json=as_json)
+            _print_survey(rows, plan, found, targets, as_json=as_json)
         else:
-            _send(rows, plan, found, to_write, begun, part_rows=part_rows, as_json=as_json)
+            _send(rows, plan, found, targets, to_write, begun, part_rows=part_rows, as_json=as_json)
 
 
 def _schedule_plan(
     settings: Settings,
     *,
     to: str | None,
+    to_column: str | None,
+    allow: tuple[str, ...],
     exchange: str | None,
     routing_key: str | None,
     at_column: str | None,
@@ -185,6 +194,7 @@ def _schedule_plan(
     body_columns: str | None,
     body_column: str | None,
     header_columns: str | None,
+    headers_column: str | None,
     id_column: str | None,
     key_column: str | None,
     kind: str | None,
@@ -197,10 +207,16 @@ def _schedule_plan(
     from bide.pipelines.schedule.plan import WINDOW, SchedulePlan
     from bide.spark.sink_settings import SinkSettings
 
-    if (to is None) == (exchange is None):
-        raise click.UsageError("give the target of the messages: --to QUEUE, or --exchange NAME with --routing-key")
+    if sum(one is not None for one in (to, to_column, exchange)) != 1:
+        raise click.UsageError(
+            "give the target of the messages: --to QUEUE, --to-column COLUMN, or --exchange NAME with --routing-key"
+        )
     if routing_key is not None and exchange is None:
-        raise click.UsageError("--routing-key needs --exchange; leave it out with --to")
+        raise click.UsageError("--routing-key needs --exchange; leave it out with --to and --to-column")
+    if allow and to_column is None:
+        raise click.UsageError("--allow needs --to-column: without it all messages have the target that you name")
+    if headers_column is not None and header_columns is not None:
+        raise click.UsageError("give either --headers-column for all headers, or --header-columns for single ones")
     if (at_column is None) == (delay_column is None):
         raise click.UsageError("give when messages are due: either --at-column or --delay-column")
     if body_columns is not None and body_column is not None:
@@ -213,6 +229,8 @@ def _schedule_plan(
     if body_column is None:
         constants["content_type"] = "application/json"
     return SchedulePlan(
+        to_column=to_column,
+        allow=allow,
         at_column=at_column,
         delay_column=delay_column,
         body_columns=_column_names("--body-columns", body_columns),
@@ -220,6 +238,7 @@ def _schedule_plan(
         id_column=id_column,
         key_column=key_column,
         header_columns=_column_names("--header-columns", header_columns),
+        headers_column=headers_column,
         name=name,
         settings=SinkSettings.make(
             settings.url,
@@ -233,10 +252,13 @@ def _schedule_plan(
     )
 
 
-def _print_survey(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) -> None:
+def _print_survey(
+    rows: DataFrame, plan: SchedulePlan, found: Survey, targets: list[TargetCount], *, as_json: bool
+) -> None:
     """Print what a run would do."""
     from bide.pipelines.schedule.rows import messages
     from bide.pipelines.schedule.run import due_times, refuse_overdue
+    from bide.pipelines.schedule.targets import check_targets
 
     every = span_for(found.first, found.last)
     with progress("counting due times"):
@@ -245,12 +267,13 @@ def _print_survey(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json
         times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in found_times.collect()]
     if as_json:
         spans = [{"from": due.isoformat(), "count": count} for due, count in times]
-        print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
+        print_json({**summary(found, plan, targets), "every_seconds": every.total_seconds(), "due": spans})
     else:
-        for line in survey_lines(found, plan, times, every):
+        for line in survey_lines(found, plan, targets, times, every):
             echo(line)
     if found.bad and plan.settings.rejects is None:
         raise _invalid_rows(found, plan)
+    check_targets(targets, plan, is_offline=True)
     refuse_overdue(found, plan)
 
 
@@ -258,6 +281,7 @@ def _send(
     rows: DataFrame,
     plan: SchedulePlan,
     found: Survey,
+    targets: list[TargetCount],
     ledger: Ledger,
     begun: datetime,
     *,
@@ -265,16 +289,18 @@ def _send(
     as_json: bool,
 ) -> None:
     from bide.pipelines.schedule.run import head_for, send
+    from bide.pipelines.schedule.targets import check_targets
     from bide.pipelines.session import spark_errors
 
-    for line in summary_lines(found, plan):
+    for line in summary_lines(found, plan, targets):
         echo(line, err=as_json)
     if found.bad and plan.settings.rejects is None:
         raise _invalid_rows(found, plan)
+    queues = check_targets(targets, plan)
     head = head_for(ledger, plan, found, part_rows=part_rows)
     started = time.monotonic()
     with _ledger_progress(ledger, found.rows), spark_errors(sending=True):
-        sent = send(rows, plan, ledger, head, begun=begun).collect()
+        sent = send(rows, plan, ledger, head, targets=queues, begun=begun).collect()
     seconds = time.monotonic() - started
     # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
     all_parts = ledger.parts()
@@ -288,7 +314,7 @@ def _send(
         "ledger": ledger.folder,
     }
     if as_json:
-        print_json({**summary(found, plan), **now})
+        print_json({**summary(found, plan, targets), **now})
         return
     rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
     echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
@@ -310,11 +336,12 @@ def _ledger_progress(ledger: Ledger, rows: int) -> Iterator[None]:
 
 def _invalid_rows(found: Survey, plan: SchedulePlan) -> InvalidRowError:
     time = "due time" if plan.at_column is not None else "delay"
+    headers = "a header that is not UTF-8" if plan.headers_column is None else "headers that are not an object of text"
     reasons = (
         (found.without_time, f"a missing or invalid {time}"),
         (found.without_body, "no body"),
         (found.too_late, f"a {time} beyond the longest delay"),
-        (found.bad_headers, "a header that is not UTF-8"),
+        (found.bad_headers, headers),
     )
     counts = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
     return InvalidRowError(

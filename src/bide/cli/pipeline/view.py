@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.run import Survey
+    from bide.pipelines.schedule.targets import TargetCount
 
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
@@ -36,9 +37,11 @@ def span_for(first: datetime | None, last: datetime | None) -> timedelta:
     return next((span for span in _SPANS if (last - first) / span < _MAX_LINES - 1), _SPANS[-1])
 
 
-def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
+def summary(found: Survey, plan: SchedulePlan, targets: list[TargetCount]) -> dict[str, Any]:
     """The counts of a survey, for ``--json``."""
+    counts = {one.queue or "": one.rows for one in targets}
     return {
+        **({"destinations": counts} if plan.to_column is not None else {}),
         "rows": found.rows,
         "target": _target_text(plan),
         "broker": plan.broker,
@@ -53,15 +56,25 @@ def summary(found: Survey, plan: SchedulePlan) -> dict[str, Any]:
     }
 
 
-def survey_lines(found: Survey, plan: SchedulePlan, times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
+def survey_lines(
+    found: Survey,
+    plan: SchedulePlan,
+    targets: list[TargetCount],
+    times: list[tuple[datetime, int]],
+    every: timedelta,
+) -> list[str]:
     """The lines of a dry run: the counts of a survey, and a histogram."""
-    first, *more = summary_lines(found, plan)
+    first, *more = summary_lines(found, plan, targets)
     return [f"{first}; nothing was sent", *more, *histogram(times, every)]
 
 
-def summary_lines(found: Survey, plan: SchedulePlan) -> list[str]:
-    """The number of messages and their due times, in lines."""
+def summary_lines(found: Survey, plan: SchedulePlan, targets: list[TargetCount]) -> list[str]:
+    """The number of messages, by target if they differ, and their due times, in lines."""
     lines = [f"{quantity(found.rows, 'message')} to {_target_text(plan)} on {plan.broker}"]
+    lines += [f"{one.rows:>9,}  to {one.queue or 'no queue'}" for one in targets[:_MAX_LINES]]
+    if len(targets) > _MAX_LINES:
+        others = targets[_MAX_LINES:]
+        lines.append(f"{sum(one.rows for one in others):>9,}  to {quantity(len(others), 'other queue')}")
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
     if found.past:
@@ -104,6 +117,8 @@ def _bar(share: float) -> str:
 
 def _target_text(plan: SchedulePlan) -> str:
     constants = plan.settings.constants
+    if plan.to_column is not None:
+        return f"the queues in the column {plan.to_column}"
     if "to" in constants:
         return f"the queue {constants['to']}"
     return f"the exchange {constants['exchange']} ({constants.get('routing_key', '')!r})"

@@ -9,6 +9,7 @@ from typing import Any, Final
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import InvalidInputError, TargetNotFoundError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
@@ -29,6 +30,9 @@ class SchedulePlan:
     """How rows become messages.
 
     Attributes:
+        to_column: the column with the names of the target queues, if *settings* have no target.
+        allow: patterns of the targets that the column may name; see :class:`bide.delay.allowed_targets.AllowedTargets`.
+            If empty: all but the queues of delay infrastructures. They do not change message ids.
         at_column: the column of due times: timestamps, dates, or text that Spark can cast to a timestamp. Times without
             a zone are in the time zone of the session.
         delay_column: the column of delays, instead of *at_column*: intervals, milliseconds, or text such as ``5m``.
@@ -39,10 +43,14 @@ class SchedulePlan:
         key_column: the column of keys, by which messages can be cancelled, moved and replaced while they wait; each key
             once. None for messages without keys, which wait in the delay infrastructure.
         header_columns: the columns that become headers of the same names, as text; null leaves a header out.
+        headers_column: the column of all headers, instead of *header_columns*: a map, a struct, or a JSON object of
+            text.
         name: a name that distinguishes schedules of equal rows; messages of different names have different ids.
         settings: target and options of the messages.
     """
 
+    to_column: str | None = None
+    allow: tuple[str, ...] = ()
     at_column: str | None = None
     delay_column: str | None = None
     body_columns: tuple[str, ...] = ()
@@ -50,6 +58,7 @@ class SchedulePlan:
     id_column: str | None = None
     key_column: str | None = None
     header_columns: tuple[str, ...] = ()
+    headers_column: str | None = None
     name: str = ""
     settings: SinkSettings = field(repr=False)
 
@@ -58,7 +67,8 @@ class SchedulePlan:
 
         Message ids depend on the digest, so an option that a later bide adds must not change it unless it is set.
         """
-        columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "settings"}
+        left_out = ("settings", "allow")
+        columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
         return digest_of({**columns, "constants": self.settings.constants})
 
     def ledger_digest(self) -> str:
@@ -68,7 +78,7 @@ class SchedulePlan:
         """
         infrastructure = self.settings.infrastructure
         named = {"plan": self.digest(), "layout": infrastructure.name, "settings": _settings_of(infrastructure)}
-        return digest_of(named)
+        return digest_of({**named, "allow": sorted(self.allow)})
 
     @property
     def time_column(self) -> str:
@@ -94,8 +104,20 @@ class SchedulePlan:
         Raises:
             InvalidInputError: the sample is invalid.
         """
+        AllowedTargets.of(self.allow)
+        self.check_sample(None if self.to_column is None else "sample")
+
+    def check_sample(self, queue: str | None) -> None:
+        """Check a delayed sample message to a queue; None for the target of the plan.
+
+        Raises:
+            InvalidInputError: the sample is invalid.
+        """
         infrastructure, now = self.settings.infrastructure, datetime.now(UTC)
-        common: dict[str, Any] = {**self.settings.constants, "headers": dict.fromkeys(self.header_columns, "")}
+        headers = dict.fromkeys(self.header_columns, "")
+        common: dict[str, Any] = {**self.settings.constants, "headers": headers}
+        if queue is not None:
+            common["to"] = queue
         if self.key_column is not None:
             check_schedule(OutgoingSchedule(b"", key="sample", delay=timedelta(0), **common), now)
             return

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
-from pyspark.sql.types import BinaryType, DateType, StringType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    DateType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from bide.delay.protocol import MAX_NAME_BYTES
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.pipelines.schedule.targets import MAX_TARGETS, TargetCount
 from bide.spark.sink_columns import COLUMNS
 
 if TYPE_CHECKING:
@@ -30,8 +39,8 @@ _SHOWN: Final = 40
 def messages(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     """Convert rows to messages, with the columns of the sink.
 
-    These are ``value``, ``deliver_at`` or ``delay``, ``message_id``, ``key``, and ``headers``. Equal rows are numbered,
-    so that each has a message id of its own and all of them arrive.
+    These are ``value``, ``deliver_at`` or ``delay``, ``message_id``, ``queue``, ``key``, and ``headers``. Equal rows
+    are numbered, so that each has a message id of its own and all of them arrive.
 
     Raises:
         InvalidColumnError: a column is missing, or has the wrong type.
@@ -53,6 +62,10 @@ def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
             for name in plan.header_columns
         ]
         columns["headers"] = F.map_from_entries(F.filter(F.array(*entries), lambda one: one["value"].isNotNull()))
+    if plan.headers_column is not None:
+        columns["headers"] = _headers(rows, plan.headers_column)
+    if plan.to_column is not None:
+        columns["queue"] = rows[_quoted(plan.to_column)].cast("string")
     if plan.id_column is not None:
         columns["message_id"] = rows[_quoted(plan.id_column)].cast("string")
     if plan.key_column is not None:
@@ -60,7 +73,10 @@ def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     due = F.unix_micros(time) if plan.at_column is not None else time
     parts: list[Any] = [F.lit(plan.digest()), due.cast("string")]
     if "headers" in columns:
-        parts.append(F.to_json(columns["headers"]))
+        is_json = plan.headers_column is not None and _is_json(rows, plan.headers_column)
+        parts.append(columns["headers"] if is_json else F.to_json(columns["headers"]))
+    if "queue" in columns:
+        parts.append(columns["queue"])
     if "message_id" in columns:
         parts.append(columns["message_id"])
     if "key" in columns:
@@ -74,6 +90,30 @@ def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     return rows.select(*(column.alias(name) for name, column in columns.items()))
 
 
+def count_targets(rows: DataFrame, plan: SchedulePlan) -> list[TargetCount]:
+    """Count rows by the queue in the column of targets, the largest number first; empty without such a column.
+
+    Raises:
+        InvalidColumnError: see :func:`messages`.
+        InvalidRowError: there are more than 10,000 queues.
+    """
+    if plan.to_column is None:
+        return []
+    counts = (
+        with_ids(digested_rows(rows, plan), plan)
+        .groupBy(F.make_valid_utf8("queue").alias("queue"))
+        .agg(F.count(F.lit(1)).alias("count"), F.min(F.make_valid_utf8("message_id")).alias("message_id"))
+    )
+    found = counts.limit(MAX_TARGETS + 1).collect()
+    if len(found) > MAX_TARGETS:
+        raise InvalidRowError(
+            f"the column {plan.to_column!r} has more than {MAX_TARGETS:,} different values: name the column of queues, "
+            "or divide the input"
+        )
+    targets = (TargetCount(one["queue"], one["count"], one["message_id"]) for one in found)
+    return sorted(targets, key=lambda one: (-one.rows, one.queue or ""))
+
+
 def with_ids(digested: DataFrame, plan: SchedulePlan) -> DataFrame:
     """Add message ids: the digests, with a number appended for repeated rows."""
     if plan.id_column is not None:
@@ -83,10 +123,24 @@ def with_ids(digested: DataFrame, plan: SchedulePlan) -> DataFrame:
     return digested.withColumn("message_id", ids)
 
 
+def _headers(rows: DataFrame, name: str) -> Column:
+    """The column of all headers: a map of text, or JSON."""
+    column = rows[_quoted(name)]
+    kind = rows.schema[name].dataType
+    if isinstance(kind, StructType):
+        # An object in a JSON file. Nulls are headers that other rows have.
+        return F.to_json(column)
+    return column if isinstance(kind, StringType) else column.cast("map<string, string>")
+
+
+def _is_json(rows: DataFrame, name: str) -> bool:
+    return isinstance(rows.schema[name].dataType, StringType | StructType)
+
+
 def _body(rows: DataFrame, plan: SchedulePlan) -> Column:
     if plan.body_column is not None:
         return rows[_quoted(plan.body_column)]
-    taken = {plan.time_column, *plan.header_columns}
+    taken = {plan.time_column, *plan.header_columns, plan.to_column, plan.headers_column}
     names = plan.body_columns or tuple(name for name in rows.columns if name not in taken)
     # A null is kept in the JSON, because a consumer may distinguish null from a missing key.
     return F.to_json(F.struct(*(rows[_quoted(name)] for name in names)), {"ignoreNullFields": "false"})
@@ -95,8 +149,10 @@ def _body(rows: DataFrame, plan: SchedulePlan) -> Column:
 def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
     if plan.body_column is not None and plan.body_columns:
         raise InvalidInputError("a column that is the body and columns of a JSON body were both given: give only one")
-    texts = (plan.id_column, plan.key_column, *plan.header_columns)
-    named = (plan.time_column, plan.body_column, *plan.body_columns, *texts)
+    if plan.headers_column is not None and plan.header_columns:
+        raise InvalidInputError("a column of all headers and columns of single headers were both given: give only one")
+    texts = (plan.id_column, plan.key_column, plan.to_column, *plan.header_columns)
+    named = (plan.time_column, plan.body_column, plan.headers_column, *plan.body_columns, *texts)
     for name in named:
         if name is not None and name not in rows.columns:
             raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(rows.columns)}")
@@ -117,6 +173,13 @@ def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
             raise InvalidColumnError(
                 f"the column {plan.body_column!r} is {kind.simpleString()}, but a body is a string or binary: convert "
                 "it, or name it among the columns of a JSON body"
+            )
+    if plan.headers_column is not None:
+        kind = rows.schema[plan.headers_column].dataType
+        if not isinstance(kind, StringType | StructType | MapType):
+            raise InvalidColumnError(
+                f"the column {plan.headers_column!r} is {kind.simpleString()}, but headers are a map, a struct or a "
+                "JSON object as text: convert it"
             )
     for name in texts:
         if name is not None and isinstance(rows.schema[name].dataType, BinaryType):
@@ -169,7 +232,8 @@ def _describe(row: Row) -> str:
 
 def columns_of(plan: SchedulePlan) -> tuple[str, ...]:
     """The columns of the messages. The first two must not be null."""
-    optional = (("key", plan.key_column), ("headers", plan.header_columns))
+    headers = plan.header_columns or plan.headers_column
+    optional = (("queue", plan.to_column), ("key", plan.key_column), ("headers", headers))
     return ("value", _time_field(plan), "message_id", *(name for name, given in optional if given))
 
 

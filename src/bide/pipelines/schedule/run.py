@@ -7,7 +7,7 @@ after a crash a run continues with the parts that are not in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, cast
@@ -16,22 +16,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BooleanType, StringType
 
 from bide.client.sync import connect_sync
 from bide.durations import from_microseconds
 from bide.errors import BideError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
-from bide.pipelines.schedule.rows import DIGEST, columns_of, digested_rows, refuse_invalid_names, with_ids
+from bide.pipelines.schedule.rows import (
+    DIGEST,
+    columns_of,
+    count_targets,
+    digested_rows,
+    refuse_invalid_names,
+    with_ids,
+)
+from bide.pipelines.schedule.targets import check_targets
 from bide.pipelines.schedule.times import EARLIEST, LATEST, due_of, literal
 from bide.pipelines.spark_task_writer import write
+from bide.spark.header_values import are_headers, stored_headers
 from bide.spark.overdue import GRACE, Past, refusal
 from bide.spark.rows import Rows
 from bide.spark.sink import Sent, SinkPlace
 from bide.spark.sink import send as send_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 PART_ROWS: Final = 10_000
 """The approximate number of rows in a part. After a task is killed, at most one part is sent again."""
@@ -52,7 +62,7 @@ class Survey:
         without_time: rows without a due time or delay, or with an invalid one.
         without_body: rows whose body is null.
         too_late: rows that are due later than the infrastructure can delay.
-        bad_headers: rows with a header that is not UTF-8.
+        bad_headers: rows with headers that are not UTF-8, or that are not a JSON object of text.
         past: rows that are due already, which are delivered immediately.
         overdue: rows that were due more than :data:`bide.spark.overdue.GRACE` before the first run began.
         first: the earliest due time; None without any. Delays are added to the time of the survey.
@@ -94,7 +104,7 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
     latest = literal(now + longest)
     digested = digested_rows(rows, plan)
     due = due_of(digested, now)
-    good = F.forall(F.map_values("headers"), F.is_valid_utf8) if plan.header_columns else F.lit(True)
+    good = _have_good_headers(digested)
     found = digested.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.bit_xor(F.xxhash64(DIGEST)), F.lit(0)).alias("checksum"),
@@ -110,6 +120,19 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
     refuse_invalid_names(digested, plan)
     counts = found.asDict()
     return Survey(first=_time_or_none(counts.pop("first")), last=_time_or_none(counts.pop("last")), **counts)
+
+
+def _have_good_headers(digested: DataFrame) -> Column:
+    if "headers" not in digested.columns:
+        return F.lit(True)
+    headers = digested["headers"]
+    if isinstance(digested.schema["headers"].dataType, StringType):
+        # Without Arrow, as for delays.
+        is_good = F.udf(lambda stored: are_headers(stored_headers(stored)), BooleanType(), useArrow=False)
+        good = F.is_valid_utf8(headers) & is_good(F.make_valid_utf8(headers))
+    else:
+        good = F.forall(F.map_values(headers), F.is_valid_utf8)
+    return F.coalesce(good, F.lit(True))
 
 
 def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = None) -> DataFrame:
@@ -207,11 +230,19 @@ def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
 
 
 def send(
-    rows: DataFrame, plan: SchedulePlan, ledger: Ledger, head: Head, *, begun: datetime | None = None
+    rows: DataFrame,
+    plan: SchedulePlan,
+    ledger: Ledger,
+    head: Head,
+    *,
+    targets: Mapping[str, str | None] | None = None,
+    begun: datetime | None = None,
 ) -> DataFrame:
     """Send the messages of the parts that are not in the ledger.
 
     Args:
+        targets: the queues in the column of targets, those to which no message can be sent with the reason. None to
+            find them; see :func:`bide.pipelines.schedule.targets.check_targets`.
         begun: when the first run began, to decide which rows are overdue; None for now. An existing ledger has its own.
 
     Returns:
@@ -236,20 +267,31 @@ def send(
         before = ledger.parts()
         done = {one.part for one in before}
         if sum(one.rows for one in before) < head.rows:
-            _send_rest(rows, plan, ledger, head, done, begun or datetime.now(UTC))
+            if targets is None:
+                targets = check_targets(count_targets(rows, plan), plan)
+            _send_rest(rows, plan, ledger, head, done, targets, begun or datetime.now(UTC))
     found = [(one.part, one.sent, one.rejected, one.dropped) for one in ledger.parts() if one.part not in done]
     return spark.createDataFrame(found, "part int, sent long, rejected long, dropped long")
 
 
 def _send_rest(
-    rows: DataFrame, plan: SchedulePlan, ledger: Ledger, head: Head, done: Collection[int], begun: datetime
+    rows: DataFrame,
+    plan: SchedulePlan,
+    ledger: Ledger,
+    head: Head,
+    done: Collection[int],
+    targets: Mapping[str, str | None],
+    begun: datetime,
 ) -> None:
     # The choice of the first run.
     settings = replace(plan.settings, past=cast("Past", head.past))
-    if plan.key_column is None and (queue := settings.constants.get("to")) is not None:
+    refused = {queue: reason for queue, reason in targets.items() if reason is not None}
+    queues = [one for one in (settings.constants.get("to"), *targets) if one is not None and one not in refused]
+    if plan.key_column is None and queues:
         # Once here, rather than in many tasks at the same time; and an error is reported before they start.
         with connect_sync(settings.url, infrastructure=settings.infrastructure, declare=settings.declare) as client:
-            client.wait_for(client.client.bind(queue))
+            for queue in queues:
+                client.wait_for(client.client.bind(queue))
     if ledger.head() is None:
         ledger.begin(head, begun)
     part = F.pmod(F.hash(DIGEST), F.lit(head.parts))
@@ -265,7 +307,12 @@ def _send_rest(
     checksum = head.checksum % (1 << 64)
     plan = replace(plan, settings=settings)
     writer = _SchedulePartWriter(
-        plan=plan, columns=columns, ledger=ledger, checksum=checksum, begun=ledger.begun() or begun
+        plan=plan,
+        columns=columns,
+        ledger=ledger,
+        checksum=checksum,
+        begun=ledger.begun() or begun,
+        refused=refused,
     )
     write(placed.select(_PART, *columns), writer)
 
@@ -279,6 +326,7 @@ class _SchedulePartWriter(DataSourceArrowWriter):
     ledger: Ledger
     checksum: int
     begun: datetime
+    refused: Mapping[str, str]
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         rows = (batch for batch in iterator if len(batch))
@@ -292,7 +340,13 @@ class _SchedulePartWriter(DataSourceArrowWriter):
         settings = self.plan.settings
         sent = send_rows(
             self._checked(first, rows, number),
-            Rows(self.columns, settings.constants, settings.infrastructure, required=self.columns[:2]),
+            Rows(
+                self.columns,
+                settings.constants,
+                settings.infrastructure,
+                required=self.columns[:2],
+                refused=self.refused,
+            ),
             settings,
             # With another ledger, requests are new ones, and replace what waits.
             SinkPlace(run=f"{self.plan.digest()}-{self.begun.isoformat()}", partition=number),
