@@ -1,11 +1,12 @@
-"""Delays of dramatiq and taskiq with and without bide's adapters, side by side.
+"""Delays of Celery, dramatiq and taskiq with and without bide's adapters, side by side.
 
-``python -m benchmarks.frameworks`` starts a fresh private broker. For each framework and each of its two brokers, on
+``python -m benchmarks.frameworks`` starts a fresh private broker. For each framework, with and without the adapter, on
 an empty virtual host, it sends messages with a delay of an hour, starts a worker, and waits until the worker takes no
 more. Then it reads the worker's memory and the unacknowledged messages of all queues, sends messages with delays of
 half a second to two seconds, and prints how late they ran.
 
-taskiq-aio-pika's own broker has a queue with a TTL for each message, as its manual says.
+Celery alone holds tasks in the worker's memory, if their queue is a classic one, as here. taskiq-aio-pika's own broker
+has a queue with a TTL for each message, as its manual says.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import celery
 import dramatiq
 import taskiq_aio_pika
 from dramatiq.brokers import rabbitmq
 from taskiq.api import run_receiver_task
 
+from bide.integrations.celery import CeleryApp
 from bide.integrations.dramatiq import RabbitmqBroker
 from bide.integrations.taskiq import AioPikaBroker
 from bide.local_broker import LocalBroker
@@ -37,6 +41,13 @@ _HOUR: Final = 3600.0
 _QUIET: Final = 5.0
 _GIVE_UP: Final = 30.0
 _AT_ONCE: Final = 500
+
+KINDS: Final = {
+    "celery": ("stock", "adapted"),
+    "dramatiq": ("stock", "adapted"),
+    "taskiq": ("stock", "adapted"),
+}
+"""The frameworks, and the ways in which each of them delays messages."""
 
 
 def begin(due: float) -> None:
@@ -50,6 +61,15 @@ def begin(due: float) -> None:
 async def begin_async(due: float) -> None:
     """The task of taskiq."""
     begin(due)
+
+
+def celery_task(kind: str) -> Any:
+    """The task, and its application."""
+    make: Any = CeleryApp if kind == "adapted" else celery.Celery
+    app = make("benchmark", broker=os.environ[_URL], set_as_current=False)
+    app.conf.update(task_default_queue="work", task_ignore_result=True)
+    app.conf.broker_connection_retry_on_startup = True
+    return app.task(begin, name="begin")
 
 
 def dramatiq_actor(kind: str) -> Any:
@@ -71,6 +91,10 @@ def taskiq_task(kind: str) -> Any:
 
 def work(framework: str, kind: str) -> None:
     """Be a worker until the process is killed."""
+    if framework == "celery":
+        options = ["--pool", "threads", "--concurrency", "8", "--without-gossip", "--without-mingle"]
+        celery_task(kind).app.worker_main(["--quiet", "worker", "--loglevel", "error", *options])
+        return
     if framework == "dramatiq":
         dramatiq.Worker(dramatiq_actor(kind).broker, worker_threads=8).start()
         threading.Event().wait()
@@ -86,6 +110,14 @@ def work(framework: str, kind: str) -> None:
 
 def send(framework: str, kind: str, delays: list[float]) -> None:
     """Send a message with each of these delays twice: first one that is not measured, for what is declared once."""
+    if framework == "celery":
+        task = celery_task(kind)
+        for is_warm in (False, True):
+            for delay in delays:
+                due = datetime.now(UTC) + timedelta(seconds=delay)
+                task.apply_async((due.timestamp() if is_warm else 0.0,), eta=due)
+        task.app.close()
+        return
     if framework == "dramatiq":
         actor = dramatiq_actor(kind)
         for is_warm in (False, True):
@@ -116,13 +148,11 @@ def memory(pid: int) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-def unacknowledged(broker: LocalBroker, vhost: str) -> int:
-    """Unacknowledged messages of all queues."""
-    options = ("--silent", "--no-table-headers")
-    return sum(
-        int(line)
-        for line in broker.rabbitmqctl("list_queues", "-p", vhost, *options, "messages_unacknowledged").split()
-    )
+def unacknowledged(broker: LocalBroker, vhost: str) -> tuple[int, int]:
+    """Consumers and unacknowledged messages of all queues."""
+    options = ("--silent", "--no-table-headers", "consumers", "messages_unacknowledged")
+    rows = [line.split() for line in broker.rabbitmqctl("list_queues", "-p", vhost, *options).splitlines()]
+    return sum(int(consumers) for consumers, _ in rows), sum(int(held) for _, held in rows)
 
 
 def measure(broker: LocalBroker, framework: str, kind: str, pending: int, messages: int) -> str:
@@ -139,8 +169,8 @@ def measure(broker: LocalBroker, framework: str, kind: str, pending: int, messag
         try:
             before, since = -1, time.monotonic()
             while time.monotonic() - since < _QUIET:
-                held = unacknowledged(broker, vhost)
-                if held != before:
+                consumers, held = unacknowledged(broker, vhost)
+                if held != before or not consumers:
                     before, since = held, time.monotonic()
             used = memory(worker.pid)
             generator = random.Random(1)
@@ -160,6 +190,7 @@ def measure(broker: LocalBroker, framework: str, kind: str, pending: int, messag
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("frameworks", nargs="*", help=f"Some of {', '.join(KINDS)}. [default: all]")
     parser.add_argument("--pending", type=int, default=20_000, help="Messages that wait. [default: 20000]")
     parser.add_argument("--messages", type=int, default=200, help="Messages with short delays. [default: 200]")
     parser.add_argument("--chroot", type=Path, help="Root folder of a system with another RabbitMQ.")
@@ -172,8 +203,8 @@ def main() -> None:
         print(f"RabbitMQ {broker.release}, {given.pending:,} messages wait for an hour\n")
         print("| framework | broker | unacknowledged | worker, MB | ran | p50 late, ms | p99 |")
         print("|---|---|---|---|---|---|---|")
-        for framework in ("dramatiq", "taskiq"):
-            for kind in ("stock", "adapted"):
+        for framework in given.frameworks or KINDS:
+            for kind in KINDS[framework]:
                 print(measure(broker, framework, kind, given.pending, given.messages), flush=True)
         print(f"\nload average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 

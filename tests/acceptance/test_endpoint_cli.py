@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,6 +76,74 @@ async def handled_without_declaring(vhost: Vhost, routing: Routing) -> list[byte
     return seen
 
 
+EVENTS = """
+import bide
+
+ORDER_EVENT = bide.MessageType("Shop.IOrderEvent", is_interface=True)
+BASE = bide.MessageType("Shop.OrderChanged")
+ORDER_BILLED = bide.MessageType("Shop.OrderBilled", base=BASE, interfaces=[ORDER_EVENT])
+number = 5
+"""
+
+
+@pytest.mark.parametrize("routing", ["conventional", "direct"])
+def test_an_endpoint_publishes_described_types_without_declaring(
+    vhost: Vhost, program: Program, routing: Routing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And others get the events as their base class and interface."""
+    (tmp_path / "events.py").write_text(EVENTS)
+    monkeypatch.chdir(tmp_path)
+    layout = ("--layout", "nservicebus", "--routing", routing)
+    program.ok("delay", "apply", *layout)
+    program.ok("endpoint", "create", "Sales", "--error-queue", "error", "--publish", "events:ORDER_BILLED", *layout)
+    # The key of direct routing starts with the base class, so its subscribers have to describe it as well.
+    program.ok("endpoint", "create", "Archive", "--subscribe", "events:ORDER_BILLED", *layout)
+    transport = Transport(vhost.url, routing)
+    Endpoint(transport, "Web").send("Sales", "Shop.BillOrder", 1)
+    asyncio.run(published_without_declaring(vhost, routing))
+    assert transport.receive("Archive").json() == 1
+    transport.close()
+
+
+async def published_without_declaring(vhost: Vhost, routing: Routing) -> None:
+    """An endpoint that publishes an event, for a user without the permission to declare."""
+    event = bide.MessageType("Shop.IOrderEvent", is_interface=True)
+    billed = bide.MessageType("Shop.OrderBilled", base=bide.MessageType("Shop.OrderChanged"), interfaces=[event])
+    app = bide.Endpoint("Sales", declare=False)
+
+    @app.handler(type="Shop.BillOrder")
+    async def handle(message: bide.Message) -> None:
+        await message.publish(billed, json=message.json())
+        app.stop()
+
+    vhost.broker.add_user("publisher", "secret")
+    vhost.broker.set_permissions(vhost.name, "publisher", configure="^$")
+    try:
+        url = vhost.broker.vhost_url(vhost.name, user="publisher", password="secret")
+        async with bide.connect(url, infrastructure=bide.NServiceBus(routing=routing), declare=False) as client:
+            await asyncio.wait_for(app.run(client), TIMEOUT)
+    finally:
+        vhost.broker.delete_user("publisher")
+
+
+@pytest.mark.parametrize(
+    ("described", "error"),
+    [
+        ("events:MISSING", "'events:MISSING' cannot be imported: AttributeError"),
+        ("nothing_here:A", "'nothing_here:A' cannot be imported: ModuleNotFoundError"),
+        ("events:number", "'events:number' is of type int: name a bide.MessageType"),
+        ("a,b", "is not the full name of a type"),
+    ],
+)
+def test_types_that_cannot_be_read_are_refused(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, described: str, error: str
+) -> None:
+    (tmp_path / "events.py").write_text(EVENTS)
+    monkeypatch.chdir(tmp_path)
+    for option in ("--subscribe", "--publish"):
+        assert error in program.fails(2, "endpoint", "create", "Sales", option, described, "--layout", "nservicebus")
+
+
 def test_an_endpoint_of_clock_is_created_too(vhost: Vhost, program: Program) -> None:
     program.ok("delay", "apply", "--max-delay", "20s", "--resolution", "1s")
     program.ok("endpoint", "create", "orders", "--type", "classic")
@@ -92,7 +161,8 @@ def test_an_endpoint_of_clock_is_created_too(vhost: Vhost, program: Program) -> 
 
 def test_invalid_names_and_other_types_are_refused(vhost: Vhost, program: Program) -> None:
     layout = ("--layout", "nservicebus")
-    assert "bide.NServiceBus" in program.fails(2, "endpoint", "create", "Sales", "--subscribe", "Shop.OrderBilled")
+    for option in ("--subscribe", "--publish"):
+        assert "bide.NServiceBus" in program.fails(2, "endpoint", "create", "Sales", option, "Shop.OrderBilled")
     assert "given twice" in program.fails(2, "endpoint", "create", "q", "--error-queue", "q", *layout)
     assert "*" in program.fails(2, "endpoint", "create", "Sales.*", *layout)
     with bide.connect_sync(vhost.url) as client:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +22,10 @@ from bide.admin.apply import exists
 from bide.errors import InvalidInputError, InvalidNameError, NoGateAnswerError
 from bide.integrations.celery import CeleryApp
 from bide.topology import Exchange, Topology
+from tests.acceptance.test_cli import Program
 from tests.broker.receiving import connected, eventually, receive
 from tests.broker.schedule_log import gating
+from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
 PROJECT = Path(__file__).parent / "celery_project"
@@ -123,22 +125,28 @@ async def test_a_project_passes_its_checks_before_and_after_one_changed_line(
         assert await exists(connection, Topology([Exchange("celery_delayed_27")])) is not adopted
 
 
+async def facts_of(folder: Path, task_id: str) -> dict[str, Any]:
+    """The result of a task, when it has run."""
+    file = folder / "results" / f"celery-task-meta-{task_id}"
+
+    async def is_done() -> bool:
+        # The worker may be writing the file.
+        with suppress(ValueError, FileNotFoundError):
+            return bool(json.loads(file.read_text())["status"] == "SUCCESS")
+        return False
+
+    await eventually(is_done)
+    result: dict[str, Any] = json.loads(file.read_text())["result"]
+    return result
+
+
 async def check_retries_of_a_clients_task(folder: Path, url: str) -> None:
     """A task from bide's client, straight to a queue: the worker gets it from an exchange of the infrastructure."""
     task_id = str(uuid.uuid4())
     headers = {"task": "persist", "id": task_id, "lang": "py"}
     async with bide.connect(url) as client:
         await client.publish(json=[[[0, 0.5], []], {}, {}], headers=headers, to="safe", delay="500ms", priority=3)
-    result = folder / "results" / f"celery-task-meta-{task_id}"
-
-    async def is_done() -> bool:
-        # The worker may be writing the file.
-        with suppress(ValueError, FileNotFoundError):
-            return bool(json.loads(result.read_text())["status"] == "SUCCESS")
-        return False
-
-    await eventually(is_done)
-    facts = json.loads(result.read_text())["result"]
+    facts = await facts_of(folder, task_id)
     assert len(facts["runs"]) == 3
     assert (facts["exchange"], facts["routing_key"]) == ("", "safe")
     assert facts["runs"][2] >= facts["runs"][1] + 0.5
@@ -158,6 +166,87 @@ async def test_sides_with_and_without_the_adapter_work_together(folder: Path, vh
     async with worker(folder, vhost_url, "prefork", app="other"):
         output = await check(folder, vhost_url)
     assert output.count("passed") == CHECKS
+
+
+SEND = """
+from {app} import write
+for _ in range(3):
+    print(write.apply_async(countdown=3).id)
+"""
+
+
+async def delayed_by(app: str, folder: Path, url: str) -> list[str]:
+    """The ids of tasks that an application delays."""
+    log = f"send-{app}.log"
+    async with asyncio.timeout(TIMEOUT), running(folder, url, "-c", SEND.format(app=app), log=log) as process:
+        await process.wait()
+    output = (folder / log).read_text()
+    assert process.returncode == 0, output
+    return output.split()
+
+
+async def ran(folder: Path, tasks: list[str], *, exchange: str) -> None:
+    """Wait until these tasks have run. None of them was early, and all came from this exchange."""
+    for task_id in tasks:
+        facts = await facts_of(folder, task_id)
+        assert facts["at"] >= datetime.fromisoformat(facts["eta"]).timestamp() - 0.001
+        assert facts["exchange"] == exchange
+
+
+def successes(log: Path) -> int:
+    """How many tasks a worker has run."""
+    return log.read_text().count(" succeeded in ")
+
+
+def has_run(vhost: Vhost, log: Path, count: int) -> Callable[[], Awaitable[bool]]:
+    """Whether a worker has run this many tasks, and acknowledged them. More are an error.
+
+    Celery acknowledges a moment after the run. A worker that is killed before that leaves the task to the next one.
+    """
+    options = ("-p", vhost.name, "--silent", "--no-table-headers", "messages_unacknowledged")
+
+    async def is_so() -> bool:
+        assert successes(log) <= count, "a task ran twice"
+        listed = await asyncio.to_thread(vhost.broker.rabbitmqctl, "list_queues", *options)
+        return successes(log) == count and set(listed.split()) == {"0"}
+
+    return is_so
+
+
+NATIVE = "celery_delayed_delivery"
+
+
+@pytest.mark.long
+async def test_queues_of_both_sides_are_drained_and_deleted_after_rolling_out_and_back(
+    folder: Path, vhost: Vhost
+) -> None:
+    """Tasks wait in the other side's queues while the worker is replaced, and each runs once."""
+    adopt(folder, "adapted.py")
+    program, url = Program(vhost), vhost.url
+    async with worker(folder, url, "threads"):
+        pass
+    native = await delayed_by("tasks", folder, url)
+
+    async with worker(folder, url, "threads", app="adapted"):
+        adapted = await delayed_by("adapted", folder, url)
+        await ran(folder, native, exchange=NATIVE)
+        await ran(folder, adapted, exchange="post")
+        printed = await asyncio.to_thread(program.ok, "delay", "destroy", "--layout", "celery", "--yes")
+        assert "28 queues deleted, with 0 messages" in printed
+        await ran(folder, await delayed_by("adapted", folder, url), exchange="post")
+        await eventually(has_run(vhost, folder / "worker-adapted.log", 9))
+    adapted = await delayed_by("adapted", folder, url)
+
+    async with worker(folder, url, "threads"):
+        native = await delayed_by("tasks", folder, url)
+        await ran(folder, native, exchange=NATIVE)
+        await ran(folder, adapted, exchange="post")
+        printed = await asyncio.to_thread(program.ok, "delay", "destroy", "--yes")
+        assert "deleted, with 0 messages" in printed
+        await ran(folder, await delayed_by("tasks", folder, url), exchange=NATIVE)
+        await eventually(has_run(vhost, folder / "worker-tasks.log", 9))
+    async with connected(url) as connection:
+        assert not await exists(connection, Topology([Exchange("bide.v1.delivery")]))
 
 
 async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_path: Path) -> None:

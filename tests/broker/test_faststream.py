@@ -368,18 +368,21 @@ def modest_url(vhost: Vhost) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("error", [ValueError("failed"), NackMessage(delay="1s"), NackMessage(delay="soon")])
-async def test_a_message_whose_retry_cannot_be_sent_is_requeued(
+async def test_a_message_whose_retry_cannot_be_sent_is_requeued_after_a_pause(
     vhost: Vhost, modest_url: str, error: Exception
 ) -> None:
     """The broker refuses to declare the queues of its delay, or its delay cannot be read."""
     app = application(modest_url, backoff=["1s"])
-    app.handler(dead_lettered("work"), error)
+    app.handler(dead_lettered("work"), error, error)
     async with started(app):
         await app.broker.declare_queue(RabbitQueue("dead"))
         await app.broker.publish("body", "work")
-        first, again = await app.many(2)
-        assert (first.body, again.body) == ("body", "body")
+        first, again, third = await app.many(3)
+        assert {one.body for one in (first, again, third)} == {"body"}
         assert again.message.raw_message.redelivered
+    # Half a pause at least, and the second pause is twice as long.
+    assert again.at - first.at >= 0.5
+    assert third.at - again.at >= 1.0
     assert await ready_at(vhost.url, "dead") == 0
 
 

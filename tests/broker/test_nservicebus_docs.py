@@ -34,9 +34,11 @@ def programs() -> dict[str, str]:
     return found
 
 
-async def start(vhost: Vhost, *command: str) -> Process:
+async def start(vhost: Vhost, folder: Path, *command: str) -> Process:
     environment = {**os.environ, "BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
-    return await asyncio.create_subprocess_exec(sys.executable, *command, env=environment, stdout=PIPE, stderr=PIPE)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, *command, env=environment, cwd=folder, stdout=PIPE, stderr=PIPE
+    )
 
 
 async def ended(process: Process) -> str:
@@ -52,7 +54,7 @@ async def test_the_programs_do_what_the_page_says(vhost: Vhost, tmp_path: Path) 
     (printed,) = (text for language, text in blocks(PAGE) if language == "" and not text.startswith("$"))
     (commands,) = (text for _, text in blocks(PAGE) if text.startswith("$"))
     for command, output in commands_of(commands):
-        process = await start(vhost, "-m", *shlex.split(command))
+        process = await start(vhost, tmp_path, "-m", *shlex.split(command))
         assert shape(await ended(process)) == shape(output.replace("virtual host /", f"virtual host {vhost.name}"))
     transport = await asyncio.to_thread(Transport, vhost.url)
     for queue in ("Sales", "Reporting", "Particular.ServiceControl"):
@@ -63,7 +65,7 @@ async def test_the_programs_do_what_the_page_says(vhost: Vhost, tmp_path: Path) 
     async def receive(queue: str) -> Any:
         return await asyncio.to_thread(transport.receive, queue)
 
-    billing = await start(vhost, str(tmp_path / "billing.py"))
+    billing = await start(vhost, tmp_path, "billing.py")
     try:
         registered = await receive("Particular.ServiceControl")
         assert registered.json()["Endpoint"] == "Billing"
@@ -78,7 +80,7 @@ async def test_the_programs_do_what_the_page_says(vhost: Vhost, tmp_path: Path) 
         headers = {"NServiceBus.EnclosedMessageTypes": "Shop.OrderCancelled, Shop"}
         await asyncio.to_thread(transport.publish, "Shop:OrderCancelled", "", headers, b'{"OrderId":7}', "m1")
         assert (await receive("audit")).json() == {"OrderId": 7}
-        await ended(await start(vhost, str(tmp_path / "web.py")))
+        await ended(await start(vhost, tmp_path, "web.py"))
         order = await receive("Sales")
         assert order.headers["NServiceBus.EnclosedMessageTypes"] == "Shop.PlaceOrder"
         assert order.headers["NServiceBus.OriginatingEndpoint"] == "Web"

@@ -144,6 +144,45 @@ async def test_a_failed_task_is_retried_after_its_delay(vhost: Vhost, kind: Kind
         assert 0.2 <= after - before < 0.2 + MAX_LATENESS
 
 
+async def test_a_task_out_of_retries_ends_with_its_error(vhost: Vhost, kind: Kind) -> None:
+    """After three attempts, the last ones delayed, and its queue is empty."""
+    broker = make_broker(vhost.url, kind)
+    runs = Runs()
+
+    async def fail() -> None:
+        runs.add("tried")
+        raise ValueError("failed")
+
+    failing = broker.register_task(fail, retry_on_error=True, max_retries=3)
+    async with started(broker) as work:
+        work()
+        task = await failing.kiq()
+        assert [label for label, _ in await runs.many(3)] == ["tried"] * 3
+        result = await task.wait_result(check_interval=0.02, timeout=TIMEOUT)
+        assert (result.is_err, str(result.error)) == (True, "failed")
+        await adding(broker, runs).kiq("last")
+        assert (await runs.next())[0] == "last"
+
+
+async def test_a_delay_of_zero_is_no_delay(vhost: Vhost, kind: Kind) -> None:
+    """Also of a retry: the task goes straight to its queue."""
+    broker = make_broker(vhost.url, kind)
+    runs = Runs()
+
+    async def fail_once(context: Annotated[Context, TaskiqDepends()]) -> str:
+        runs.add(context.message.labels.get("_retries", 0))
+        if not context.message.labels.get("_retries"):
+            raise ValueError("failed")
+        return "done"
+
+    failing = broker.register_task(fail_once, retry_on_error=True)
+    async with started(broker) as work:
+        work()
+        task = await failing.kicker().with_labels(delay=0).kiq()
+        assert [int(label) for label, _ in await runs.many(2)] == [0, 1]
+        assert (await task.wait_result(check_interval=0.02, timeout=TIMEOUT)).return_value == "done"
+
+
 @pytest.mark.parametrize(("sender", "receiver"), [("stock", "adapted"), ("adapted", "stock")])
 async def test_workers_run_what_the_other_broker_delayed(vhost: Vhost, sender: Kind, receiver: Kind) -> None:
     """So workers can be moved one by one, and back, with tasks waiting."""

@@ -22,6 +22,9 @@ Call = Callable[[Any], object]
 CALLS: dict[str, Call] = {
     "publish(delay=)": lambda value: check_message(bide.OutgoingMessage(b"", to="q", delay=value)),
     "publish(expiration=)": lambda value: check_message(bide.OutgoingMessage(b"", to="q", expiration=value)),
+    "Clock(max_delay=)": lambda value: bide.Clock(max_delay=value),
+    "Clock(resolution=)": lambda value: bide.Clock(resolution=value),
+    "WaitingHall(resolution=)": lambda value: bide.WaitingHall(resolution=value),
     "connect(timeout=)": lambda value: bide.connect("amqp://h", timeout=value),
     "connect(wait=)": lambda value: bide.connect("amqp://h", wait=value),
     "schedule(every=)": lambda value: Recurrence.of(value, now=datetime.now(UTC)),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from bide.admin.apply import Applied, apply, check_release, exists
 from bide.amqp.connection import Connection
+from bide.delay.event_routing import EventRouting
 from bide.delay.message_type import MessageType
 from bide.delay.protocol import DelayInfrastructure, QueueTarget, check_name
 from bide.errors import InvalidInputError, NotAppliedError, UnsupportedTargetError
@@ -22,6 +23,7 @@ def endpoint_topology(
     instances: Iterable[str] = (),
     sent_to: Iterable[str] = (),
     subscriptions: Iterable[MessageType] = (),
+    publications: Iterable[MessageType] = (),
     queue_type: QueueType = "quorum",
 ) -> Topology:
     """What an endpoint needs, so that senders can address it, with and without a delay.
@@ -32,11 +34,12 @@ def endpoint_topology(
         sent_to: queues that the endpoint only sends to, such as those for errors and audits. They get no delayed
             messages.
         subscriptions: types of events that the endpoint receives.
+        publications: types of events that the endpoint publishes.
         queue_type: the type of all these queues.
 
     Raises:
         InvalidInputError: a name is invalid, or is given twice.
-        UnsupportedTargetError: it subscribes to events, and the layout has no rule for events.
+        UnsupportedTargetError: there are subscriptions or publications, and the layout has no rule for events.
     """
     receiving = [name, *(f"{name}-{one}" for one in instances)]
     names = [*receiving, *sent_to]
@@ -52,6 +55,8 @@ def endpoint_topology(
         topology |= infrastructure.route(infrastructure.resolution, QueueTarget(queue)).requires
     for kind in subscriptions:
         topology |= subscription_topology(infrastructure, name, kind)
+    for kind in publications:
+        topology |= _event_routing(infrastructure, kind).publication(kind)
     return topology
 
 
@@ -61,13 +66,17 @@ def subscription_topology(infrastructure: DelayInfrastructure, queue: str, kind:
     Raises:
         UnsupportedTargetError: the layout has no rule for events.
     """
+    return _event_routing(infrastructure, kind).subscription(kind, queue)
+
+
+def _event_routing(infrastructure: DelayInfrastructure, kind: MessageType) -> EventRouting:
     routing = infrastructure.event_routing()
     if routing is None:
         raise UnsupportedTargetError(
-            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
-            f"{queue!r}: use infrastructure=bide.NServiceBus() or --layout nservicebus, or bind the queue yourself"
+            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to queues: use "
+            "infrastructure=bide.NServiceBus() or --layout nservicebus, or declare the bindings yourself"
         )
-    return routing.subscription(kind, queue)
+    return routing
 
 
 async def create_endpoint(connection: Connection, infrastructure: DelayInfrastructure, topology: Topology) -> Applied:

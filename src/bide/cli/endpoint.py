@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +17,7 @@ from bide.cli.settings import Settings, broker_options, json_option, layout_opti
 if TYPE_CHECKING:
     from bide.admin.apply import Applied
     from bide.admin.endpoints import QueueType
+    from bide.delay.message_type import MessageType
     from bide.delay.protocol import DelayInfrastructure
     from bide.topology import Topology
 
@@ -27,7 +31,8 @@ def endpoint() -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--error-queue", metavar="QUEUE", help="Also declare this queue for failed messages.")
 @click.option("--audit-queue", metavar="QUEUE", help="Also declare this queue for audit copies.")
-@click.option("--subscribe", "types", multiple=True, metavar="TYPE", help="Bind NAME to events of TYPE. Repeatable.")
+@click.option("--subscribe", multiple=True, metavar="TYPE", help="Bind NAME to events of TYPE. Repeatable.")
+@click.option("--publish", multiple=True, metavar="TYPE", help="Also declare what events of TYPE need. Repeatable.")
 @click.option("--instance", "instances", multiple=True, metavar="ID", help="Also declare NAME-ID. Repeatable.")
 @click.option(
     "--type",
@@ -47,7 +52,8 @@ def create(
     name: str,
     error_queue: str | None,
     audit_queue: str | None,
-    types: tuple[str, ...],
+    subscribe: tuple[str, ...],
+    publish: tuple[str, ...],
     instances: tuple[str, ...],
     kind: QueueType,
     infrastructure: DelayInfrastructure,
@@ -58,9 +64,11 @@ def create(
     With the layout nservicebus, endpoints of .NET and of bide can then start without the permission to declare: bide's
     with declare=False, those of .NET without their installers. What exists already stays unchanged. A queue of another
     type is an error.
+
+    TYPE is the name of a class without a base class and interfaces, or MODULE:NAME of a bide.MessageType. The module is
+    imported, also from the current folder.
     """
     from bide.admin.endpoints import endpoint_topology
-    from bide.delay.message_type import MessageType
 
     others = [one for one in (error_queue, audit_queue) if one is not None]
     topology = endpoint_topology(
@@ -68,7 +76,8 @@ def create(
         name,
         instances=instances,
         sent_to=others,
-        subscriptions=map(MessageType, types),
+        subscriptions=[_message_type(one) for one in subscribe],
+        publications=[_message_type(one) for one in publish],
         queue_type=kind,
     )
     with working("declaring"):
@@ -79,6 +88,25 @@ def create(
     echo(f"{infrastructure.name}: {declared} on the virtual host {vhost}")
     for queue in topology.queues:
         echo(f"  {queue.name}")
+
+
+def _message_type(text: str) -> MessageType:
+    """The type with this name, or the one that a Python module describes."""
+    from bide.delay.message_type import MessageType
+
+    module, colon, name = text.partition(":")
+    if not colon:
+        return MessageType(text)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(import_module(module), name)
+    except (Exception, SystemExit) as error:
+        raise click.UsageError(f"{text!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not isinstance(found, MessageType):
+        raise click.UsageError(f"{text!r} is of type {type(found).__name__}: name a bide.MessageType")
+    return found
 
 
 async def _create(settings: Settings, infrastructure: DelayInfrastructure, topology: Topology) -> tuple[Applied, str]:

@@ -42,7 +42,6 @@ from bide.delay.protocol import (
     Wait,
     address_of,
     check_name,
-    check_span,
     check_topic_key,
     existing,
     round_up,
@@ -51,6 +50,7 @@ from bide.delay.queues import waiting_queue
 from bide.delay.release import release_key, release_queue
 from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import clock_wait
+from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Topology
 
@@ -64,7 +64,7 @@ MAX_LANES: Final = 64
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Clock(ClockNames, DelayInfrastructure):
     """Delays by units of time, from 10 ms to 3199 days, with one hop per non-zero digit.
 
@@ -91,6 +91,7 @@ class Clock(ClockNames, DelayInfrastructure):
         InvalidTopologyError: ``lanes`` is out of range.
     """
 
+    # The digests of Spark's jobs leave out settings with these defaults.
     prefix: str = "bide"
     max_delay: timedelta = MAX_DELAY
     resolution: timedelta = RESOLUTION
@@ -98,17 +99,26 @@ class Clock(ClockNames, DelayInfrastructure):
     carrier: Carrier | None = None
     hides_keys: bool = False
 
-    def __post_init__(self) -> None:
-        check_name("prefix", self.prefix, limit=100)
-        if self.prefix.startswith("amq."):
-            raise InvalidNameError(
-                f"the prefix {self.prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another"
-            )
-        for what, value in (("max_delay", self.max_delay), ("resolution", self.resolution)):
-            check_span(what, value)
-        object.__setattr__(self, "max_delay", longest_delay(self.max_delay, self.resolution))
-        if self.lanes.__class__ is not int or not 1 <= self.lanes <= MAX_LANES:
-            raise InvalidTopologyError([f"{self.lanes} lanes: give 1 to {MAX_LANES}"])
+    def __init__(
+        self,
+        *,
+        prefix: str = "bide",
+        max_delay: DelayLike = MAX_DELAY,
+        resolution: DelayLike = RESOLUTION,
+        lanes: int = 1,
+        carrier: Carrier | None = None,
+        hides_keys: bool = False,
+    ) -> None:
+        check_name("prefix", prefix, limit=100)
+        if prefix.startswith("amq."):
+            raise InvalidNameError(f"the prefix {prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another")
+        step = parse_delay(resolution)
+        longest = longest_delay(parse_delay(max_delay), step)
+        if lanes.__class__ is not int or not 1 <= lanes <= MAX_LANES:
+            raise InvalidTopologyError([f"{lanes} lanes: give 1 to {MAX_LANES}"])
+        checked = {"prefix": prefix, "max_delay": longest, "resolution": step, "lanes": lanes}
+        for name, value in (checked | {"carrier": carrier, "hides_keys": hides_keys}).items():
+            object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:

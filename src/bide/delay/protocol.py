@@ -351,16 +351,6 @@ def owned_by(base: str, name: str) -> bool:
     return name.startswith(f"{base}.") and name != log and not name.startswith(f"{log}.")
 
 
-def check_span(what: str, value: object) -> None:
-    """Check that a setting is a ``timedelta``.
-
-    Raises:
-        InvalidDelayError: the setting has another type.
-    """
-    if not isinstance(value, timedelta):
-        raise InvalidDelayError(f"the {what} {value!r} is of type {type(value).__name__}: give a timedelta")
-
-
 def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: bool = False) -> None:
     """Check that a name fits into an AMQP short string.
 

@@ -33,14 +33,13 @@ from bide.delay.protocol import (
     Wait,
     address_of,
     check_name,
-    check_span,
     existing,
     round_up,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
 from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import hall_wait
-from bide.durations import format_delay
+from bide.durations import DelayLike, format_delay, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
@@ -70,7 +69,7 @@ _SHOWN_ROUNDS: Final = 4
 """The number of rounds that an explained route shows. Further rounds in the middle are shown as one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class WaitingHall(HallNames, DelayInfrastructure):
     """Delays of up to a hundred years on few queues, with a relay that routes the messages.
 
@@ -92,29 +91,30 @@ class WaitingHall(HallNames, DelayInfrastructure):
         InvalidNameError: the prefix is empty, too long, or starts with ``amq.``.
     """
 
+    # The digests of Spark's jobs leave out settings with these defaults.
     prefix: str = "bide"
     levels: int = DEFAULT_LEVELS
     resolution: timedelta = UNIT
 
-    def __post_init__(self) -> None:
-        check_name("prefix", self.prefix, limit=100)
-        if self.prefix.startswith("amq."):
-            raise InvalidNameError(
-                f"the prefix {self.prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another"
-            )
-        if not 1 <= self.levels <= MAX_LEVELS:
-            raise InvalidInputError(f"{self.levels} levels: give 1 to {MAX_LEVELS}")
-        check_span("resolution", self.resolution)
-        if self.resolution < timedelta(milliseconds=10) or self.resolution % MILLISECOND:
+    def __init__(self, *, prefix: str = "bide", levels: int = DEFAULT_LEVELS, resolution: DelayLike = UNIT) -> None:
+        check_name("prefix", prefix, limit=100)
+        if prefix.startswith("amq."):
+            raise InvalidNameError(f"the prefix {prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another")
+        if not 1 <= levels <= MAX_LEVELS:
+            raise InvalidInputError(f"{levels} levels: give 1 to {MAX_LEVELS}")
+        step = parse_delay(resolution)
+        if step < timedelta(milliseconds=10) or step % MILLISECOND:
             raise InvalidDelayError(
-                f"the resolution {format_delay(self.resolution)} must be a whole number of milliseconds, at least 10: "
+                f"the resolution {format_delay(step)} must be a whole number of milliseconds, at least 10: "
                 "1s or 250ms for example"
             )
-        if self.resolution > MAX_TTL // (1 << self.levels - 1):
+        if step > MAX_TTL // (1 << levels - 1):
             raise InvalidDelayError(
-                f"the highest of {self.levels} levels of {format_delay(self.resolution)} would hold messages longer "
+                f"the highest of {levels} levels of {format_delay(step)} would hold messages longer "
                 f"than RabbitMQ's limit of {format_delay(MAX_TTL)}: give fewer levels; longer delays wait in rounds"
             )
+        for name, value in {"prefix": prefix, "levels": levels, "resolution": step}.items():
+            object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:

@@ -33,6 +33,7 @@ from bide.durations import DelayLike, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations.aio_pika import AioPikaDelays
 from bide.recoverability.history import HEADER_RETRIES
+from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ log = logger(__name__)
 
 HEADER: Final = "bide-delay"
 """The header of :func:`delayed`. It is never sent: aio-pika refuses its value, so no message loses its delay."""
+
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 60.0
+"""Seconds before a message goes back to its queue because its retry cannot be sent."""
 
 Publish = Callable[["RabbitPublishCommand"], Awaitable[Any]]
 
@@ -91,6 +96,9 @@ class DelayMiddleware:
     delay, then after the second, and so on. After the last one, an error is left to the subscriber's ``ack_policy``,
     and ``NackMessage`` rejects the message.
 
+    If the next attempt cannot be sent, the message goes back to its queue after a pause of a second. The pause doubles
+    up to a minute, until a retry can be sent.
+
     In FastStream's ``TestRabbitBroker``, delayed messages arrive at once, and nothing is retried.
 
     Args:
@@ -109,6 +117,7 @@ class DelayMiddleware:
         schedules: Connecting | None = None,
     ) -> None:
         self.backoff = tuple(parse_delay(one) for one in backoff)
+        self.pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._broker = broker
         self._delays = AioPikaDelays(infrastructure)
         self._schedules = schedules
@@ -291,11 +300,17 @@ class _Scope(BaseMiddleware["RabbitPublishCommand", Any]):
             except RejectMessage:
                 raise
             except Exception:
+                pause = self._delays.pauses.next()
+                log.exception(
+                    "cannot retry %r, which failed: %r; requeueing it in %.1f s", msg.message_id, error, pause
+                )
+                # Without a pause, the handler would get the message again at once, for as long as the cause lasts.
+                await asyncio.sleep(pause)
                 # This error must not reach FastStream, which would apply the ack_policy: it rejects the message.
-                log.exception("cannot retry %r, which failed: %r; requeueing it", msg.message_id, error)
                 raise NackMessage from error
             if decided is None or not is_sent:
                 raise
+            self._delays.pauses.reset()
             log.warning("%r failed, and is handled again in %s: %r", msg.message_id, decided.delay, error)
             raise AckMessage from error
 
