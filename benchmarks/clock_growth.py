@@ -24,10 +24,7 @@ import bide
 from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.local_broker import LocalBroker
-from bide.local_broker.configuration import USER
-from tests.faults.cluster import cluster
-from tests.support import Rabbitmq
+from bide.local_broker import LocalBroker, LocalCluster
 
 _TARGETS: Final = bide.Topology(queues=[bide.Queue.quorum("steady"), bide.Queue.quorum("other")])
 _PAUSE: Final = 0.025
@@ -109,16 +106,15 @@ def percentile(values: list[float], share: float) -> float:
 
 def measure_cluster(nodes: int, rounds: int, chroot: Path | None) -> None:
     """Print the time of the first delayed publish on empty virtual hosts of a cluster."""
-    with cluster(Rabbitmq(chroot=chroot, home=None), count=nodes) as made:
-        print(f"RabbitMQ {'.'.join(map(str, made.release))}, {nodes} nodes", flush=True)
+    with LocalCluster.start(nodes=nodes, ephemeral=True, chroot=chroot) as made:
+        print(f"RabbitMQ {made.release}, {nodes} nodes", flush=True)
         first = []
         for number in range(rounds):
             name = f"growth-{number}"
-            made.nodes[0].rabbitmqctl("add_vhost", name)
-            made.nodes[0].rabbitmqctl("set_permissions", "--vhost", name, USER, ".*", ".*", ".*")
+            made.nodes[0].add_vhost(name)
             # The other nodes start the virtual host a moment later.
             time.sleep(1)
-            first.append(asyncio.run(first_publish(f"{made.url}/{name}")))
+            first.append(asyncio.run(first_publish(made.vhost_url(name))))
         load = os.getloadavg()[0]
         print(
             f"first delayed message: median {median(first):.2f} s, at most {max(first):.2f} s, load average {load:.1f}"

@@ -177,7 +177,7 @@ def test_starting_it_again_finds_the_running_broker(broker: LocalBroker, rabbitm
     again = rabbitmq.start(broker.folder)
     assert again.to_dict() == broker.to_dict()
     found = find_running(broker.folder)
-    assert found is not None
+    assert isinstance(found, LocalBroker)
     assert found.pid == broker.pid
 
 

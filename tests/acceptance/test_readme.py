@@ -15,7 +15,7 @@ import pytest
 
 import bide
 from bide.delay.protocol import QueueTarget
-from bide.local_broker import LocalBroker
+from bide.local_broker.cluster import attach
 from tests.acceptance.test_cli import Program
 from tests.readme import GETTING_STARTED, INSTALL, PIPELINE, README, ROOT, Shell, blocks, commands_of, read, shape
 from tests.spark.spark_processes import Counter, wait_until
@@ -31,7 +31,7 @@ PAGES: Final = [README, "CONTRIBUTING.md", *sorted(f"docs/{page.name}" for page 
 def shell(tmp_path: Path, rabbitmq: Rabbitmq) -> Iterator[Shell]:
     found = Shell(tmp_path, rabbitmq)
     yield found
-    LocalBroker(found.state / "bide" / "broker").stop()
+    attach(found.state / "bide" / "broker").stop()
 
 
 def program_of(page: str, title: str, language: str = "python") -> str:
@@ -123,6 +123,21 @@ def test_the_readme_prints_what_it_shows(shell: Shell) -> None:
             assert serving.wait(TIMEOUT) == 0
         finally:
             serving.kill()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_commands_on_a_cluster_print_what_the_page_shows(shell: Shell) -> None:
+    check_commands(shell, program_of(GETTING_STARTED, "A cluster on one machine", ""))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_program_that_partitions_a_cluster_runs(shell: Shell) -> None:
+    (shell.folder / "partition.py").write_text(
+        program_of(GETTING_STARTED, "A cluster on one machine"), encoding="utf-8"
+    )
+    assert shell.paste("python partition.py") == ""
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from bide.delayed_plugin.pending import PendingMessage, parse_page, read_page
 from bide.durations import EPOCH
 from bide.errors import BrokerError, InvalidInputError, LocalBrokerError
 from bide.local_broker import LocalBroker
-from bide.local_broker.configuration import NODE_NAME
+from bide.local_broker.configuration import SINGLE_NODE
 from bide.local_broker.state import State
 
 TERMS = {path.stem: path.read_text().strip() for path in (Path(__file__).parent / "delayed_plugin_terms").glob("*.txt")}
@@ -44,7 +44,7 @@ def rabbitmqctl(broker: LocalBroker, folder: Path) -> str:
     """A command for ``--rabbitmqctl``."""
     state = State.load(broker.folder)
     assert state is not None
-    words = " ".join(f"'{word}'" for word in [*state.commands["rabbitmqctl"], "--node", NODE_NAME])
+    words = " ".join(f"'{word}'" for word in [*state.commands["rabbitmqctl"], "--node", SINGLE_NODE.name])
     path = folder / "rabbitmqctl"
     environment = "\n".join(f"export {name}='{value}'" for name, value in state.environment.items())
     path.write_text(f'#!/bin/sh\n{environment}\nexec {words} "$@"\n')

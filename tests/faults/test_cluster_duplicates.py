@@ -11,8 +11,9 @@ from datetime import timedelta
 import pytest
 
 import bide
+from bide.local_broker import LocalBroker, LocalCluster
 from tests.broker.endpoints import Recorder, running
-from tests.faults.cluster import Cluster, Node, cluster
+from tests.faults.cluster import cluster
 from tests.faults.conftest import CLOCK
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
@@ -36,14 +37,14 @@ MOVE_LEADERS = """
 
 
 @pytest.fixture(scope="module")
-def three_nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
+def three_nodes(rabbitmq: Rabbitmq) -> Iterator[LocalCluster]:
     with cluster(rabbitmq) as three_nodes:
         yield three_nodes
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(three_nodes: Cluster) -> None:
+async def test_deduplicate_handles_messages_duplicated_by_leader_changes_once(three_nodes: LocalCluster) -> None:
     recorder = Recorder()
     app = bide.Endpoint("handled", retry=bide.Retry(immediate=0, delays=[]), deduplicate="10m", observers=[recorder])
     handled: Counter[str | None] = Counter()
@@ -88,7 +89,7 @@ def outgoing() -> Iterator[bide.OutgoingMessage]:
 
 
 @asynccontextmanager
-async def leaders_that_move(node: Node) -> AsyncIterator[None]:
+async def leaders_that_move(node: LocalBroker) -> AsyncIterator[None]:
     async def move() -> None:
         while True:
             await asyncio.to_thread(node.rabbitmqctl, "eval", MOVE_LEADERS)

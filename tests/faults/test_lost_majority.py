@@ -10,22 +10,23 @@ import pytest
 
 import bide
 from bide.errors import PublishError
+from bide.local_broker import LocalCluster
 from bide.messages.outgoing import OutgoingMessage
 from tests.broker.receiving import eventually, fresh
-from tests.faults.cluster import Cluster, cluster
+from tests.faults.cluster import cluster
 from tests.faults.conftest import CLOCK
 from tests.support import Rabbitmq
 
 
 @pytest.fixture
-def nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
+def nodes(rabbitmq: Rabbitmq) -> Iterator[LocalCluster]:
     with cluster(rabbitmq) as made:
         yield made
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-async def test_a_lost_majority_is_named_in_every_error(nodes: Cluster) -> None:
+async def test_a_lost_majority_is_named_in_every_error(nodes: LocalCluster) -> None:
     one, *others = nodes.nodes
     queue = fresh("q")
     async with (
@@ -57,7 +58,7 @@ async def test_a_lost_majority_is_named_in_every_error(nodes: Cluster) -> None:
         # Of the clients that know of the other hosts, it also says that these do not let them in.
         assert all(node.host in str(result) for node in others for result in results[4:6])
         for node in others:
-            await asyncio.to_thread(node.start)
+            await asyncio.to_thread(node.restart)
 
         async def goes_on() -> bool:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 import pytest
@@ -16,9 +16,10 @@ from bide.admin.taps import turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import USER
 from tests.broker.receiving import eventually
-from tests.faults.cluster import Node, cluster
+from tests.faults.cluster import cluster
 from tests.faults.conftest import CLOCK
 from tests.support import Rabbitmq
 
@@ -26,10 +27,15 @@ VHOST = "the shop"
 
 
 @pytest.fixture
-def nodes(rabbitmq: Rabbitmq) -> Iterator[list[Node]]:
+def nodes(rabbitmq: Rabbitmq) -> Iterator[Sequence[LocalBroker]]:
     """Three nodes that could be one cluster."""
     with cluster(rabbitmq, joined=False) as made:
         yield made.nodes
+
+
+def join_cluster(node: LocalBroker, other: LocalBroker) -> None:
+    for arguments in (["stop_app"], ["join_cluster", other.name], ["start_app"]):
+        node.rabbitmqctl(*arguments)
 
 
 def commands(finding: Finding) -> list[list[str]]:
@@ -38,7 +44,7 @@ def commands(finding: Finding) -> list[list[str]]:
 
 
 @pytest.mark.long
-async def test_verify_reports_queues_without_replicas(nodes: list[Node]) -> None:
+async def test_verify_reports_queues_without_replicas(nodes: Sequence[LocalBroker]) -> None:
     one, two, three = nodes
     await asyncio.to_thread(one.rabbitmqctl, "add_vhost", VHOST)
     await asyncio.to_thread(one.rabbitmqctl, "set_permissions", "--vhost", VHOST, USER, ".*", ".*", ".*")
@@ -58,7 +64,7 @@ async def test_verify_reports_queues_without_replicas(nodes: list[Node]) -> None
         assert await is_fine("replication")
         for node in (two, three):
             # In a thread: on a slow machine it takes longer than the broker waits for the connection's heartbeats.
-            await asyncio.to_thread(node.join_cluster, one)
+            await asyncio.to_thread(join_cluster, node, one)
         (finding,) = await findings("replication")
         assert finding.status == "problem", finding.text
         assert "23 of 23 queues have fewer than 3 members ('bide.v1.s1', 'bide.v1.s10' and 21 more)" in finding.text

@@ -14,11 +14,12 @@ import pytest
 
 import bide
 from bide import ScheduleOutcome
+from bide.local_broker import LocalCluster
 from bide.schedules.encoding import decode
 from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule
 from tests.broker.schedule_log import gating, read_log
-from tests.faults.cluster import Cluster, cluster
+from tests.faults.cluster import cluster
 from tests.faults.conftest import DedicatedBroker
 from tests.support import Rabbitmq, flush_declarations
 from tests.timeouts import TIMEOUT
@@ -91,20 +92,20 @@ async def test_a_broker_that_is_killed_three_times_leaves_every_answer_true(
 
 
 @pytest.fixture(scope="module")
-def three_nodes(rabbitmq: Rabbitmq) -> Iterator[Cluster]:
+def three_nodes(rabbitmq: Rabbitmq) -> Iterator[LocalCluster]:
     with cluster(rabbitmq) as three_nodes:
         yield three_nodes
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_leaders_that_change_leave_every_answer_true(three_nodes: Cluster, tmp_path: Path) -> None:
+async def test_leaders_that_change_leave_every_answer_true(three_nodes: LocalCluster, tmp_path: Path) -> None:
     """Each node is killed once, and with it the leaders of the streams and queues that it has."""
 
     def kill(number: int) -> None:
         node = three_nodes.nodes[number]
         node.kill()
-        node.start()
+        node.restart()
 
     url = three_nodes.url
     async with bide.connect(url, timeout=timedelta(seconds=TIMEOUT)) as client:
@@ -115,7 +116,7 @@ async def test_leaders_that_change_leave_every_answer_true(three_nodes: Cluster,
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_schedules_that_are_confirmed_while_leaders_change_are_in_the_log(three_nodes: Cluster) -> None:
+async def test_schedules_that_are_confirmed_while_leaders_change_are_in_the_log(three_nodes: LocalCluster) -> None:
     """RabbitMQ below 4.0.1 may confirm messages without storing them; see :class:`ScheduleChannel`."""
     confirmed, stopping = set[str](), asyncio.Event()
     changed = asyncio.Condition()
@@ -161,11 +162,11 @@ async def test_schedules_that_are_confirmed_while_leaders_change_are_in_the_log(
         for node in (first, third):
             await is_confirmed(len(confirmed) + COUNT)
             # What is sent to leaders on this node now is in flight when another node gets to lead.
-            node.freeze()
+            await asyncio.to_thread(node.pause)
             await asyncio.sleep(1)
             await asyncio.to_thread(node.kill)
             await is_confirmed(len(confirmed) + COUNT)
-            await asyncio.to_thread(node.start)
+            await asyncio.to_thread(node.restart)
         stopping.set()
     logs = [await read_log(second.url, partition) for partition in range(PARTITIONS)]
     records = [decode(one.body) for log in logs for one in log if one.exchange == ScheduleNames().operations]

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from bide.local_broker.configuration import (
     PLUGINS,
+    BrokerNode,
     Ports,
     advanced_config,
     enabled_plugins,
     environment,
+    inetrc,
     is_free,
     rabbitmq_conf,
 )
@@ -20,7 +22,7 @@ PORTS = Ports(amqp=20_001, management=20_002, stream=20_003, distribution=20_004
 
 
 def test_every_listener_is_on_loopback() -> None:
-    lines = rabbitmq_conf(ports=PORTS, password="secret", plugins=PLUGINS, extra="").splitlines()
+    lines = rabbitmq_conf(ports=PORTS, address="127.0.0.1", password="secret", plugins=PLUGINS, extra="").splitlines()
     assert "listeners.tcp.local = 127.0.0.1:20001" in lines
     assert {"management.tcp.ip = 127.0.0.1", "management.tcp.port = 20002"} <= set(lines)
     assert "stream.listeners.tcp.local = 127.0.0.1:20003" in lines
@@ -29,14 +31,16 @@ def test_every_listener_is_on_loopback() -> None:
 
 def test_disabled_plugins_are_not_configured() -> None:
     """RabbitMQ refuses keys of plugins that are not enabled."""
-    text = rabbitmq_conf(ports=PORTS, password="secret", plugins=["rabbitmq_management"], extra="")
+    text = rabbitmq_conf(ports=PORTS, address="127.0.0.1", password="secret", plugins=["rabbitmq_management"], extra="")
     assert "stream" not in text
     assert "management.tcp.port = 20002" in text
 
 
 def test_configuration_of_the_caller_comes_last() -> None:
     """Of a key that is there twice, RabbitMQ takes the last."""
-    text = rabbitmq_conf(ports=PORTS, password="secret", plugins=PLUGINS, extra="\nmax_message_size = 1000\n\n")
+    text = rabbitmq_conf(
+        ports=PORTS, address="127.0.0.1", password="secret", plugins=PLUGINS, extra="\nmax_message_size = 1000\n\n"
+    )
     assert text.endswith("\nmax_message_size = 1000\n")
 
 
@@ -49,7 +53,9 @@ def test_erlang_files_hold_valid_terms() -> None:
 
 
 def test_the_environment_keeps_the_broker_in_its_folder() -> None:
-    values = environment(folder=Path("/b"), ports=PORTS, path="/usr/bin", more={"RABBITMQ_LOG": "debug"})
+    values = environment(
+        folder=Path("/b"), ports=PORTS, node=BrokerNode(), path="/usr/bin", more={"RABBITMQ_LOG": "debug"}
+    )
     assert values["BIDE_BROKER_FOLDER"] == "/b"
     assert values["HOME"] == "/b/home"
     assert values["PATH"] == "/usr/bin"
@@ -74,4 +80,26 @@ def test_ports_are_reused_while_they_are_free() -> None:
         assert before.taken() == [before.stream]
         after = Ports.choose(before=before)
     assert after.stream != before.stream
+    assert not set(asdict(Ports.choose(before=before, exclude=asdict(before).values())).values()) & set(
+        asdict(before).values()
+    )
     assert replace(after, stream=before.stream) == before
+
+
+def test_each_host_of_a_cluster_has_one_address() -> None:
+    """Of two lines for the same address, Erlang takes the last only."""
+    assert inetrc([BrokerNode("a@localhost"), BrokerNode("b@localhost")]) == (
+        '{host, {127,0,0,1}, ["localhost"]}.\n{lookup, [file, native]}.\n'
+    )
+    assert inetrc([BrokerNode("a@n1", "10.1.2.1", "x1"), BrokerNode("b@n2", "10.1.2.2", "x2")]) == (
+        '{host, {10,1,2,1}, ["n1"]}.\n{host, {10,1,2,2}, ["n2"]}.\n{lookup, [file, native]}.\n'
+    )
+
+
+def test_programs_of_a_node_run_in_its_network_namespace() -> None:
+    assert BrokerNode().inside("rabbitmqctl") == ["rabbitmqctl"]
+    assert BrokerNode("a@n1", "10.1.2.1", "x1").inside("rabbitmqctl") == [
+        "nsenter",
+        "--net=/run/netns/x1",
+        "rabbitmqctl",
+    ]

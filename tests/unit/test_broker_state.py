@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import stat
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bide.errors import LocalBrokerError
-from bide.local_broker.configuration import Ports
-from bide.local_broker.processes import is_marked, marked, wait_until_gone
+from bide.local_broker.configuration import BrokerNode, Ports
+from bide.local_broker.processes import is_marked, is_paused, marked, wait_until_gone
 from bide.local_broker.state import (
     Pids,
     State,
@@ -24,6 +25,7 @@ from bide.local_broker.state import (
     password_of,
     write_private,
 )
+from tests.timeouts import TIMEOUT
 
 
 def a_state(folder: Path) -> State:
@@ -36,6 +38,9 @@ def a_state(folder: Path) -> State:
         commands={"epmd": ["epmd", "-port", "5"]},
         environment={"HOME": "/b/home"},
         stop_seconds=30.0,
+        node=BrokerNode("bide1@n1", "10.1.2.1", "x1"),
+        nodes=3,
+        cleanup=(["ip", "netns", "del", "x1"],),
         pids=Pids(supervisor=10, epmd=11, server=12),
     )
 
@@ -154,3 +159,17 @@ def test_processes_are_recognised_by_an_environment_variable(tmp_path: Path) -> 
         assert wait_until_gone(folder, seconds=10.0) == []
         assert not is_marked(ours.pid, folder)
         theirs.kill()
+
+
+def test_a_process_is_paused_between_sigstop_and_sigcont() -> None:
+    with waiting_program() as program:
+        assert not is_paused(program.pid)
+        program.send_signal(signal.SIGSTOP)
+        while not is_paused(program.pid):
+            time.sleep(0.01)
+        program.send_signal(signal.SIGCONT)
+        while is_paused(program.pid):
+            time.sleep(0.01)
+        program.kill()
+        program.wait(timeout=TIMEOUT)
+        assert not is_paused(program.pid)

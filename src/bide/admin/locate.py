@@ -14,7 +14,7 @@ from bide.management.api import ManagementApi
 from bide.management.endpoint import MANAGEMENT_VARIABLE, PORTS, ManagementEndpoint, endpoint_at, parse_management_url
 
 if TYPE_CHECKING:
-    from bide.local_broker import LocalBroker
+    from bide.local_broker import LocalBroker, LocalCluster
 
 STREAM_PORT_VARIABLE: Final = "BIDE_STREAM_PORT"
 
@@ -110,8 +110,8 @@ def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]
     return found
 
 
-def private_broker(url: BrokerUrl) -> LocalBroker | None:
-    """The broker that ``bide broker start`` started, if this URL leads to it."""
+def private_broker(url: BrokerUrl) -> LocalBroker | LocalCluster | None:
+    """The broker or cluster that ``bide broker start`` started, if this URL leads to it."""
     ports = {port for host, port in url.hosts if host in _LOOPBACK}
     if not ports:
         return None
@@ -121,8 +121,8 @@ def private_broker(url: BrokerUrl) -> LocalBroker | None:
         broker = find_running()
         if broker is None:
             return None
-        ((_, port),) = BrokerUrl.parse(broker.url).hosts
+        found = {port for _, port in BrokerUrl.parse(broker.url).hosts}
     except (LocalBrokerError, OSError):
         # The broker is stopping, or its folder belongs to another user.
         return None
-    return broker if port in ports else None
+    return broker if ports & found else None

@@ -12,7 +12,9 @@ from bide.cli.output import echo, print_json, working
 from bide.cli.settings import json_option, verbose_option
 
 if TYPE_CHECKING:
-    from bide.local_broker import LocalBroker
+    from bide.local_broker import LocalBroker, LocalCluster
+
+_MAX_NODES = 9
 
 _folder_option = click.option(
     "--folder",
@@ -23,7 +25,7 @@ _folder_option = click.option(
 
 @click.group()
 def broker() -> None:
-    """A private RabbitMQ on this machine.
+    """A private RabbitMQ on this machine, one node or a cluster.
 
     It uses an installed RabbitMQ, but runs as a separate node with its own data, password and ports, and listens only
     on this machine. Other RabbitMQ nodes are not affected.
@@ -32,6 +34,8 @@ def broker() -> None:
 
 @broker.command()
 @_folder_option
+@click.option("--nodes", type=click.IntRange(1, _MAX_NODES), help="Nodes of the cluster. [default: as before, or 1]")
+@click.option("--namespaces", is_flag=True, help="Run nodes in network namespaces (Linux, root, iproute2).")
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder, which 'stop' removes.")
 @click.option(
     "--home",
@@ -45,20 +49,43 @@ def broker() -> None:
 )
 @json_option("the broker's URLs, release and folder")
 @verbose_option
-def start(*, folder: Path | None, ephemeral: bool, home: Path | None, root: Path | None, as_json: bool) -> None:
+def start(
+    *,
+    folder: Path | None,
+    nodes: int | None,
+    namespaces: bool,
+    ephemeral: bool,
+    home: Path | None,
+    root: Path | None,
+    as_json: bool,
+) -> None:
     """Start the broker, and print the URL to use.
 
     It runs until 'bide broker stop'. A broker that already runs is not changed. A shell can evaluate the output:
-    eval "$(bide broker start)".
+    eval "$(bide broker start)". With '--nodes 3' it is a cluster, and the URL has all nodes; see 'bide broker node'.
     """
-    from bide.local_broker import LocalBroker, find_running
+    from bide.local_broker import LocalBroker, LocalCluster, find_running
+    from bide.local_broker.state import State, find_folder
 
-    running = None if ephemeral and folder is None else find_running(folder)
-    if running is None:
-        with working("starting RabbitMQ"):
+    before = None if ephemeral and folder is None else State.load(find_folder(folder))
+    count = nodes or (before.nodes if before else 0) or 1
+    if namespaces and count == 1:
+        raise click.UsageError("--namespaces is for clusters: give --nodes too, such as --nodes 3")
+    running = find_running(folder) if before else None
+    local: LocalBroker | LocalCluster
+    with working("starting RabbitMQ"):
+        if count == 1:
             local = LocalBroker.start(folder, ephemeral=ephemeral, detached=True, home=home, chroot=root)
-    else:
-        local = running
+        else:
+            local = LocalCluster.start(
+                folder,
+                nodes=count,
+                namespaces=namespaces or bool(before and before.cleanup),
+                ephemeral=ephemeral,
+                detached=True,
+                home=home,
+                chroot=root,
+            )
     if as_json:
         print_json(local.to_dict())
         return
@@ -83,11 +110,11 @@ def stop(*, folder: Path | None, as_json: bool) -> None:
 
     Its messages are kept for the next start, except those of an ephemeral broker. It is not an error if no broker runs.
     """
-    from bide.local_broker import LocalBroker, default_folder
-    from bide.local_broker.state import LOCK_FILE
+    from bide.local_broker.cluster import attach
+    from bide.local_broker.state import LOCK_FILE, find_folder
 
-    place = (folder or default_folder()).expanduser().resolve()
-    local = LocalBroker(place)
+    place = find_folder(folder)
+    local = attach(place)
     was_running = local.running
     if (place / LOCK_FILE).exists():
         with working("stopping RabbitMQ"):
@@ -104,9 +131,10 @@ def stop(*, folder: Path | None, as_json: bool) -> None:
 @verbose_option
 def status(*, folder: Path | None, as_json: bool) -> int:
     """Show the broker and its URLs; exit with 1 if it does not run."""
-    from bide.local_broker import default_folder, find_running
+    from bide.local_broker import find_running
+    from bide.local_broker.state import find_folder
 
-    place = (folder or default_folder()).expanduser().resolve()
+    place = find_folder(folder)
     local = find_running(place)
     if local is None:
         if as_json:
@@ -121,8 +149,104 @@ def status(*, folder: Path | None, as_json: bool) -> int:
     return 0
 
 
+@broker.group()
+def node() -> None:
+    """Stop, kill, pause or start a node of a cluster.
+
+    Nodes have numbers from 1 on; 'bide broker status' lists them.
+    """
+
+
+_number_argument = click.argument("number", type=int)
+
+
+@node.command("stop")
+@_number_argument
+@_folder_option
+@verbose_option
+def stop_node(*, number: int, folder: Path | None) -> None:
+    """Stop a node gracefully; its messages are kept."""
+    one = _running_node(folder, number)
+    with working(f"stopping node {number}"):
+        one.stop()
+    echo(f"node {number} is stopped; start it with: {_node_command('start', folder, number)}")
+
+
+@node.command("kill")
+@_number_argument
+@_folder_option
+@verbose_option
+def kill_node(*, number: int, folder: Path | None) -> None:
+    """Kill a node with SIGKILL, like a crash."""
+    _running_node(folder, number).kill()
+    echo(f"node {number} is killed; start it with: {_node_command('start', folder, number)}")
+
+
+@node.command("pause")
+@_number_argument
+@_folder_option
+@verbose_option
+def pause_node(*, number: int, folder: Path | None) -> None:
+    """Pause a node with SIGSTOP: it keeps its connections, but does not answer."""
+    one = _running_node(folder, number)
+    if one.paused:
+        raise click.ClickException(
+            f"node {number} is paused already: let it continue with '{_node_command('start', folder, number)}'"
+        )
+    one.pause()
+    echo(f"node {number} is paused; let it continue with: {_node_command('start', folder, number)}")
+
+
+@node.command("start")
+@_number_argument
+@_folder_option
+@verbose_option
+def start_node(*, number: int, folder: Path | None) -> None:
+    """Start a node that was stopped or killed, or let a paused one continue."""
+    one = _cluster(folder).node(number)
+    if one.paused:
+        one.resume()
+    elif one.running:
+        raise click.ClickException(f"node {number} runs already")
+    else:
+        with working(f"starting node {number}"):
+            one.restart()
+    echo(f"node {number} runs")
+
+
+def _cluster(folder: Path | None) -> LocalCluster:
+    from bide.local_broker import LocalCluster
+    from bide.local_broker.state import State, find_folder
+
+    place = find_folder(folder)
+    state = State.load(place)
+    if state is None:
+        raise click.ClickException(
+            f"bide started no broker in {place}: start a cluster with 'bide broker start --nodes 3'"
+        )
+    if not state.nodes:
+        raise click.ClickException(
+            f"the broker in {place} is a single node: start a cluster with 'bide broker start --nodes 3 --folder ...'"
+        )
+    return LocalCluster(place)
+
+
+def _running_node(folder: Path | None, number: int) -> LocalBroker:
+    one = _cluster(folder).node(number)
+    if not one.running:
+        raise click.ClickException(
+            f"node {number} does not run: start it with '{_node_command('start', folder, number)}'"
+        )
+    return one
+
+
+def _node_command(name: str, folder: Path | None, number: int) -> str:
+    return shell_command(["bide", "broker", "node", name, str(number), *(["--folder", str(folder)] if folder else [])])
+
+
 def _show(values: dict[str, Any]) -> None:
-    echo(f"RabbitMQ {values['release']} runs on this machine, process {values['pid']}")
+    process = f", process {values['pid']}" if "pid" in values else f", {len(values['nodes'])} nodes"
+    echo(f"RabbitMQ {values['release']} runs on this machine{process}")
     for title, name in (
         ("URL", "url"),
         ("management", "management_url"),
@@ -131,7 +255,10 @@ def _show(values: dict[str, Any]) -> None:
     ):
         if values[name]:
             echo(f"  {title:<11}{values[name]}")
+    for one in values.get("nodes", ()):
+        process = f", process {one['pid']}" if one["pid"] else ""
+        echo(f"  node {one['number']:<6}{one['status']}{process}, {one['name']}")
 
 
-def _command(name: str, local: LocalBroker, *, is_default: bool) -> str:
+def _command(name: str, local: LocalBroker | LocalCluster, *, is_default: bool) -> str:
     return shell_command(["bide", "broker", name, *([] if is_default else ["--folder", str(local.folder)])])

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 from bide.errors import LocalBrokerError
 from bide.local_broker.processes import FOLDER_MARK
 
 LOOPBACK = "127.0.0.1"
-NODE_NAME = "bide@localhost"
 USER = "bide"
 MANAGEMENT_PLUGIN = "rabbitmq_management"
 STREAM_PLUGIN = "rabbitmq_stream"
@@ -29,9 +29,36 @@ _RETRY_MS = 20_000
 """Time after which an unconfirmed dead letter is sent again: long enough for a target that is only busy."""
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerNode:
+    """Name and place of a node.
+
+    Attributes:
+        name: the name of the Erlang node.
+        address: the IP address that it listens on.
+        namespace: the network namespace that it runs in, or None.
+    """
+
+    name: str = "bide@localhost"
+    address: str = LOOPBACK
+    namespace: str | None = None
+
+    @property
+    def host(self) -> str:
+        """The host in the node's name."""
+        return self.name.partition("@")[2]
+
+    def inside(self, *command: str) -> list[str]:
+        """Return the command line that runs *command* in the node's network namespace."""
+        return [*(["nsenter", f"--net=/run/netns/{self.namespace}"] if self.namespace else []), *command]
+
+
+SINGLE_NODE = BrokerNode()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """The loopback ports of a broker."""
+    """The ports of a broker, on loopback or in the node's network namespace."""
 
     amqp: int
     management: int
@@ -40,13 +67,14 @@ class Ports:
     epmd: int
 
     @classmethod
-    def choose(cls, *, before: Self | None = None) -> Self:
-        """Return free ports: those of *before* that are free, otherwise random ones."""
+    def choose(cls, *, before: Self | None = None, exclude: Iterable[int] = ()) -> Self:
+        """Return free ports that are not in *exclude*: those of *before* if possible, otherwise random ones."""
+        excluded = set(exclude)
         chosen: dict[str, int] = {}
         for field in fields(cls):
             port: int | None = getattr(before, field.name) if before else None
-            if port is None or not is_free(port):
-                port = _random_free_port(exclude=chosen.values())
+            if port is None or port in excluded or not is_free(port):
+                port = _random_free_port(exclude=excluded | set(chosen.values()))
             chosen[field.name] = port
         return cls(**chosen)
 
@@ -67,12 +95,11 @@ def is_free(port: int) -> bool:
     return True
 
 
-def _random_free_port(*, exclude: Iterable[int]) -> int:
-    excluded = set(exclude)
+def _random_free_port(*, exclude: set[int]) -> int:
     generator = random.SystemRandom()  # not seeded: brokers that start at the same time must choose different ports
     for _ in range(1_000):
         port = generator.randint(_FIRST_PORT, _LAST_PORT)
-        if port not in excluded and is_free(port):
+        if port not in exclude and is_free(port):
             return port
     raise LocalBrokerError(
         f"no free loopback port found between {_FIRST_PORT} and {_LAST_PORT} in 1,000 attempts: end programs that "
@@ -80,10 +107,10 @@ def _random_free_port(*, exclude: Iterable[int]) -> int:
     )
 
 
-def rabbitmq_conf(*, ports: Ports, password: str, plugins: Iterable[str], extra: str) -> str:
+def rabbitmq_conf(*, ports: Ports, address: str, password: str, plugins: Iterable[str], extra: str) -> str:
     """Return ``rabbitmq.conf``. It contains the password, so only the owner may read the file."""
     lines = [
-        f"listeners.tcp.local = {LOOPBACK}:{ports.amqp}",
+        f"listeners.tcp.local = {address}:{ports.amqp}",
         f"default_user = {USER}",
         f"default_pass = {password}",
         "log.console = false",
@@ -93,11 +120,11 @@ def rabbitmq_conf(*, ports: Ports, password: str, plugins: Iterable[str], extra:
         "log.file.rotation.count = 2",
     ]
     if MANAGEMENT_PLUGIN in plugins:
-        lines += [f"management.tcp.ip = {LOOPBACK}", f"management.tcp.port = {ports.management}"]
+        lines += [f"management.tcp.ip = {address}", f"management.tcp.port = {ports.management}"]
     if STREAM_PLUGIN in plugins:
         lines += [
-            f"stream.listeners.tcp.local = {LOOPBACK}:{ports.stream}",
-            f"stream.advertised_host = {LOOPBACK}",
+            f"stream.listeners.tcp.local = {address}:{ports.stream}",
+            f"stream.advertised_host = {address}",
             f"stream.advertised_port = {ports.stream}",
         ]
     return "\n".join([*lines, extra.strip(), ""])
@@ -121,15 +148,21 @@ def enabled_plugins(plugins: Iterable[str]) -> str:
     return f"[{','.join(plugins)}].\n"
 
 
-def inetrc() -> str:
-    """Return the file that gives Erlang the address of the host of :data:`NODE_NAME`.
+def inetrc(nodes: Iterable[BrokerNode]) -> str:
+    """Return the file that gives Erlang the addresses of the hosts of nodes.
 
     Some containers have no ``/etc/hosts``, and in others ``localhost`` is ``::1`` first, where nothing listens.
     """
-    return '{host, {127,0,0,1}, ["localhost"]}.\n{lookup, [file, native]}.\n'
+    addresses = {node.host: _erlang_address(node.address) for node in nodes}
+    hosts = [f'{{host, {address}, ["{host}"]}}.\n' for host, address in addresses.items()]
+    return "".join([*hosts, "{lookup, [file, native]}.\n"])
 
 
-def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str]) -> dict[str, str]:
+def _erlang_address(address: str) -> str:
+    return f"{{{address.replace('.', ',')}}}"
+
+
+def environment(*, folder: Path, ports: Ports, node: BrokerNode, path: str, more: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of the node and its tools.
 
     Nothing is inherited from this process, because its RABBITMQ_* and ERL_* variables can belong to another node.
@@ -141,14 +174,14 @@ def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str
         # The home folder has the Erlang cookie, with which tools authenticate to the node.
         "HOME": str(folder / "home"),
         "LC_ALL": "en_US.UTF-8" if sys.platform == "darwin" else "C.UTF-8",
-        "ERL_EPMD_ADDRESS": LOOPBACK,
+        "ERL_EPMD_ADDRESS": node.address,
         "ERL_EPMD_PORT": str(ports.epmd),
-        # For every Erlang program started here, including rabbitmqctl: distribution listens on loopback only, and no
-        # second epmd is started. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
-        "ERL_AFLAGS": "-kernel inet_dist_use_interface {127,0,0,1} -start_epmd false",
+        # For every Erlang program started here, including rabbitmqctl: distribution listens on this address only, and
+        # no second epmd is started. (The scripts of RabbitMQ 4 set ERL_FLAGS themselves.)
+        "ERL_AFLAGS": f"-kernel inet_dist_use_interface {_erlang_address(node.address)} -start_epmd false",
         "ERL_INETRC": str(configuration / "inetrc"),
         "ERL_CRASH_DUMP": str(log / "erl_crash.dump"),
-        "RABBITMQ_NODENAME": NODE_NAME,
+        "RABBITMQ_NODENAME": node.name,
         "RABBITMQ_DIST_PORT": str(ports.distribution),
         "RABBITMQ_CONF_ENV_FILE": str(configuration / "rabbitmq-env.conf"),
         "RABBITMQ_CONFIG_FILE": str(configuration / "rabbitmq.conf"),
@@ -160,3 +193,13 @@ def environment(*, folder: Path, ports: Ports, path: str, more: Mapping[str, str
         "RABBITMQ_PID_FILE": str(folder / "node.pid"),
         **more,
     }
+
+
+def amqp_url(hosts: Iterable[str], vhost: str, *, user: str, password: str) -> str:
+    """Return the AMQP URL of a virtual host.
+
+    The URL of ``/`` has no path, because librabbitmq and others read a single slash as the virtual host with the empty
+    name.
+    """
+    path = "" if vhost == "/" else f"/{quote(vhost, safe='')}"
+    return f"amqp://{quote(user, safe='')}:{quote(password, safe='')}@{','.join(hosts)}{path}"

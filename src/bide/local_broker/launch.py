@@ -16,11 +16,12 @@ from typing import Any
 from bide.errors import LocalBrokerError
 from bide.local_broker import supervisor
 from bide.local_broker.logs import explain_failed_start
-from bide.local_broker.processes import FOLDER_MARK, is_marked, marked, send_signal, wait_until_gone
+from bide.local_broker.processes import FOLDER_MARK, is_marked, is_paused, marked, send_signal, wait_until_gone
 from bide.local_broker.state import STATE_FILE, Pids, State
 
 # Time for the kernel to close files and notify the parent after SIGKILL.
 _KILL_SECONDS = 10.0
+_POLL_SECONDS = 0.02
 
 
 def is_running(state: State) -> bool:
@@ -62,13 +63,18 @@ def launch(state: State, *, seconds: float, outlive: bool) -> int | None:
         state.with_pids(pids).save()
         if not outlive:
             return parent_end
-        os.write(parent_end, supervisor.KEEP)
     except BaseException:
         os.close(parent_end)
         kill(state.folder)
         raise
-    os.close(parent_end)
+    let_outlive(parent_end)
     return None
+
+
+def let_outlive(owner_fd: int) -> None:
+    """Let the broker continue when this process ends."""
+    os.write(owner_fd, supervisor.KEEP)
+    os.close(owner_fd)
 
 
 def _run_supervisor(state: State, owner_fd: int) -> int:
@@ -76,7 +82,7 @@ def _run_supervisor(state: State, owner_fd: int) -> int:
     report, child_end = os.pipe()
     log = os.open(state.folder / "log" / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     # Isolated and without site-packages, which makes Python start faster.
-    command = [sys.executable, "-I", "-S", supervisor.__file__]
+    command = state.node.inside(sys.executable, "-I", "-S", supervisor.__file__)
     try:
         subprocess.run(
             [*command, str(state.folder / STATE_FILE), str(owner_fd), str(child_end)],
@@ -129,9 +135,28 @@ def halt(state: State, *, seconds: float) -> None:
     if state.ephemeral:
         crash(state)
     elif state.pids is not None and is_marked(state.pids.supervisor, state.folder):
+        resume(state)
         send_signal(state.pids.supervisor, signal.SIGTERM)
         wait_until_gone(state.folder, seconds=seconds)
     kill(state.folder)
+
+
+def pause(state: State) -> None:
+    """Stop the node by SIGSTOP: its sockets stay open, and it does not answer."""
+    _signal_until_paused(state, signal.SIGSTOP, paused=True)
+
+
+def resume(state: State) -> None:
+    """Let the node continue after :func:`pause`."""
+    _signal_until_paused(state, signal.SIGCONT, paused=False)
+
+
+def _signal_until_paused(state: State, number: int, *, paused: bool) -> None:
+    """Send a signal to the node, and wait for its effect, which is delayed on a busy machine."""
+    if state.pids is not None and is_running(state):
+        send_signal(state.pids.server, number)
+        while is_running(state) and is_paused(state.pids.server) != paused:
+            time.sleep(_POLL_SECONDS)
 
 
 def crash(state: State) -> None:

@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
-from urllib.parse import quote
 
 from bide.errors import LocalBrokerError
-from bide.local_broker.configuration import LOOPBACK, MANAGEMENT_PLUGIN, NODE_NAME, PLUGINS, STREAM_PLUGIN, USER, Ports
-from bide.local_broker.installation import find_installation
-from bide.local_broker.launch import crash, halt, is_running, kill, launch
+from bide.local_broker.configuration import PLUGINS, STREAM_PLUGIN, USER, Ports, amqp_url
+from bide.local_broker.launch import crash, halt, is_running, kill, launch, pause, resume
 from bide.local_broker.management import Management
-from bide.local_broker.processes import marked
-from bide.local_broker.settings import LocalBrokerSettings
-from bide.local_broker.state import State, create_folder, create_subfolders, default_folder, locked, password_of
+from bide.local_broker.processes import is_paused, marked
+from bide.local_broker.settings import START_TIMEOUT, STOP_TIMEOUT, LocalBrokerSettings, make_settings
+from bide.local_broker.state import (
+    State,
+    choose_folder,
+    create_folder,
+    create_subfolders,
+    locked,
+    password_of,
+    remove_folder,
+)
 
-_START_TIMEOUT = timedelta(minutes=3)
-_STOP_TIMEOUT = timedelta(seconds=30)
-_TOOL_TIMEOUT = timedelta(minutes=2)
+_TOOL_TIMEOUT = timedelta(minutes=5)
 _CLEAR_TIMEOUT = timedelta(minutes=5)
 _PORT_TRIES = 3
 
 
 @final
 class LocalBroker:
-    """A RabbitMQ node started by bide. Create it with :meth:`start` or :func:`find_running`.
+    """A RabbitMQ node started by bide. Create it with :meth:`start` or :func:`bide.local_broker.find_running`.
+
+    The nodes of a :class:`bide.local_broker.LocalCluster` are local brokers too.
 
     Its properties read the folder each time, so they stay correct if another process restarts the broker.
     """
 
     def __init__(self, folder: Path, *, owner_fd: int | None = None) -> None:
-        """Attach to the broker in *folder*; use :meth:`start` or :func:`find_running` instead."""
+        """Attach to the broker in *folder*; use :meth:`start` or ``find_running`` instead."""
         self._folder = folder
         self._owner_fd = owner_fd
         self._outlives = owner_fd is None
@@ -56,7 +60,7 @@ class LocalBroker:
         plugins: Sequence[str] = PLUGINS,
         extra_config: str = "",
         environment: Mapping[str, str] | None = None,
-        timeout: timedelta = _START_TIMEOUT,
+        timeout: timedelta = START_TIMEOUT,
     ) -> Self:
         """Start a broker and wait until it is ready. If one is running in *folder*, it is returned unchanged.
 
@@ -82,23 +86,26 @@ class LocalBroker:
             LocalBrokerError: the broker did not start (with the last lines of its log), or the folder cannot be used.
             ValueError: rabbitmq_management is not in *plugins*.
         """
-        if MANAGEMENT_PLUGIN not in plugins:
-            raise ValueError(f"plugins must include {MANAGEMENT_PLUGIN}, because the start waits for its API: add it")
-        settings = LocalBrokerSettings(
-            installation=find_installation(home=home, chroot=chroot),
+        settings = make_settings(
+            home=home,
+            chroot=chroot,
             ephemeral=ephemeral,
             dead_letter_prefetch=dead_letter_prefetch,
-            plugins=tuple(plugins),
+            plugins=plugins,
             extra_config=extra_config,
-            environment=environment or {},
-            stop_seconds=_STOP_TIMEOUT.total_seconds(),
+            environment=environment,
         )
         outlive = not ephemeral if detached is None else detached
         seconds = timeout.total_seconds()
-        folder = _choose_folder(folder, ephemeral=ephemeral)
+        folder = choose_folder(folder, ephemeral=ephemeral)
         create_folder(folder)
         with locked(folder, seconds=seconds):
             state = State.load(folder)
+            if state is not None and state.nodes:
+                raise LocalBrokerError(
+                    f"the folder {folder} has a cluster of {state.nodes} nodes: give the folder of a single broker, or "
+                    "start it as a cluster"
+                )
             if state is not None and is_running(state):
                 return cls(folder)
             kill(folder)
@@ -108,7 +115,7 @@ class LocalBroker:
                 owner_fd = _launch_on_free_ports(folder, settings, before=before, seconds=seconds, outlive=outlive)
             except BaseException:
                 if ephemeral:
-                    _remove(folder, keep="log")
+                    remove_folder(folder, keep="log")
                 raise
         return cls(folder, owner_fd=owner_fd)
 
@@ -140,6 +147,23 @@ class LocalBroker:
         return marked(self._folder)
 
     @property
+    def paused(self) -> bool:
+        """Whether :meth:`pause` has stopped the node."""
+        pid = self.pid
+        return pid is not None and is_paused(pid)
+
+    @property
+    def name(self) -> str:
+        """The name of the Erlang node."""
+        return self._state().node.name
+
+    @property
+    def host(self) -> str:
+        """Host and port for AMQP, as in a URL."""
+        state = self._state()
+        return f"{state.node.address}:{state.ports.amqp}"
+
+    @property
     def user(self) -> str:
         """The name of the administrator, at first the broker's only user."""
         return USER
@@ -157,18 +181,21 @@ class LocalBroker:
     @property
     def management_url(self) -> str:
         """The base URL of the management API and UI, with the password."""
-        return f"http://{self.user}:{self.password}@{LOOPBACK}:{self._state().ports.management}/"
+        state = self._state()
+        return f"http://{self.user}:{self.password}@{state.node.address}:{state.ports.management}/"
 
     @property
     def management(self) -> Management:
         """The management API, for calls as the administrator."""
-        return Management(host=LOOPBACK, port=self._state().ports.management, user=self.user, password=self.password)
+        state = self._state()
+        return Management(host=state.node.address, port=state.ports.management, user=self.user, password=self.password)
 
     @property
     def stream_url(self) -> str | None:
         """The URL of the stream protocol for the virtual host ``/``, with the password; None without its plugin."""
         port = self.stream_port
-        return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{LOOPBACK}:{port}"
+        address = self._state().node.address
+        return None if port is None else f"rabbitmq-stream://{self.user}:{self.password}@{address}:{port}"
 
     @property
     def stream_port(self) -> int | None:
@@ -177,15 +204,8 @@ class LocalBroker:
         return state.ports.stream if STREAM_PLUGIN in state.plugins else None
 
     def vhost_url(self, vhost: str, *, user: str | None = None, password: str | None = None) -> str:
-        """Return the AMQP URL of a virtual host, for the administrator or for another user.
-
-        The URL of ``/`` has no path, because librabbitmq and others read a single slash as the virtual host with the
-        empty name.
-        """
-        port = self._state().ports.amqp
-        name, secret = quote(user or self.user, safe=""), quote(password or self.password, safe="")
-        path = "" if vhost == "/" else f"/{quote(vhost, safe='')}"
-        return f"amqp://{name}:{secret}@{LOOPBACK}:{port}{path}"
+        """Return the AMQP URL of a virtual host, for the administrator or for another user."""
+        return amqp_url([self.host], vhost, user=user or self.user, password=password or self.password)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of ``bide broker status --json``, including passwords in URLs."""
@@ -199,7 +219,7 @@ class LocalBroker:
             "running": self.running,
         }
 
-    def stop(self, *, timeout: timedelta = _STOP_TIMEOUT) -> None:
+    def stop(self, *, timeout: timedelta = STOP_TIMEOUT) -> None:
         """Stop the broker gracefully, and kill it after *timeout*. Kill an ephemeral broker and remove its folder.
 
         If the broker is not running, this ends processes that a crash left behind.
@@ -215,14 +235,22 @@ class LocalBroker:
                 else:
                     halt(state, seconds=timeout.total_seconds())
                     if state.ephemeral:
-                        _remove(self._folder)
+                        remove_folder(self._folder)
         self._close_owner_fd()
 
     def kill(self) -> None:
         """Kill the node with SIGKILL, like a crash. The folder stays, for :meth:`restart`."""
         crash(self._state())
 
-    def restart(self, *, timeout: timedelta = _START_TIMEOUT) -> None:
+    def pause(self) -> None:
+        """Stop the node by SIGSTOP until :meth:`resume`: its sockets stay open, and it does not answer."""
+        pause(self._state())
+
+    def resume(self) -> None:
+        """Let the node continue after :meth:`pause`."""
+        resume(self._state())
+
+    def restart(self, *, timeout: timedelta = START_TIMEOUT) -> None:
         """Start the broker again after :meth:`kill`, or stop and start it, with the same data and ports.
 
         Raises:
@@ -233,23 +261,25 @@ class LocalBroker:
             state = self._state()
             halt(state, seconds=seconds)
             self._close_owner_fd()
-            if taken := state.ports.taken():
+            if taken := state.taken_ports():
                 raise LocalBrokerError(
                     f"another program listens on port {', '.join(map(str, taken))} of the broker in {self._folder}: "
                     "end that program, or start the broker again, which chooses other ports"
                 )
             self._owner_fd = launch(state, seconds=seconds, outlive=self._outlives)
 
-    def rabbitmqctl(self, *arguments: str, timeout: timedelta = _TOOL_TIMEOUT) -> str:
-        """Run ``rabbitmqctl --quiet`` with *arguments* on this broker; return its output.
+    def rabbitmqctl(self, *arguments: str, tool: str = "rabbitmqctl", timeout: timedelta = _TOOL_TIMEOUT) -> str:
+        """Run ``rabbitmqctl --quiet``, or another tool of RabbitMQ, on this broker; return its output.
 
         Raises:
             LocalBrokerError: the command failed, or took longer than *timeout*.
         """
         state = self._state()
+        *before, program = state.commands["rabbitmqctl"]
+        command = state.node.inside(*before, str(Path(program).with_name(tool)))
         try:
             done = subprocess.run(
-                [*state.commands["rabbitmqctl"], "--node", NODE_NAME, "--quiet", *arguments],
+                [*command, "--node", state.node.name, "--quiet", *arguments],
                 env=state.environment,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
@@ -260,11 +290,11 @@ class LocalBroker:
             )
         except subprocess.TimeoutExpired:
             raise LocalBrokerError(
-                f"rabbitmqctl {arguments[0]} did not end within {timeout.total_seconds():g} s: give a longer timeout"
+                f"{tool} {arguments[0]} did not end within {timeout.total_seconds():g} s: give a longer timeout"
             ) from None
         if done.returncode != 0:
             output = (done.stderr.strip() or done.stdout.strip()) or "(no output)"
-            raise LocalBrokerError(f"rabbitmqctl {arguments[0]} failed with status {done.returncode}: {output}")
+            raise LocalBrokerError(f"{tool} {arguments[0]} failed with status {done.returncode}: {output}")
         return done.stdout
 
     def add_vhost(self, name: str) -> str:
@@ -315,19 +345,6 @@ class LocalBroker:
         return f"LocalBroker({str(self._folder)!r})"
 
 
-def find_running(folder: Path | None = None) -> LocalBroker | None:
-    """Return the broker that is running in *folder* (by default :func:`default_folder`), or None."""
-    folder = (folder or default_folder()).expanduser().resolve()
-    broker = LocalBroker(folder)
-    return broker if broker.running else None
-
-
-def _choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
-    if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="bide-broker-")) if ephemeral else default_folder()
-    return folder.expanduser().resolve()
-
-
 def _launch_on_free_ports(
     folder: Path, settings: LocalBrokerSettings, *, before: Ports | None, seconds: float, outlive: bool
 ) -> int | None:
@@ -341,15 +358,3 @@ def _launch_on_free_ports(
         except LocalBrokerError:
             if tries == 0 or not ports.taken():
                 raise
-
-
-def _remove(folder: Path, *, keep: str | None = None) -> None:
-    """Remove a broker's folder, or everything in it except one entry."""
-    if keep is None:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for entry in folder.iterdir():
-        if entry.is_dir() and entry.name != keep:
-            shutil.rmtree(entry, ignore_errors=True)
-        elif not entry.is_dir():
-            entry.unlink(missing_ok=True)

@@ -53,6 +53,20 @@ def _marked_by_ps(folder: Path, *selection: str) -> list[int]:
     return [int(line.split(None, 1)[0]) for line in listing.splitlines() if mark in f"{line} "]
 
 
+def is_paused(pid: int) -> bool:
+    """Return whether a process is stopped by SIGSTOP."""
+    if sys.platform == "linux":
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:  # the process has ended
+            return False
+        # The name of the program, in parentheses, can contain anything.
+        return status.rpartition(")")[2].split()[0] == "T"
+    else:
+        command = ["/bin/ps", "-o", "state=", "-p", str(pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.startswith("T")
+
+
 def send_signal(pid: int, number: int) -> None:
     """Send a signal; a process that has ended is not an error."""
     try:

@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -14,11 +16,12 @@ from pathlib import Path
 from typing import Self
 
 from bide.errors import LocalBrokerError
-from bide.local_broker.configuration import Ports
+from bide.local_broker.configuration import SINGLE_NODE, BrokerNode, Ports
 
 STATE_FILE = "broker.json"
 PASSWORD_FILE = "password"  # noqa: S105 - a file name
 LOCK_FILE = "bide-broker.lock"
+COOKIE_FILE = "home/.erlang.cookie"
 _FORMAT = 1
 _SUBFOLDERS = ("conf", "conf/conf.d", "data", "home", "log")
 # flock has no timeout, so it is attempted at this interval until the deadline.
@@ -27,11 +30,11 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pids:
-    """The process ids of a broker."""
+    """The process ids of a broker; without *epmd* if the node shares that of its cluster."""
 
     supervisor: int
-    epmd: int
     server: int
+    epmd: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +47,14 @@ class State:
         release: for example ``"3.10.8"``.
         ports: its loopback ports.
         plugins: the enabled plugins.
-        commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``.
+        commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``. Of a cluster as a whole, ``server`` is
+            the process that ends with it: the epmd that its nodes share.
         environment: the environment of these commands.
         stop_seconds: how long the node may take to stop before it is killed.
         pids: the process ids when it became ready; the processes may have ended since.
+        node: name and place of the node.
+        nodes: the number of nodes of a cluster, each in a subfolder; 0 for a single node.
+        cleanup: commands to run after the end, such as removing a network namespace.
     """
 
     folder: Path
@@ -59,6 +66,9 @@ class State:
     environment: dict[str, str]
     stop_seconds: float
     pids: Pids | None = None
+    node: BrokerNode = SINGLE_NODE
+    nodes: int = 0
+    cleanup: tuple[list[str], ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -68,6 +78,7 @@ class State:
             if values.pop("format") != _FORMAT:
                 return None
             values |= {"folder": folder, "ports": Ports(**values["ports"]), "plugins": tuple(values["plugins"])}
+            values |= {"node": BrokerNode(**values.get("node", {})), "cleanup": tuple(values.get("cleanup", ()))}
             if values["pids"] is not None:
                 values["pids"] = Pids(**values["pids"])
             return cls(**values)
@@ -78,6 +89,13 @@ class State:
         """Write the file atomically, so that a reader sees either the old or the new content."""
         values = {"format": _FORMAT, **asdict(self), "folder": str(self.folder)}
         write_private(self.folder / STATE_FILE, json.dumps(values, indent=2) + "\n")
+
+    def taken_ports(self) -> list[int]:
+        """Return the ports of its own that another program listens on, while it does not run."""
+        if self.node.namespace:
+            return []
+        shared = () if "epmd" in self.commands else (self.ports.epmd,)
+        return [port for port in self.ports.taken() if port not in shared]
 
     def with_pids(self, pids: Pids | None) -> Self:
         """Return this state with other process ids."""
@@ -158,7 +176,7 @@ def create_subfolders(folder: Path) -> None:
     try:
         for name in _SUBFOLDERS:
             (folder / name).mkdir(mode=0o700, exist_ok=True)
-        cookie = folder / "home" / ".erlang.cookie"
+        cookie = folder / COOKIE_FILE
         if not cookie.exists() or not cookie.read_text(encoding="ascii"):
             write_private(cookie, secrets.token_hex(20))
             cookie.chmod(0o400)
@@ -190,9 +208,33 @@ def password_of(folder: Path) -> str:
     return password
 
 
+def find_folder(folder: Path | None) -> Path:
+    """Return the absolute path of a broker's folder, by default :func:`default_folder`."""
+    return (folder or default_folder()).expanduser().resolve()
+
+
 def default_folder() -> Path:
     """Return the default folder of a broker: ``bide/broker`` in $XDG_STATE_HOME or ``~/.local/state``."""
     state_home = os.environ.get("XDG_STATE_HOME", "")
     # The XDG base directory specification says to ignore a relative path.
     base = Path(state_home) if Path(state_home).is_absolute() else Path.home() / ".local" / "state"
     return base / "bide" / "broker"
+
+
+def choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
+    """Return the folder to start a broker in."""
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="bide-broker-")) if ephemeral else default_folder()
+    return find_folder(folder)
+
+
+def remove_folder(folder: Path, *, keep: str | None = None) -> None:
+    """Remove a broker's folder, or everything in it except one entry."""
+    if keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir() and entry.name != keep:
+            shutil.rmtree(entry, ignore_errors=True)
+        elif not entry.is_dir():
+            entry.unlink(missing_ok=True)

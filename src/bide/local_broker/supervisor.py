@@ -2,8 +2,8 @@
 
 :class:`bide.local_broker.LocalBroker` runs this file as a script, so it may import only the standard library: ``python
 -I -S supervisor.py STATE OWNER_FD REPORT_FD``. It becomes a daemon, starts epmd and the node as its children, and
-writes JSON lines to REPORT_FD: their process ids immediately, and ``{"ready": true}`` when the node is ready. Then it
-waits for the first of these events:
+writes JSON lines to REPORT_FD: their process ids immediately, and ``{"ready": true}`` when the node is ready. For a
+cluster as a whole it starts the epmd of the nodes in place of a node. Then it waits for the first of these events:
 
 - The node ends. The supervisor ends epmd too.
 - SIGTERM. The supervisor stops the node gracefully, and kills it when the time for that is over.
@@ -60,6 +60,8 @@ class Supervisor:
         self._folder: str = state["folder"]
         self._ephemeral: bool = state["ephemeral"]
         self._grace: float = state["stop_seconds"]
+        self._is_cluster: bool = state["nodes"] > 0
+        self._cleanup: list[list[str]] = state["cleanup"]
         self._environment: dict[str, str] = state["environment"]
         self._commands: dict[str, list[str]] = state["commands"]
         self._owner: int | None = owner_fd
@@ -86,6 +88,8 @@ class Supervisor:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._environment["NOTIFY_SOCKET"] = self._bind_notifications()
         for name in ("epmd", "server"):
+            if name not in self._commands:
+                continue
             with open(os.path.join(self._folder, "log", f"{name}.log"), "wb") as log:
                 self._children[name] = subprocess.Popen(
                     self._commands[name],
@@ -100,6 +104,8 @@ class Supervisor:
         pids = {"supervisor": os.getpid(), **{name: child.pid for name, child in self._children.items()}}
         _log(f"started {pids}")
         self._report(pids)
+        if self._is_cluster:  # epmd does not notify
+            self._report_ready()
 
     def run(self) -> None:
         """Wait until the broker ends or must be stopped, then end all of its processes."""
@@ -113,12 +119,17 @@ class Supervisor:
             os.kill(self._children["server"].pid, signal.SIGTERM)
             if not self._wait_for(lambda: self._owner_died or not self._alive("server"), seconds=self._grace):
                 _log(f"the node did not stop within {self._grace:g} s: killing it")
-        for name in ("server", "epmd"):
-            self._kill_group(self._children[name].pid)
+        for child in self._children.values():
+            self._kill_group(child.pid)
         if not self._wait_for(self._no_child_is_left, seconds=_REAP_SECONDS):
             _log("a process of the broker did not end")
+        for command in self._cleanup:
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
         if self._owner_died and self._ephemeral:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            # The nodes of a cluster have supervisors of their own, and may still write.
+            deadline = time.monotonic() + _REAP_SECONDS
+            while os.path.exists(self._folder) and time.monotonic() < deadline:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _bind_notifications(self) -> str:
         """Bind the socket for sd_notify; return its name in the form of NOTIFY_SOCKET."""
@@ -190,7 +201,11 @@ class Supervisor:
                 self._owner = None
 
     def _on_notification(self, datagram: bytes) -> None:
-        if b"READY=1" in datagram.split(b"\n") and self._report_fd is not None:
+        if b"READY=1" in datagram.split(b"\n"):
+            self._report_ready()
+
+    def _report_ready(self) -> None:
+        if self._report_fd is not None:
             self._report({"ready": True})
             os.close(self._report_fd)
             self._report_fd = None

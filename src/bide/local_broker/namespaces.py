@@ -1,0 +1,106 @@
+"""Network namespaces of the nodes of a cluster, and partitions between them."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+
+from bide.errors import LocalBrokerError
+from bide.local_broker.configuration import BrokerNode, Ports
+
+PORTS = Ports(amqp=5672, management=15672, stream=5552, distribution=25672, epmd=4369)
+"""RabbitMQ's defaults, the same for each node, because each has a network of its own."""
+
+
+def choose_nodes(count: int) -> list[BrokerNode]:
+    """Return nodes in namespaces with new names, in a network with a random address.
+
+    Raises:
+        LocalBrokerError: this system or user cannot make network namespaces.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise LocalBrokerError("nodes in network namespaces need root on Linux: omit the network namespaces")
+    _find_ip()
+    one, two = random.SystemRandom().choices(range(1, 255), k=2)
+    tag = f"b{one:02x}{two:02x}"
+    return [BrokerNode(f"bide{n}@n{n}", f"10.{one}.{two}.{n}", f"{tag}n{n}") for n in range(1, count + 1)]
+
+
+def create(nodes: Sequence[BrokerNode]) -> None:
+    """Create the namespaces, and a bridge that connects them with each other and with this machine."""
+    bridge = _bridge(nodes)
+    _ip("link", "add", bridge, "type", "bridge")
+    _ip("link", "set", bridge, "up")
+    _ip("addr", "add", f"{nodes[0].address.rpartition('.')[0]}.254/24", "dev", bridge)
+    for node in nodes:
+        name = _namespace(node)
+        _ip("netns", "add", name)
+        _ip("link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        _ip("link", "set", name, "master", bridge, "up")
+        _ip("-n", name, "addr", "add", f"{node.address}/24", "dev", "eth0")
+        _ip("-n", name, "link", "set", "eth0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+
+
+def cleanup(nodes: Sequence[BrokerNode]) -> tuple[list[str], ...]:
+    """Return the commands that remove what :func:`create` created; they fail for what does not exist."""
+    ip = _find_ip()
+    each = [[ip, *words, _namespace(node)] for node in nodes for words in (("link", "del"), ("netns", "del"))]
+    return (*each, [ip, "link", "del", _bridge(nodes)])
+
+
+def cut_off(node: BrokerNode, others: Iterable[BrokerNode]) -> None:
+    """Drop all packets between a node and others; clients still reach all of them."""
+    _change_routes("add", node, others)
+
+
+def reconnect(node: BrokerNode, others: Iterable[BrokerNode]) -> None:
+    """Undo :func:`cut_off`."""
+    _change_routes("del", node, others)
+
+
+def unplug(node: BrokerNode) -> None:
+    """Drop all packets of a node in both directions."""
+    _ip("link", "set", _namespace(node), "down")
+
+
+def plug(node: BrokerNode) -> None:
+    """Undo :func:`unplug`."""
+    _ip("link", "set", _namespace(node), "up")
+
+
+def _change_routes(change: str, node: BrokerNode, others: Iterable[BrokerNode]) -> None:
+    for other in others:
+        for source, target in ((node, other), (other, node)):
+            _ip("-n", _namespace(source), "route", change, "blackhole", f"{target.address}/32")
+
+
+def _bridge(nodes: Sequence[BrokerNode]) -> str:
+    return f"{_namespace(nodes[0]).removesuffix('n1')}br"
+
+
+def _namespace(node: BrokerNode) -> str:
+    """Return the name of the namespace, which is that of the link into it too."""
+    if node.namespace is None:
+        raise LocalBrokerError(f"{node.name} has no network namespace: start the cluster with namespaces=True")
+    return node.namespace
+
+
+def _find_ip() -> str:
+    ip = shutil.which("ip")
+    if ip is None:
+        raise LocalBrokerError("nodes in network namespaces need the command 'ip': install iproute2")
+    return ip
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run([_find_ip(), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LocalBrokerError(
+            f"'ip {' '.join(arguments)}' failed with status {done.returncode}: {done.stderr.strip()}; omit the network "
+            "namespaces if this system does not allow them"
+        )
