@@ -65,7 +65,7 @@ def subscription_topology(infrastructure: DelayInfrastructure, queue: str, kind:
     if routing is None:
         raise UnsupportedTargetError(
             f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to the queue "
-            f"{queue!r}: use infrastructure=bide.NServiceBus() or --layout nservicebus, or bind the queue yourself"
+            f"{queue!r}: use the layout 'nservicebus', or bind the queue yourself"
         )
     return routing.subscription(kind, queue)
 

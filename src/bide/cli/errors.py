@@ -16,7 +16,7 @@ import click
 
 from bide.cli import errors_view as view
 from bide.cli.continuation import command, rest_of
-from bide.cli.output import echo, print_json, print_json_line, progress_bar
+from bide.cli.output import echo, print_json, print_json_line, progress_bar, with_options, working
 from bide.cli.running import confirm, run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
@@ -123,7 +123,8 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 
     async def work() -> None:
         async with _open_error_queue(settings, queue) as error_queue:
-            message = await error_queue.get(id)
+            with working("reading"):
+                message = await error_queue.get(id)
         view.write_json(message, whole=True) if as_json else view.write_whole(message)
 
     run_async(work())
@@ -142,7 +143,8 @@ def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_jso
 
     async def work() -> None:
         async with _open_error_queue(settings, queue) as error_queue:
-            found = await error_queue.groups(selection, by=by)
+            with working("reading"):
+                found = await error_queue.groups(selection, by=by)
         if as_json:
             for one in found:
                 print_json_line(one.to_dict())
@@ -163,7 +165,8 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 
     async def work() -> None:
         async with _open_error_queue(settings, queue) as error_queue:
-            summary = await error_queue.summary(selection)
+            with working("reading"):
+                summary = await error_queue.summary(selection)
         if as_json:
             print_json_line(summary.to_dict())
         else:
@@ -300,9 +303,10 @@ def edit(
                 )
             except TargetNotAllowedError as error:
                 # The message is invalid, not the command line: exit with 1, not with 2.
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(with_options(str(error))) from error
 
-    message_id = run_async(work())
+    with working("sending"):
+        message_id = run_async(work())
     if as_json:
         print_json({"message_id": message_id, "edit_of": id})
     else:
@@ -380,7 +384,8 @@ def _run_operation(
 
     interrupted: list[OperationResult | None] = []
     if options.dry_run or ask or (targets is not None and not options.yes and not options.as_json):
-        summary = run_async(summarize())
+        with working("counting"):
+            summary = run_async(summarize())
         if options.dry_run:
             view.write_count(summary, verb, targets, as_json=options.as_json)
             return 0
@@ -400,7 +405,7 @@ def _run_operation(
         raise
     view.write_moved(moved, verb, as_json=options.as_json)
     for reason, number in moved.kept.items():
-        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {reason}", err=True)
+        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {with_options(reason)}", err=True)
     for one in moved.missing:
         echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
     return 1 if moved.kept or moved.missing else 0

@@ -295,7 +295,7 @@ class BrokerState:
             raise NotAppliedError(
                 f"the delay infrastructure {self.infrastructure.name!r} is not on the virtual host "
                 f"{self.connection.url.vhost!r} of {self.connection.address}: run 'bide delay apply', "
-                "or connect with declare=True (on the command line, without --no-declare)"
+                "or connect with declare=True"
             )
         self._applied = True
 
