@@ -56,6 +56,7 @@ def collect(source: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(_with_links(path, page, linked))
     _add_list_of_patterns(source / "patterns.md")
+    _add_program(source / "index.md")
     for path in sorted(linked):
         _write_code(source, path)
     docs_reference.write(source / "reference")
@@ -127,6 +128,13 @@ def _add_list_of_patterns(page: Path) -> None:
     pages = sorted(page.with_suffix("").glob("*.md"))
     names = "\n".join(f"patterns/{one.stem}" for one in pages)
     page.write_text(f"{page.read_text()}\n```{{toctree}}\n:hidden:\n\n{names}\n```\n")
+
+
+def _add_program(page: Path) -> None:
+    """Put the first program of the README into the start page. The tests run it there."""
+    program = re.search(r"^```python\n.*?^```\n", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert program is not None
+    page.write_text(page.read_text().replace("<!-- the first program of README.md -->\n", program[0]))
 
 
 def build(output: Path) -> int:

@@ -16,7 +16,7 @@ from bide.patterns.catalogue import PATTERNS
 from tests.timeouts import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
-# Two minutes on an idle machine; Sphinx reads the whole API.
+# Sphinx takes 40 s of processor time, most of it for the API.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(30 * TIMEOUT)]
 
 
