@@ -14,7 +14,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go clean
+.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,7 +39,7 @@ test-timing: setup rabbitmq ## measure the lateness of delayed messages, without
 
 # These start JVMs and clusters of their own. Spark gives a Python worker ten seconds to start, however busy the machine.
 test-long: WORKERS = 3
-test-long: setup rabbitmq java browser iproute2 databases languages go ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
+test-long: setup rabbitmq java browser iproute2 databases languages go diagrams ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
 test-brokers: setup java browser iproute2 databases languages go ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
@@ -71,6 +71,9 @@ soak: setup java ## kill Spark 500 times while it reads and writes (an hour; con
 race: setup ## cancel and replace 200,000 schedules as they are delivered, and kill gates and the broker (RACE="--operations 5000")
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m tests.schedule_race $(RACE)
+
+docs: setup diagrams ## build the documentation site in build/docs/html
+	@$(PYTHON_BIN) scripts/build_docs.py
 
 bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1")
 	@scripts/install-rabbitmq.sh
@@ -106,6 +109,9 @@ java: setup # for Spark
 	@scripts/install-java.sh
 	@$(PYTHON_BIN) -m tests.spark.class_archive
 
+diagrams: # for the documentation site
+	@scripts/install-mermaid.sh
+
 browser: # for the tests of the report
 	@scripts/install-chromium.sh
 
@@ -128,5 +134,5 @@ go: # for the tests of examples/wire/go
 	@scripts/install-go.sh
 
 clean: ## remove everything that make created, except the broker roots in the user's cache
-	@rm -rf .venv .venv-pyspark-* .lock-venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo examples/wire/node/node_modules
+	@rm -rf .venv .venv-pyspark-* .lock-venv .mermaid .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist bide-demo examples/wire/node/node_modules
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

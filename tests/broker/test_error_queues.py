@@ -433,5 +433,5 @@ async def test_a_message_without_an_origin_is_kept_with_the_reason(client: bide.
     assert (message.reason, message.queue, message.exchange) == ("unknown", None, "e")
     moved = await queue.retry(Selection())
     assert moved.done == 0
-    assert list(moved.kept) == ["its headers do not say which queue it failed on: name a queue with --to"]
+    assert list(moved.kept) == ["its headers do not say which queue it failed on: name a queue with to=..."]
     assert await queue.count() == 1

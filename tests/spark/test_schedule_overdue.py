@@ -73,7 +73,7 @@ def test_overdue_rows_are_refused_by_default(
             "bide: 10 of 40 rows were due more than 5 min before this write began, the first at"
         )
         assert "usually seconds that were read as milliseconds" in captured.err
-        assert "--past send (immediately), --past drop" in captured.err
+        assert "by --past: send (immediately), drop, or reject (with --rejects)" in captured.err
         assert captured.err.count("\n") == 1
     assert not list(ledger.glob("part-*"))
     assert rest(clock_url, queue) == []

@@ -96,7 +96,7 @@ def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     assert (process.returncode, output[0]) == (1, "")
     assert output[1] == (
         "bide: Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
-        "--spark-conf spark.driver.memory=4g\n"
+        "spark.driver.memory=4g in --spark-conf\n"
     )
 
 

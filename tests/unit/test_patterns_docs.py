@@ -1,4 +1,4 @@
-"""The diagrams, commands and table of docs/patterns.md."""
+"""The table of docs/patterns.md, and the diagrams and commands of the page of each pattern."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from bide.topology.rendering import mermaid
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "patterns.md").read_text()
+PAGES = ROOT / "docs" / "patterns"
 EIGHTEEN = [one for one in PATTERNS if one.number is not None]
 
 
-def section(pattern: Pattern) -> str:
-    found = re.search(
-        rf"^## {pattern.number}\. {re.escape(pattern.title)}\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL
-    )
-    assert found, f"no section for {pattern.name}"
-    return found[1]
+def page_name(pattern: Pattern) -> str:
+    return f"{pattern.number:02}-{pattern.name}.md"
+
+
+def page(pattern: Pattern) -> str:
+    title, _, rest = (PAGES / page_name(pattern)).read_text().partition("\n")
+    assert title == f"# {pattern.title}"
+    return rest
 
 
 def as_text(text: str) -> str:
@@ -30,12 +33,12 @@ def as_text(text: str) -> str:
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)
 def test_each_diagram_shows_the_sample(pattern: Pattern) -> None:
-    assert re.findall(r"```mermaid\n(.*?)```", section(pattern), re.DOTALL) == [mermaid(pattern.sample_topology())]
+    assert re.findall(r"```mermaid\n(.*?)```", page(pattern), re.DOTALL) == [mermaid(pattern.sample_topology())]
 
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)
 def test_each_command_makes_the_sample(pattern: Pattern) -> None:
-    (command,) = re.findall(r"```sh\n(.*?)```", section(pattern), re.DOTALL)
+    (command,) = re.findall(r"```sh\n(.*?)```", page(pattern), re.DOTALL)
     bide, topology, show, name, *options = shlex.split(command.replace("\\\n", " "))
     assert (bide, topology, show, name) == ("bide", "topology", "show", pattern.name)
     given: dict[str, list[str]] = {}
@@ -45,9 +48,9 @@ def test_each_command_makes_the_sample(pattern: Pattern) -> None:
 
 
 @pytest.mark.parametrize("pattern", EIGHTEEN, ids=lambda one: one.name)
-def test_each_section_has_the_caveat(pattern: Pattern) -> None:
+def test_each_page_has_the_caveat(pattern: Pattern) -> None:
     warned = as_text(pattern.caveat)
-    assert warned[1:] in as_text(section(pattern))
+    assert warned[1:] in as_text(page(pattern))
 
 
 def test_the_table_has_a_row_for_each_pattern() -> None:
@@ -56,6 +59,7 @@ def test_the_table_has_a_row_for_each_pattern() -> None:
     for row, pattern in zip(rows, EIGHTEEN, strict=True):
         module = pattern.build.__module__.removeprefix("bide.patterns.")
         assert row[2] == f"`{module}.{pattern.build.__name__}`"
+        assert row[1] == f"[{pattern.title}](patterns/{page_name(pattern)})"
         for cell in row[3:5]:
             link = re.search(r"\((.*?)\)", cell)
             assert link
@@ -64,9 +68,5 @@ def test_the_table_has_a_row_for_each_pattern() -> None:
         assert re.search(r"\d+\.\d+\.\d+", row[5])
 
 
-def test_every_link_within_the_page_has_a_target() -> None:
-    anchors = {
-        re.sub(r"[^\w\- ]", "", title).lower().replace(" ", "-")
-        for title in re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
-    }
-    assert set(re.findall(r"\]\(#(.*?)\)", PAGE)) <= anchors
+def test_each_page_is_of_a_pattern() -> None:
+    assert sorted(one.name for one in PAGES.iterdir()) == [page_name(one) for one in EIGHTEEN]

@@ -369,7 +369,7 @@ def _check_empty(counts: Mapping[str, int], force: bool) -> None:
         more = f" and {len(held) - 5} more queues" if len(held) > 5 else ""
         raise NotEmptyError(
             f"{quantity(sum(held.values()), 'message waits', 'messages wait')} in {shown}{more}: let them be "
-            "delivered, or delete them with --force",
+            "delivered, or delete them with force=True",
             counts=held,
         )
 

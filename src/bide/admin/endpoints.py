@@ -74,7 +74,7 @@ def _event_routing(infrastructure: DelayInfrastructure, kind: MessageType) -> Ev
     if routing is None:
         raise UnsupportedTargetError(
             f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to queues: use "
-            "infrastructure=bide.NServiceBus() or --layout nservicebus, or declare the bindings yourself"
+            "the layout 'nservicebus', or declare the bindings yourself"
         )
     return routing
 

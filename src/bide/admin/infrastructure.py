@@ -145,7 +145,7 @@ async def remove(
                 raise NotEmptyError(
                     f"{quantity(sum(held.values()), 'message waits', 'messages wait')} in "
                     f"{quantity(len(held), 'queue')}, {name!r} ({count}) among them: let them be delivered, or delete "
-                    "them with --force",
+                    "them with force=True",
                     counts=held,
                 )
             found = Topology([one.exchange for one in exchanges.values()], [one.queue for one in queues.values()])

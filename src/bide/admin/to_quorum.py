@@ -213,7 +213,7 @@ class _Conversion:
             if loop.time() > deadline:
                 raise BrokerError(
                     f"publishers fill the queue {self._name!r} faster than it can be emptied, through the default "
-                    "exchange: run this again with --pause-publishers, or when they send less"
+                    "exchange: run this again with pause_publishers=True, or when they send less"
                 )
             log.info("%d more messages came to %s", ready, self._name)
             await self._move(self._name, most=ready)

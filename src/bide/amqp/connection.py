@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         except OSError as error:
             raise BrokerUnreachableError(
                 f"no broker answers at {address} ({error.strerror or error}): start it, or name another with "
-                "--url or BIDE_URL"
+                "url=... or BIDE_URL"
             ) from error
         finally:
             if connection is not None and not connection.is_open:

@@ -61,7 +61,7 @@ def warn_about_http(base: str, user: str, socket: SocketAddresses) -> None:
     if addresses is not None and base.startswith("http:") and _is_remote(*addresses):
         _warn_once(
             f"the password of the user {user!r} is sent to the management API at {base} without TLS, and can be read "
-            "on the network: name an https:// address with --management-url, or management_url=... in Python"
+            "on the network: name an https:// address with management_url=..."
         )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from bide.cli.lazy_group import LazyCommand, LazyGroup
-from bide.cli.output import echo
+from bide.cli.output import echo, with_options
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
 from bide.errors import BideError, InvalidInputError
 from bide.runtime.logs import logger
@@ -89,10 +89,10 @@ def run(arguments: Sequence[str], *, command: click.Command = cli, program: str 
             return _fail_internally(error.__cause__, settings, program)
         return INTERRUPTED
     except InvalidInputError as error:
-        return _fail(str(error), BAD_USAGE, who=program)
+        return _fail(with_options(str(error)), BAD_USAGE, who=program)
     except BideError as error:
         log.debug("where it failed", exc_info=True)
-        return _fail(str(error), FAILED, who=program)
+        return _fail(with_options(str(error)), FAILED, who=program)
     except BrokenPipeError:
         # The reader of the output ended first, for example "head".
         return FAILED

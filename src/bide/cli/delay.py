@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.migration import migrate, transfer
-from bide.cli.output import echo, print_json, working
+from bide.cli.output import echo, print_json, terminal_width, with_options, working
 from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
@@ -170,7 +170,7 @@ def _print_report(report: VerifyReport) -> None:
     echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _STATUS_MARKS[finding.status]
-        echo(f"{finding.check:<24}{finding.text}", mark=mark, colour=colour)
+        echo(f"{finding.check:<24}{finding.text}", mark=mark, colour=colour, hang=24)
 
 
 @delay.command()
@@ -239,7 +239,7 @@ def resend(
         kept = quantity(sum(result.kept.values()), "stays", "stay")
         echo(f"{quantity(result.sent, 'message')} sent on, {kept} in the undeliverable queue")
         for reason, count in result.kept.items():
-            echo(f"  {count} for {reason}")
+            echo(f"  {count} for {with_options(reason)}")
     return 1 if result.kept else 0
 
 
@@ -282,7 +282,17 @@ def explain(
     elif mermaid:
         echo(explaining.mermaid(infrastructure, wait, target), keep="\n")
     else:
-        echo(explaining.explain(infrastructure, wait, target), keep="\n")
+        _print_table(explaining.table(infrastructure, wait, target))
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    from bide.cli.folding import table
+    from bide.delay.explain import markdown
+
+    lines = markdown(rows)
+    width = terminal_width()
+    for line in lines if width is None or len(lines[0]) <= width else table(rows, width):
+        echo(line)
 
 
 def _target(to: str | None, exchange: str | None, routing_key: str) -> Target:

@@ -11,7 +11,7 @@ import click
 
 from bide.cli import errors_view as view
 from bide.cli.errors_operation import OperationOptions, open_error_queue, operation_options, run_operation
-from bide.cli.output import echo, print_json, print_json_line
+from bide.cli.output import echo, print_json, print_json_line, with_options, working
 from bide.cli.running import run_async
 from bide.cli.selecting import pairs, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
@@ -75,7 +75,8 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
 
     async def work() -> None:
         async with open_error_queue(settings, queue) as error_queue:
-            message = await error_queue.get(id)
+            with working("reading"):
+                message = await error_queue.get(id)
         view.write_json(message, whole=True) if as_json else view.write_whole(message)
 
     run_async(work())
@@ -94,7 +95,8 @@ def groups(settings: Settings, selection: Selection, queue: str, by: Any, as_jso
 
     async def work() -> None:
         async with open_error_queue(settings, queue) as error_queue:
-            found = await error_queue.groups(selection, by=by)
+            with working("reading"):
+                found = await error_queue.groups(selection, by=by)
         if as_json:
             for one in found:
                 print_json_line(one.to_dict())
@@ -115,7 +117,8 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 
     async def work() -> None:
         async with open_error_queue(settings, queue) as error_queue:
-            summary = await error_queue.summary(selection)
+            with working("reading"):
+                summary = await error_queue.summary(selection)
         if as_json:
             print_json_line(summary.to_dict())
         else:
@@ -252,9 +255,10 @@ def edit(
                 )
             except TargetNotAllowedError as error:
                 # The message is invalid, not the command line: exit with 1, not with 2.
-                raise click.ClickException(str(error)) from error
+                raise click.ClickException(with_options(str(error))) from error
 
-    message_id = run_async(work())
+    with working("sending"):
+        message_id = run_async(work())
     if as_json:
         print_json({"message_id": message_id, "edit_of": id})
     else:

@@ -14,7 +14,7 @@ import click
 
 from bide.cli import errors_view as view
 from bide.cli.continuation import command, rest_of
-from bide.cli.output import echo, progress_bar
+from bide.cli.output import echo, progress_bar, with_options, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, json_option
 from bide.runtime.wording import quantity
@@ -108,7 +108,8 @@ def run_operation(
 
     interrupted: list[OperationResult | None] = []
     if options.dry_run or ask or (targets is not None and not options.yes and not options.as_json):
-        summary = run_async(summarize())
+        with working("counting"):
+            summary = run_async(summarize())
         if options.dry_run:
             view.write_count(summary, verb, targets, as_json=options.as_json)
             return 0
@@ -128,7 +129,7 @@ def run_operation(
         raise
     view.write_moved(moved, verb, as_json=options.as_json)
     for reason, number in moved.kept.items():
-        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {reason}", err=True)
+        echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {with_options(reason)}", err=True)
     for one in moved.missing:
         echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
     return 1 if moved.kept or moved.missing else 0

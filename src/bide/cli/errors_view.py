@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64
+from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64, with_options
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str,
         left = f"{moved.left:,} not yet due," if paced else f"{moved.left:,}"
     echo(f"bide: interrupted: {done}, {left} still in {queue}", err=True)
     for reason, number in moved.kept.items():
-        echo(f"bide: {quantity(number, 'message')} cannot be sent: {reason}", err=True)
+        echo(f"bide: {quantity(number, 'message')} cannot be sent: {with_options(reason)}", err=True)
     echo(f"bide: go on with: {again}", err=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import continuation
-from bide.cli.output import echo, print_json, progress_bar
+from bide.cli.output import echo, print_json, progress_bar, with_options, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
@@ -104,8 +104,8 @@ def _run(
 ) -> int:
     from bide.migration import Migration
 
-    with progress_bar("moved") as progress:
-        migration = Migration(
+    def migration_with(progress: Callable[[int, int], None] | None) -> Migration:
+        return Migration(
             settings.broker_url(),
             source,
             target,
@@ -114,8 +114,13 @@ def _run(
             management_url=settings.management_url,
             progress=progress,
         )
-        if dry_run:
-            return _print_counts(run_async(migration.count()), as_json=as_json)
+
+    if dry_run:
+        with working("counting"):
+            counts = run_async(migration_with(None).count())
+        return _print_counts(counts, as_json=as_json)
+    with progress_bar("moved") as progress:
+        migration = migration_with(progress)
         try:
             done = run_until_signal(migration.run(), migration.stop)
         except BideError:
@@ -167,7 +172,7 @@ def _print_migrated(done: Migrated, source: DelayInfrastructure) -> None:
     if done.redelivered:
         echo(f"{done.redelivered:>9}  of them delivered before, possible duplicates")
     for reason, count in done.set_aside.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  set aside: {reason}")
+        echo(f"{count:>9}  set aside: {with_options(reason)}")
     for queue, count in done.left.items():
         echo(f"{count:>9}  left in {queue}")
     if not done.left:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import sys
@@ -12,11 +13,17 @@ from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
 from math import isfinite
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from bide.cli.folding import hanging
 from bide.foreign_text import visible, visible_json
+
+_ARGUMENT: Final = re.compile(r"(?<![\w.-])(?P<name>[a-z_]+)=(?P<value>\.\.\.|\[\.\.\.\]|True\b|False\b)")
+
+_NARROWEST: Final = 30
+"""Columns for text on a terminal that has fewer, or reports none."""
 
 
 def echo(
@@ -26,6 +33,7 @@ def echo(
     colour: str | None = None,
     keep: str = "",
     fit: bool = False,
+    hang: int | None = None,
     err: bool = False,
 ) -> None:
     r"""Print a line, with unprintable characters as escapes, so that no name in it can control a terminal.
@@ -36,16 +44,40 @@ def echo(
         colour: the colour of the mark; without a mark, that of the line.
         keep: characters to print unchanged: ``"\n"`` for a text of several lines, in which all names are escaped.
         fit: shorten the line to the width of the terminal.
+        hang: continue a line that is longer than the terminal is wide on lines with this indent, besides the mark.
         err: print to standard error.
     """
     shown = visible(text, keep=keep)
     if fit and sys.stdout.isatty() and len(shown) > (width := shutil.get_terminal_size().columns):
         shown = shown[: width - 1] + "…"
+    if hang is not None and (columns := terminal_width()) is not None:
+        before = len(visible(mark)) + 1 if mark else 0
+        shown = f"\n{' ' * before}".join(hanging(shown, hang, columns - before))
     if mark:
         shown = f"{click.style(visible(mark), fg=colour)} {shown}"
     elif colour is not None:
         shown = click.style(shown, fg=colour)
     click.echo(shown, err=err)
+
+
+def terminal_width() -> int | None:
+    """The width of the terminal, or the one that ``COLUMNS`` gives; None for files and pipes without it."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return max(_NARROWEST, shutil.get_terminal_size().columns)
+    return None
+
+
+def with_options(text: str) -> str:
+    """A text whose arguments of the Python API, such as ``allow=[...]``, are options of the command line: ``--allow``.
+
+    Errors name arguments, because most of their readers are programs. Options have the same names.
+    """
+    return _ARGUMENT.sub(_option, text)
+
+
+def _option(argument: re.Match[str]) -> str:
+    name = argument["name"].replace("_", "-")
+    return f"--no-{name}" if argument["value"] == "False" else f"--{name}"
 
 
 def print_json(value: Any) -> None:

@@ -54,7 +54,8 @@ def set_delivery_limit(
     if done:
         if not yes:
             confirm(f"Set {quantity(len(raisable), 'policy', 'policies')} on {settings.broker_url()}?")
-        run_async(_set_policies(settings, raisable))
+        with working("setting policies"):
+            run_async(_set_policies(settings, raisable))
     if as_json:
         print_json({"queues": [_limited_values(one) for one in found], "set": done})
     elif done:
@@ -86,7 +87,8 @@ def to_quorum(
     connections of the virtual host are closed and refused for about a second, and publishers with confirms lose
     nothing. This requires an administrator.
     """
-    plan = run_async(_plan_conversion(settings, name))
+    with working("looking"):
+        plan = run_async(_plan_conversion(settings, name))
     if not as_json:
         _print_plan(plan)
     if dry_run or not plan.holding:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 import click
 
 from bide.cli import schedule_view as view
-from bide.cli.output import echo, print_json, print_json_line
+from bide.cli.output import echo, print_json, print_json_line, working
 from bide.cli.running import confirm, run_async
 from bide.cli.schedule_transfer import transfer
 from bide.cli.selecting import pairs
@@ -147,7 +147,8 @@ def add(
 
     async def work() -> int:
         async with connect(settings.broker_url(), declare=declare) as client:
-            made = await client.schedule(**outgoing)
+            with working("waiting for a gate"):
+                made = await client.schedule(**outgoing)
         view.write_scheduled(made, as_json=as_json)
         return _exit_code(made.outcome.value)
 
@@ -168,7 +169,8 @@ def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_co
 
     async def work(client: Client) -> int:
         if only_count:
-            count = await client.count_scheduled(**chosen)
+            with working("waiting for a gate"):
+                count = await client.count_scheduled(**chosen)
             print_json_line({"count": count}) if as_json else echo(f"{count:,}")
             return 0
         count = 0
@@ -197,7 +199,8 @@ def show(settings: Settings, key: str, as_json: bool) -> int:
     async def work(client: Client) -> int:
         from bide.schedules.names import ScheduleNames
 
-        found = await client.scheduled(key)
+        with working("waiting for a gate"):
+            found = await client.scheduled(key)
         if found is None:
             raise click.ClickException(
                 f"nothing waits under the key {key!r}; see undeliverable messages with 'bide errors list --queue "
@@ -343,12 +346,15 @@ def _change(
 
     async def work(client: Client) -> int:
         if dry_run or not yes:
-            count = await client.count_scheduled(**found)
+            with working("waiting for a gate"):
+                count = await client.count_scheduled(**found)
             if dry_run:
                 view.write_count(count, verb, as_json=as_json)
                 return 0
             confirm(f"{quantity(count, 'schedule')} would be {verb}. Continue?")
-        view.write_filter_result(await all_of_them(client, found), as_json=as_json)
+        with working("waiting for a gate"):
+            result = await all_of_them(client, found)
+        view.write_filter_result(result, as_json=as_json)
         return 0
 
     return _run(settings, work)
@@ -358,7 +364,8 @@ def _operate(
     settings: Settings, operation: Callable[[Client], Coroutine[Any, Any, ScheduleResult]], *, as_json: bool
 ) -> int:
     async def work(client: Client) -> int:
-        result = await operation(client)
+        with working("waiting for a gate"):
+            result = await operation(client)
         view.write_result(result, as_json=as_json)
         return _exit_code(result.outcome.value)
 

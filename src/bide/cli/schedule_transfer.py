@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli import continuation
-from bide.cli.output import echo, print_json, progress_bar
+from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
 from bide.errors import BideError
@@ -37,12 +37,13 @@ def transfer(settings: Settings, *, to_url: str, dry_run: bool, as_json: bool) -
     """
     from bide.migration import ScheduleTransfer
 
+    if dry_run:
+        with working("counting"):
+            count = run_async(ScheduleTransfer(settings.broker_url(), to_url).count())
+        print_json({"waiting": count}) if as_json else echo(f"{quantity(count, 'schedule')}; nothing was changed")
+        return 0
     with progress_bar("moved") as progress:
         moving = ScheduleTransfer(settings.broker_url(), to_url, progress=progress)
-        if dry_run:
-            count = run_async(moving.count())
-            print_json({"waiting": count}) if as_json else echo(f"{quantity(count, 'schedule')}; nothing was changed")
-            return 0
         try:
             done = run_until_signal(moving.run(), moving.stop)
         except BideError:

@@ -7,11 +7,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from bide.cli.output import echo, print_json_line
+from bide.cli.output import echo, print_json_line, progress_bar, working
 from bide.cli.running import run_async
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import BideError
@@ -101,7 +102,16 @@ def send(
         "content_type": content_type,
         "isolated": isolated,
     }
-    run_async(_send(settings, infrastructure, message, count=count, declare=declare, as_json=as_json))
+    # A terminal that shows the receipts as they come needs no other sign of progress.
+    showing: AbstractContextManager[Any] = (
+        nullcontext() if as_json else progress_bar("sent") if count > 1 else working("sending")
+    )
+    with showing as progress:
+        done = run_async(
+            _send(settings, infrastructure, message, count=count, declare=declare, as_json=as_json, progress=progress)
+        )
+    if not as_json:
+        echo(done)
 
 
 def _body(body: str | None, file: BinaryIO | None) -> bytes:
@@ -134,24 +144,30 @@ async def _send(
     count: int,
     declare: bool,
     as_json: bool,
-) -> None:
+    progress: Callable[[int, int], None] | None,
+) -> str:
+    """Send the message, and return a line about it."""
     from bide.client.client import connect
     from bide.messages.outgoing import OutgoingMessage
     from bide.messages.prepared import check_message
 
     check_message(OutgoingMessage(**message))  # report an invalid message before connecting to a broker
     last: list[Receipt] = []
+    sent = 0
 
     def on_receipt(receipt: Receipt) -> None:
+        nonlocal sent
         last[:] = [receipt]
+        sent += 1
+        if progress is not None:
+            progress(sent, count)
         if as_json:
             print_json_line(_receipt_values(receipt))
 
     started = time.monotonic()
     async with connect(settings.broker_url(), infrastructure=infrastructure, declare=declare) as client:
         await _publish(client, message, count, on_receipt)
-    if not as_json:
-        echo(_receipt_text(last[0], message, count, time.monotonic() - started))
+    return _receipt_text(last[0], message, count, time.monotonic() - started)
 
 
 async def _publish(client: Client, message: dict[str, Any], count: int, on_receipt: Callable[[Receipt], None]) -> None:

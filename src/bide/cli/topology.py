@@ -39,14 +39,13 @@ def topology() -> None:
 @json_option("the patterns, with options and caveats,")
 def list_patterns(*, as_json: bool) -> None:
     """List all patterns, the eighteen numbered ones first."""
-    from bide.cli.topology_view import pattern_lines, pattern_values
+    from bide.cli.topology_view import pattern_values, print_patterns
     from bide.patterns.catalogue import PATTERNS
 
     if as_json:
         print_json([pattern_values(one) for one in PATTERNS])
         return
-    for line in pattern_lines(PATTERNS):
-        echo(line)
+    print_patterns(PATTERNS)
 
 
 class _PatternGroup(click.Group):

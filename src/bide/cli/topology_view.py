@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from bide.topology.itinerary import Itinerary, RouteDecision
 
 
-def pattern_lines(patterns: tuple[Pattern, ...]) -> Iterator[str]:
-    """All patterns, one per line."""
+def print_patterns(patterns: tuple[Pattern, ...]) -> None:
+    """Print all patterns, one per line."""
     width = max(len(one.name) for one in patterns)
     for pattern in patterns:
         number = "" if pattern.number is None else str(pattern.number)
-        yield f"{number:>2}  {pattern.name:<{width}}  {pattern.title}"
+        echo(f"{number:>2}  {pattern.name:<{width}}  {pattern.title}", hang=width + 6)
 
 
 def pattern_values(pattern: Pattern) -> dict[str, Any]:

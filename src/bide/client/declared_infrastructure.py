@@ -100,7 +100,7 @@ class DeclaredInfrastructure:
             raise NotAppliedError(
                 f"the delay infrastructure {self._infrastructure.name!r} is not on the virtual host "
                 f"{self._connection.url.vhost!r} of {self._connection.address}: run 'bide delay apply', "
-                "or connect with declare=True (on the command line, without --no-declare)"
+                "or connect with declare=True"
             )
         self.is_ensured = True
 

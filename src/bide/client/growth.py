@@ -146,8 +146,7 @@ class Growth:
         return NotAppliedError(
             f"the delay infrastructure {self._infrastructure.name!r} is not complete on the virtual host "
             f"{self._connection.url.vhost!r} of {self._connection.address}{reason and f' ({reason})'}: run 'bide delay "
-            "apply' with the same options as a user who may declare it, or connect with declare=True (on the command "
-            "line, without --no-declare) as such a user"
+            "apply' with the same options as a user who may declare it, or connect with declare=True as such a user"
         )
 
 

@@ -68,7 +68,7 @@ class AllowedTargets:
         if not self.allow(target):
             raise TargetNotAllowedError(
                 f"the target {str(target)!r} matches no allowed pattern ({', '.join(self.patterns) or 'none'}): "
-                "allow it with --allow, or with allow=[...] in Python, if its senders may write there"
+                "allow it with allow=[...], if its senders may write there"
             )
 
     def check_delivery(self, target: Target) -> None:

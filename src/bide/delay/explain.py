@@ -45,15 +45,28 @@ def explain(infrastructure: DelayInfrastructure, delay: timedelta, target: Targe
     Raises:
         InvalidInputError: as :meth:`DelayInfrastructure.route` does.
     """
+    return "\n".join(markdown(table(infrastructure, delay, target)))
+
+
+def table(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) -> list[tuple[str, ...]]:
+    """The rows of the table, with its heading first.
+
+    Raises:
+        InvalidInputError: as :meth:`DelayInfrastructure.route` does.
+    """
     label = _labels(infrastructure)
     steps = infrastructure.steps(delay, target)
-    cells = [COLUMNS, *(tuple(map(visible, _cells(step, label))) for step in steps)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    return [COLUMNS, *(tuple(map(visible, _cells(step, label))) for step in steps)]
+
+
+def markdown(rows: list[tuple[str, ...]]) -> list[str]:
+    """The lines of a table in Markdown, whose columns are aligned."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]
     lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(lines)
+    return lines
 
 
 def rows(infrastructure: DelayInfrastructure, delay: timedelta, target: Target) -> list[dict[str, Any]]:

@@ -139,7 +139,7 @@ async def read_page(
             env=environment,
         )
     except OSError as error:
-        raise BrokerError(f"{command[0]} cannot be run ({error.strerror}): give it with --rabbitmqctl") from error
+        raise BrokerError(f"{command[0]} cannot be run ({error.strerror}): give it with rabbitmqctl=...") from error
     out, stderr = await process.communicate()
     if process.returncode:
         text = stderr.decode(errors="replace")

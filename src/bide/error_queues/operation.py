@@ -260,7 +260,7 @@ class Operation:
 def _reason(error: Exception, queue: str) -> str:
     """Why a message stays, in the same words for all messages with that reason."""
     if isinstance(error, UnroutableError | TargetNotFoundError):
-        return f"the queue {queue!r} does not exist: declare it, or name another with --to"
+        return f"the queue {queue!r} does not exist: declare it, or name another with to=..."
     if isinstance(error, PublishRefusedError):
         return f"the queue {queue!r} refuses messages: it is full, or has no leader"
     return str(error)

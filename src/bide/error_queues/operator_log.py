@@ -119,7 +119,7 @@ class Audit:
         except BrokerError as error:
             raise UnsupportedBrokerError(
                 f"the operation cannot be recorded, because the stream {AUDIT!r} cannot be declared ({error}): allow "
-                "that, or run without a record with --no-audit"
+                "that, or run without a record with audit=False"
             ) from error
         await self._write("begun", details)
 

@@ -312,7 +312,7 @@ class PartitionSession:
         if last <= self._index.position.offset and self._gate.room.level(self._index.position) == "full":
             raise ScheduleLogError(
                 f"more than five eighths of {self._gate.log} ({self._gate.room.retention} bytes) are not carried "
-                "forward: raise 'max-length-bytes' of the stream by a policy, and give the gates the same --retention"
+                "forward: raise 'max-length-bytes' of the stream by a policy, and give the gates the same retention=..."
             )
 
     # -- claims and deliveries

@@ -219,7 +219,7 @@ class ManagementApi:
             if answer is None:
                 raise ManagementApiError(
                     f"the management API at {self.address} has no virtual host {vhost!r}: if it belongs to another "
-                    "broker, give the right one with --management-url"
+                    "broker, give the right one with management_url=..."
                 )
             found = _object(answer)
             for one in _array(found.get("items")):

@@ -23,7 +23,7 @@ MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
 PORTS: Final = {"http": 15672, "https": 15671}
 
 _ENABLE: Final = (
-    "enable it with 'rabbitmq-plugins enable rabbitmq_management', or give its address with --management-url or "
+    "enable it with 'rabbitmq-plugins enable rabbitmq_management', or give its address with management_url=... or "
     f"{MANAGEMENT_VARIABLE}"
 )
 
@@ -115,7 +115,7 @@ class ManagementEndpoint:
         if "management user" in reason:
             return ManagementApiError(
                 f"the user {self.user!r} may not use the management API at {self.base}: tag it with "
-                f"'rabbitmqctl set_user_tags {self.user} management', or give another user with --management-url"
+                f"'rabbitmqctl set_user_tags {self.user} management', or give another user with management_url=..."
             )
         if "authorised to access" in reason or "administrator" in reason or "monitor user" in reason:
             return ManagementApiError(
@@ -124,7 +124,7 @@ class ManagementEndpoint:
             )
         return ManagementApiError(
             f"the management API at {self.base} does not accept the user {self.user!r} with this password: check "
-            "both, or give another user with --management-url"
+            "both, or give another user with management_url=..."
         )
 
 

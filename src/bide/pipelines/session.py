@@ -291,7 +291,7 @@ def _java_errors() -> Iterator[None]:
             raise
         raise BideError(
             "Spark's Java process has ended: it was killed, or ran out of memory. Give it more memory, such as with "
-            "--spark-conf spark.driver.memory=4g"
+            "spark.driver.memory=4g in spark_conf=..."
         ) from error
 
 

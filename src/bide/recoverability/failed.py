@@ -18,6 +18,7 @@ from bide.recoverability.message_types import message_type
 from bide.recoverability.x_death import QueueDeaths
 
 HEADER_ARCHIVED_AT: Final = "bide-archived-at"
+"""Header with the time at which a message was archived: milliseconds since the Unix epoch."""
 
 _FRAME: Final = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+), in (\S+)')
 _NET_FRAME: Final = re.compile(r"^\s*at ([^(\n]+)\(", re.MULTILINE)

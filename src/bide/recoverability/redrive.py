@@ -53,7 +53,7 @@ def back(message: FailedMessage, *, to: str | None = None, run: str | None = Non
     """
     queue = to or message.queue
     if queue is None:
-        raise InvalidInputError("its headers do not say which queue it failed on: name a queue with --to")
+        raise InvalidInputError("its headers do not say which queue it failed on: name a queue with to=...")
     if to is None:
         # Any sender can write these headers, and a policy can dead-letter messages from a delay queue.
         refuse_target(queue)

@@ -12,16 +12,37 @@ from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import HEADER_ATTEMPT_TIMES, History, nservicebus_time
 
 HEADER_ENDPOINT: Final = "bide-endpoint"
+"""Header with the name of the endpoint that failed."""
+
 HEADER_FAILED_QUEUE: Final = "bide-failed-queue"
+"""Header with the queue that the message failed on."""
+
 HEADER_FAILED_AT: Final = "bide-failed-at"
+"""Header with the time of the failure: milliseconds since the Unix epoch."""
+
 HEADER_ERROR_TYPE: Final = "bide-error-type"
+"""Header with the class of the exception."""
+
 HEADER_ERROR_MESSAGE: Final = "bide-error-message"
+"""Header with the message of the exception."""
+
 HEADER_ERROR_STACK: Final = "bide-error-stack"
+"""Header with the traceback of the exception."""
+
 HEADER_ERROR_FRAME: Final = "bide-error-frame"
+"""Header with the frame that raised the exception."""
+
 HEADER_INNER_TYPE: Final = "bide-inner-error-type"
+"""Header with the class of the exception's cause."""
+
 HEADER_INNER_MESSAGE: Final = "bide-inner-error-message"
+"""Header with the message of the exception's cause."""
+
 HEADER_HOST: Final = "bide-host"
+"""Header with the host of the endpoint."""
+
 HEADER_PROCESS: Final = "bide-process"
+"""Header with the process of the endpoint."""
 
 NSB_ENDPOINT: Final = "NServiceBus.ProcessingEndpoint"
 NSB_MACHINE: Final = "NServiceBus.ProcessingMachine"

@@ -78,7 +78,7 @@ class StreamConnection:
             raise BrokerUnreachableError(
                 f"no broker answers the stream protocol at {self._peer} ({error.strerror or error}). Check that the "
                 "plugin rabbitmq_stream is enabled and listens on this port. 'bide tap status --json' prints its port; "
-                "give it with --stream-port or BIDE_STREAM_PORT, and in Spark with the option streamPort"
+                "give it with stream_port=... or BIDE_STREAM_PORT, and in Spark with the option streamPort"
             ) from error
         try:
             self._log_in(url)

@@ -78,12 +78,12 @@ def find_sources(
     if all_tapped and (untapped := sorted({*scheduled.values()} - tapped)):
         raise NotAppliedError(
             f"the layout {' and '.join(untapped)} has no streams of taps on this virtual host: run 'bide tap on' with "
-            "the same --layout and --prefix"
+            "the same layout and prefix"
         )
     if not existing:
         raise NotAppliedError(
             f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "
-            "exist. Run 'bide tap on' with the same --layout and --prefix, or give endpoints a bide.EventStream()"
+            "exist. Run 'bide tap on' with the same layout and prefix, or give endpoints a bide.EventStream()"
         )
     return Sources(
         url=url,

@@ -168,7 +168,7 @@ class Found:
         if missing:
             raise NotFoundError(
                 f"the bodies of some messages are missing, and nothing was sent: {' and '.join(missing)}. Send the "
-                "others with --skip-missing; parked messages are in an error queue too, which --queue replays"
+                "others with skip_missing=True; parked messages are in an error queue too, which queue=... replays"
             )
 
 

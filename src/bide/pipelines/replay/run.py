@@ -99,9 +99,9 @@ class FailedIn:
         endpoints(BrokerUrl.parse(self.url), self.management_url, os.environ)
         missing = missing_queues(self.url, {self.queue, self.to or self.queue} if sends else [self.queue])
         if self.queue in missing:
-            raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with --queue")
+            raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with queue=...")
         if missing:
-            raise TargetNotFoundError(f"there is no queue {self.to!r} to send messages to: name another with --to")
+            raise TargetNotFoundError(f"there is no queue {self.to!r} to send messages to: name another with to=...")
 
 
 def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
@@ -196,7 +196,7 @@ def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> 
     if refused:
         raise TargetNotAllowedError(
             f"messages would go to queues that are not allowed ({', '.join(refused)}), and nothing was sent: allow "
-            "these queues with --allow, or leave out their messages with --where"
+            "these queues with allow=[...], or leave out their messages with where=..."
         )
 
 

@@ -194,7 +194,7 @@ def _position(one: Wanted) -> tuple[str, int]:
 def _dropped(number: int, total: int) -> NotFoundError:
     return NotFoundError(
         f"{number:,} of {total:,} messages were dropped from the streams of the taps since they were chosen: continue "
-        "with --skip-missing"
+        "with skip_missing=True"
     )
 
 

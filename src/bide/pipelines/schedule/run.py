@@ -171,7 +171,7 @@ def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
         )
     if head.past != (plan.settings.past or "send"):
         raise InvalidInputError(
-            f"the ledger {ledger.folder} was begun with --past {head.past}: repeat that option to continue, or name "
+            f"the ledger {ledger.folder} was begun with {head.past!r} for past=...: repeat that to continue, or name "
             "another ledger"
         )
     if head.broker != plan.broker:
@@ -223,8 +223,8 @@ def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
             refusal(
                 f"{found.overdue:,} of {found.rows:,} rows",
                 found.first,
-                "Correct the times, or choose what to do with such rows: --past send (immediately), --past drop, or "
-                "--past reject (with --rejects DIR)",
+                "Correct the times, or choose what to do with such rows by past=...: send (immediately), drop, or "
+                "reject (with rejects=...)",
             )
         )
 

@@ -1,0 +1,118 @@
+"""The documentation site: a build without warnings, its links, and what its pages load."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from bide.cli.app import COMMANDS
+from bide.patterns.catalogue import PATTERNS
+from tests.timeouts import TIMEOUT
+
+ROOT = Path(__file__).parents[2]
+# Sphinx takes 40 s of processor time, most of it for the API.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(30 * TIMEOUT)]
+
+
+class _Page(HTMLParser):
+    """The links, loaded files and anchors of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        if "id" in given:
+            self.anchors.add(given["id"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in {"img", "script", "iframe", "source"} and "src" in given:
+            self.loaded.append(given["src"])
+        elif tag == "link" and given.get("rel") in {"stylesheet", "icon", "preload", "search"}:
+            self.loaded.append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    done = subprocess.run(
+        [sys.executable, "scripts/build_docs.py", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, _Page]:
+    return {path: _Page(path) for path in site.rglob("*.html")}
+
+
+def test_every_internal_link_leads_to_a_page_and_an_anchor(site: Path, pages: dict[Path, _Page]) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in [*page.links, *page.loaded]:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (anchor and target in pages and anchor not in pages[target].anchors):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+    assert sum(len(page.links) for page in pages.values()) > 1000
+
+
+def test_no_page_loads_anything_from_another_server(site: Path, pages: dict[Path, _Page]) -> None:
+    assert [(path.name, one) for path, page in pages.items() for one in page.loaded if urlsplit(one).scheme] == []
+    styles = [one for path in site.rglob("*.css") for one in re.findall(r"url\((.*?)\)", path.read_text())]
+    assert [one for one in styles if "//" in one and not one.strip("'\"").startswith("data:")] == []
+
+
+def test_every_page_of_the_docs_is_in_the_site(pages: dict[Path, _Page], site: Path) -> None:
+    docs = ROOT / "docs"
+    names = {
+        path.relative_to(docs).with_suffix(".html") for path in [*docs.glob("*.md"), *docs.glob("patterns/*.md")]
+    } - {Path("README.html")}
+    built = {path.relative_to(site) for path in pages}
+    assert names <= built
+    assert sum(name.parent == Path("patterns") for name in names) == sum(one.number is not None for one in PATTERNS)
+
+
+def test_the_reference_has_every_command(site: Path) -> None:
+    assert {path.stem for path in (site / "reference" / "commands").glob("*.html")} == set(COMMANDS)
+    assert "--routing-key KEY" in (site / "reference" / "commands" / "send.html").read_text()
+
+
+def test_the_reference_is_generated_from_the_code(site: Path) -> None:
+    reference = site / "reference"
+    assert 'id="bide.Client.publish"' in (reference / "api" / "clients.html").read_text()
+    assert 'id="bide.errors.UnroutableError"' in (reference / "errors.html").read_text()
+    for page, text in (
+        ("headers", "bide-due"),
+        ("queues", "bide.v1.undeliverable"),
+        ("metrics", "bide_message_lateness_seconds"),
+        ("settings", "BIDE_URL"),
+    ):
+        assert text in (reference / f"{page}.html").read_text()
+
+
+def test_search_works_from_files(site: Path) -> None:
+    # The index is a script, because a page that was opened as a file may not fetch one.
+    assert (site / "searchindex.js").read_text().startswith("Search.setIndex(")
+    assert "searchindex.js" in (site / "search.html").read_text()
+
+
+def test_pages_with_diagrams_load_the_script(site: Path) -> None:
+    assert "mermaid.min.js" in (site / "patterns" / "01-fanout-broadcast.html").read_text()
+    assert "mermaid.min.js" not in (site / "client.html").read_text()
