@@ -98,7 +98,7 @@ TOP_MODULES = 6
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
-    "pipelines": frozenset({"pyarrow", "pyspark"}),
+    "pipelines": frozenset({"numpy", "pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "integrations": frozenset(
         {"aio_pika", "celery", "dramatiq", "faststream", "kombu", "pika", "taskiq", "taskiq_aio_pika"}

@@ -1,22 +1,22 @@
-"""``bide pipeline`` and ``bide pipeline schedule``, with the options of Spark."""
+"""``bide pipeline`` and ``bide pipeline schedule``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bide.cli.output import echo, print_json
+from bide.cli.pipeline.options import pairs_of, spark_options
 from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_lines
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
-from bide.errors import InvalidInputError, InvalidRowError
+from bide.errors import InvalidRowError
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
 from bide.runtime.wording import quantity
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from bide.pipelines.schedule.run import Survey
     from bide.spark.overdue import Past
 
-_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
 _OUTCOMES = ("sent", "rejected", "dropped")
 """The outcomes of a row that the ledger counts."""
 
@@ -43,51 +41,6 @@ def pipeline() -> None:
 
     The commands need bide[spark] and Java 17 or later.
     """
-
-
-def spark_options(command: _Decorated) -> _Decorated:
-    """Add the options of Spark to a command, which gets three arguments for them.
-
-    ``open_session`` is a function that returns a context manager of a Spark session. ``is_here`` says whether the
-    session runs on this machine alone, and ``reads_here`` whether it resolves paths on this machine.
-    """
-
-    @wraps(command)
-    def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
-        configuration = pairs_of("--spark-conf", spark_conf)
-
-        def open_session(name: str, *, quiet: bool) -> Any:
-            from bide.pipelines.session import session
-
-            return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
-
-        from bide.pipelines.requirements import missing_packages
-        from bide.pipelines.session import reads_here, runs_here
-
-        if (why_not := missing_packages()) is not None:
-            raise InvalidInputError(why_not)
-        return command(
-            *args,
-            open_session=open_session,
-            is_here=runs_here(master),
-            reads_here=reads_here(master, configuration),
-            **kwargs,
-        )
-
-    wrapped: Any = wrapper
-    for option in (
-        click.option(
-            "--time-zone",
-            metavar="ZONE",
-            default="UTC",
-            show_default=True,
-            help="Time zone of timestamps without an offset.",
-        ),
-        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Setting of Spark. Repeatable."),
-        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or local[*]]"),
-    ):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[no-any-return]
 
 
 @pipeline.command()
@@ -356,18 +309,3 @@ def _column_names(option: str, text: str | None) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise click.UsageError(f"{option} {text!r} names a column twice")
     return names
-
-
-def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
-    """Parse the values of an option of the form ``KEY=VALUE``.
-
-    Raises:
-        UsageError: a value does not have this form.
-    """
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"{option} {pair!r} is not of the form KEY=VALUE")
-        found[name] = value
-    return found

@@ -10,18 +10,21 @@ from bide.durations import format_delay
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
+    from bide.pipelines.plan.arrays import ArrayWorkload
     from bide.pipelines.plan.capacity import Judgement
-    from bide.pipelines.plan.report import PlanReport
+    from bide.pipelines.plan.figures import PlanReport
     from bide.pipelines.plan.workload import Workload
 
 _MAX_SPANS: Final = 24
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def plan_lines(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> Iterator[str]:
+def plan_lines(
+    workload: Workload | ArrayWorkload, reports: Sequence[PlanReport], every: timedelta, seconds: float
+) -> Iterator[str]:
     """The lines of a plan, one layout after the other."""
     messages = quantity(round(workload.messages), "message")
-    yield f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"
+    yield f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.1f} s"
     if workload.undelayed:
         yield f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets"
     for report in reports:
