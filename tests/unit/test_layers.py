@@ -27,7 +27,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"__main__": "`python -m bide`"},
     {"cli": "the command line: arguments, output, exit codes"},
     {"demo": "`bide demo`"},
-    {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
+    {"pipelines": "jobs on Spark, small ones without it: schedule, replay, audit, plan, report"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
         "integrations": "delays for Celery, dramatiq, FastStream and taskiq; an interface for other clients",

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import pairs_of, spark_options
-from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_lines
+from bide.cli.pipeline.options import engine_options, pairs_of, refuse_without_arrow, refuse_without_spark
+from bide.cli.pipeline.schedule_rows import OnSpark, ScheduleRows, SourceTable, engine_for
+from bide.cli.pipeline.view import engine_facts, progress, span_for, summary, summary_lines, survey_lines
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidRowError
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
@@ -23,12 +25,11 @@ from bide.runtime.wording import quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
-
     from bide.delay.protocol import DelayInfrastructure
+    from bide.pipelines.engine import Engine, EngineChoice
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.plan import SchedulePlan
-    from bide.pipelines.schedule.run import Survey
+    from bide.pipelines.schedule.progress import Survey
     from bide.spark.overdue import Past
 
 _OUTCOMES = ("sent", "rejected", "dropped")
@@ -39,7 +40,8 @@ _OUTCOMES = ("sent", "rejected", "dropped")
 def pipeline() -> None:
     """Run jobs on many messages with Spark, on this machine or, with --master, on a cluster.
 
-    The commands need bide[spark] and Java 17 or later.
+    The commands need bide[spark] and Java 17 or later. schedule of a small table and plan of rates run without Spark,
+    and need bide[pipeline].
     """
 
 
@@ -71,7 +73,7 @@ def pipeline() -> None:
 @click.option("--declare/--no-declare", default=True, show_default=True,
               help="Declare the delay infrastructure if it is missing.")  # fmt: skip
 @layout_options()
-@spark_options
+@engine_options
 @json_option("the counts and the result")
 @broker_options
 @pass_settings
@@ -89,6 +91,8 @@ def schedule(
     open_session: Callable[..., Any],
     is_here: bool,
     reads_here: bool,
+    choice: EngineChoice,
+    time_zone: str,
     **rest: Any,
 ) -> None:
     """Schedule a message for each row of SOURCE: Parquet, CSV, JSON or ORC files, or a table.
@@ -101,9 +105,7 @@ def schedule(
     that are not in the ledger. A part that was being sent is sent again as a whole, with the same message ids. Without
     --ledger, the folder is in ~/.local/state/bide/schedule, with a name made of the broker, SOURCE and these options.
     """
-    from bide.pipelines.schedule.run import survey
-    from bide.pipelines.session import read, spark_errors
-
+    refuse_without_arrow()
     plan = _schedule_plan(settings, **rest)
     plan.check_messages()
     options = pairs_of("--read-option", read_options)
@@ -115,16 +117,97 @@ def schedule(
         # Before Spark starts and reads a large table, which takes long.
         to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_here=is_here)
         plan.check()
-    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
-        rows = read(spark, source, format=format, options=options)
+    given = SourceTable(source, format, options, plan, time_zone)
+    engine, small = engine_for(given, choice, reads_here=reads_here)
+    output = _Output(plan, engine, to_write, part_rows=part_rows, as_json=as_json, started=settings.started)
+    if small is not None:
+        output.finish(small)
+        return
+    refuse_without_spark(engine)
+    from bide.pipelines.session import read
+
+    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark:
+        output.finish(OnSpark(read(spark, source, format=format, options=options), plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Checks the rows of a schedule, sends them unless it is a dry run, and prints the result."""
+
+    plan: SchedulePlan
+    engine: Engine
+    ledger: Ledger | None
+    _: KW_ONLY
+    part_rows: int
+    as_json: bool
+    started: float
+
+    def finish(self, rows: ScheduleRows) -> None:
+        """Check, send and print."""
         now = datetime.now(UTC)
-        begun = (None if to_write is None else to_write.begun()) or now
+        begun = (None if self.ledger is None else self.ledger.begun()) or now
         with progress("checking the rows"):
-            found = survey(rows, plan, now=now, begun=begun)
-        if to_write is None:
-            _print_survey(rows, plan, found, as_json=as_json)
+            found = rows.survey(now=now, begun=begun)
+        if self.ledger is None:
+            self._print_survey(rows, found)
         else:
-            _send(rows, plan, found, to_write, begun, part_rows=part_rows, as_json=as_json)
+            self._send(rows, found, self.ledger, begun)
+
+    def _print_survey(self, rows: ScheduleRows, found: Survey) -> None:
+        """Print what a run would do."""
+        from bide.pipelines.schedule.progress import refuse_overdue
+
+        plan, every = self.plan, span_for(found.first, found.last)
+        with progress("counting due times"):
+            times = rows.due_times(every)
+        if self.as_json:
+            spans = [{"from": due.isoformat(), "count": count} for due, count in times]
+            counts = {**summary(found, plan), **engine_facts(self.engine)}
+            print_json({**counts, "every_seconds": every.total_seconds(), "due": spans})
+        else:
+            for line in survey_lines(found, plan, times, every):
+                echo(line)
+            echo(f"engine: {self.engine}")
+        if found.bad and plan.settings.rejects is None:
+            raise _invalid_rows(found, plan)
+        refuse_overdue(found, plan)
+
+    def _send(self, rows: ScheduleRows, found: Survey, ledger: Ledger, begun: datetime) -> None:
+        from bide.pipelines.schedule.progress import head_for
+
+        plan = self.plan
+        for line in summary_lines(found, plan):
+            echo(line, err=self.as_json)
+        if found.bad and plan.settings.rejects is None:
+            raise _invalid_rows(found, plan)
+        head = head_for(ledger, plan, found, part_rows=self.part_rows)
+        with _ledger_progress(ledger, found.rows):
+            sent = rows.send(ledger, head, begun=begun)
+        seconds = time.monotonic() - self.started
+        # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
+        all_parts = ledger.parts()
+        now = {
+            **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
+            **{
+                f"{name}_before": sum(getattr(one, name) for one in all_parts) - sum(one[name] for one in sent)
+                for name in _OUTCOMES
+            },
+            "seconds": round(seconds, 3),
+            "ledger": ledger.folder,
+        }
+        if self.as_json:
+            print_json({**summary(found, plan), **now, **engine_facts(self.engine)})
+            return
+        rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
+        echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
+        if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
+            echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
+        if dropped := now["dropped"] + now["dropped_before"]:
+            echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
+        if rejected := now["rejected"] + now["rejected_before"]:
+            echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
+        echo(f"ledger: {ledger.folder}")
+        echo(f"engine: {self.engine}")
 
 
 def _schedule_plan(
@@ -186,74 +269,6 @@ def _schedule_plan(
     )
 
 
-def _print_survey(rows: DataFrame, plan: SchedulePlan, found: Survey, *, as_json: bool) -> None:
-    """Print what a run would do."""
-    from bide.pipelines.schedule.rows import messages
-    from bide.pipelines.schedule.run import due_times, refuse_overdue
-
-    every = span_for(found.first, found.last)
-    with progress("counting due times"):
-        # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
-        found_times = due_times(messages(rows, plan), every).selectExpr("unix_seconds(due) as due", "count")
-        times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in found_times.collect()]
-    if as_json:
-        spans = [{"from": due.isoformat(), "count": count} for due, count in times]
-        print_json({**summary(found, plan), "every_seconds": every.total_seconds(), "due": spans})
-    else:
-        for line in survey_lines(found, plan, times, every):
-            echo(line)
-    if found.bad and plan.settings.rejects is None:
-        raise _invalid_rows(found, plan)
-    refuse_overdue(found, plan)
-
-
-def _send(
-    rows: DataFrame,
-    plan: SchedulePlan,
-    found: Survey,
-    ledger: Ledger,
-    begun: datetime,
-    *,
-    part_rows: int,
-    as_json: bool,
-) -> None:
-    from bide.pipelines.schedule.run import head_for, send
-    from bide.pipelines.session import spark_errors
-
-    for line in summary_lines(found, plan):
-        echo(line, err=as_json)
-    if found.bad and plan.settings.rejects is None:
-        raise _invalid_rows(found, plan)
-    head = head_for(ledger, plan, found, part_rows=part_rows)
-    started = time.monotonic()
-    with _ledger_progress(ledger, found.rows), spark_errors(sending=True):
-        sent = send(rows, plan, ledger, head, begun=begun).collect()
-    seconds = time.monotonic() - started
-    # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
-    all_parts = ledger.parts()
-    now = {
-        **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
-        **{
-            f"{name}_before": sum(getattr(one, name) for one in all_parts) - sum(one[name] for one in sent)
-            for name in _OUTCOMES
-        },
-        "seconds": round(seconds, 3),
-        "ledger": ledger.folder,
-    }
-    if as_json:
-        print_json({**summary(found, plan), **now})
-        return
-    rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
-    echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
-    if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
-        echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
-    if dropped := now["dropped"] + now["dropped_before"]:
-        echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
-    if rejected := now["rejected"] + now["rejected_before"]:
-        echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
-    echo(f"ledger: {ledger.folder}")
-
-
 @contextmanager
 def _ledger_progress(ledger: Ledger, rows: int) -> Iterator[None]:
     """Show on a terminal how many rows are in the ledger."""
@@ -279,7 +294,7 @@ def _invalid_rows(found: Survey, plan: SchedulePlan) -> InvalidRowError:
 def _open_ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
     """Open the ledger, and check that it belongs to this plan."""
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule.run import begun
+    from bide.pipelines.schedule.progress import begun
 
     ledger = Ledger(folder)
     for option, place in (("--ledger", folder), ("--rejects", plan.settings.rejects)):

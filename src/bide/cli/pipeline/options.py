@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import click
 
 from bide.errors import InvalidInputError
-from bide.pipelines.engine import WANTED, EngineChoice, Wanted
+from bide.pipelines.engine import WANTED, Engine, EngineChoice, Wanted
+from bide.runtime.logs import logger
+
+log = logger(__name__)
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -46,16 +50,34 @@ def engine_options(command: _Decorated) -> _Decorated:
     return option(_session_options(wrapper, with_choice=True))  # type: ignore[no-any-return]
 
 
-def refuse_without_spark() -> None:
+def refuse_without_arrow() -> None:
+    """Refuse to read a table if the packages for it are not installed.
+
+    Raises:
+        InvalidInputError: PyArrow or numpy is missing.
+    """
+    if any(find_spec(name) is None for name in ("numpy", "pyarrow")):
+        raise InvalidInputError(
+            "PyArrow and numpy are missing: install bide[pipeline], or bide[spark] and Java for large tables"
+        )
+
+
+def refuse_without_spark(engine: Engine | None = None) -> None:
     """Refuse to start Spark if it is not installed.
+
+    Args:
+        engine: why the command needs Spark; None if it always does.
 
     Raises:
         InvalidInputError: PySpark is missing.
     """
     from bide.pipelines.requirements import missing_packages
 
+    if engine is not None:
+        log.info("engine: %s", engine)
     if (why_not := missing_packages()) is not None:
-        raise InvalidInputError(why_not)
+        reason = "" if engine is None else f"; Spark is needed because {engine.reason}"
+        raise InvalidInputError(f"{why_not}{reason}")
 
 
 def _session_options(command: Callable[..., Any], *, with_choice: bool = False) -> Any:

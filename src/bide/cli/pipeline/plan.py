@@ -133,7 +133,7 @@ def plan(
     engine = _engine_for(given, choice)
     workload: Workload | ArrayWorkload
     if engine.is_spark:
-        refuse_without_spark()
+        refuse_without_spark(engine)
         with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
             workload, reports = _plan_with_spark(given, plan_levels, known, places, spans, spark)
     else:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from bide.durations import format_delay
-from bide.runtime.wording import quantity
+from bide.runtime.wording import in_bytes, quantity
 
 if TYPE_CHECKING:
     from bide.pipelines.plan.arrays import ArrayWorkload
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from bide.pipelines.plan.workload import Workload
 
 _MAX_SPANS: Final = 24
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def plan_lines(
@@ -33,15 +32,6 @@ def plan_lines(
     if any(report.spans for report in reports):
         yield ""
         yield from _span_lines(reports, every)
-
-
-def in_bytes(count: float) -> str:
-    """Format a number of bytes, such as ``1.2 GB``."""
-    unit = 0
-    while count >= 1000 and unit < len(_UNITS) - 1:
-        count /= 1000
-        unit += 1
-    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count:.0f} B"
 
 
 def _layout_lines(report: PlanReport) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from bide.pipelines.engine import Engine
     from bide.pipelines.schedule.plan import SchedulePlan
-    from bide.pipelines.schedule.run import Survey
+    from bide.pipelines.schedule.progress import Survey
 
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
