@@ -33,9 +33,10 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.clock_digits import LEVELS
 from bide.local_broker import LocalBroker
+from bide.pipelines.plan.columns import Columns
 from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
-from bide.pipelines.plan.workload import Columns, of_table
+from bide.pipelines.plan.workload import of_table
 from bide.topology import Queue
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidRowError
 from bide.pipelines.ledger import Ledger
 from bide.pipelines.schedule.plan import SchedulePlan
+from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.rows import messages
-from bide.pipelines.schedule.run import head_for, send, survey
+from bide.pipelines.schedule.run import send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.receiving import new_queue

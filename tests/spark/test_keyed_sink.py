@@ -17,7 +17,7 @@ import bide
 from bide.errors import InvalidRowError
 from bide.schedules.names import ScheduleNames, partition_of
 from bide.spark.rows import Rows
-from bide.spark.sink import Sent, SinkPlace, send
+from bide.spark.sending import Sent, SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.schedule_log import gating
 from tests.spark.receiving import drain, new_queue

@@ -26,6 +26,7 @@ REMINDERS: Final = 300
 SOON: Final = 270
 FAILING: Final = 3
 WAIT: Final = "timedelta(seconds=60)"
+_SPARK_COMMANDS: Final = ("bide pipeline audit", "bide pipeline report", "bide pipeline replay")
 
 
 class Reader:
@@ -47,7 +48,8 @@ class Reader:
 
     def _run(self, whole: str, command: str, program: str) -> str:
         in_python = "pyspark" in program
-        if not in_python and not command.startswith("bide pipeline "):
+        # The other commands do not start Spark.
+        if not in_python and not command.startswith(_SPARK_COMMANDS):
             return self.shell.paste(whole)
         environment = {
             name: value for name, value in self.shell.environment.items() if name.startswith(("BIDE_", "XDG_"))

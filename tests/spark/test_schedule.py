@@ -17,8 +17,9 @@ from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger
 from bide.pipelines.schedule.plan import SchedulePlan
+from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.rows import messages
-from bide.pipelines.schedule.run import due_times, head_for, send, survey
+from bide.pipelines.schedule.run import due_times, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.receiving import drain, new_queue, rest

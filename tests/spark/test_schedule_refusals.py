@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bide.cli.pipeline.group import _send
+from bide.cli.pipeline.schedule_rows import OnSpark
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Ledger, Part
+from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.rows import messages
-from bide.pipelines.schedule.run import head_for, send, survey
+from bide.pipelines.schedule.run import send, survey
 from tests.broker.conftest import clock_url
 from tests.spark.receiving import drain, new_queue, rest
 from tests.spark.test_schedule import NOW, plan_for, reminders, schedule
@@ -105,11 +106,11 @@ def test_a_failed_task_is_not_bad_usage(spark: SparkSession, broken: DataFrame, 
     """Other tasks may have sent their part, so this is not an error before sending (exit code 2)."""
     plan = replace(plan_for(clock_url, new_queue(clock_url)), header_columns=("city",))
     plan = replace(plan, settings=replace(plan.settings, past="send"))
-    found = survey(broken.where("id <> 1"), plan, now=NOW)
+    found, ledger = survey(broken.where("id <> 1"), plan, now=NOW), Ledger(str(tmp_path / "ledger"))
     with pytest.raises(
         BideError, match="the column headers holds a value that cannot be sent: text that is no"
     ) as caught:
-        _send(broken, plan, found, [], Ledger(str(tmp_path / "ledger")), NOW, part_rows=10, as_json=True)
+        OnSpark(broken, plan).send(ledger, head_for(ledger, plan, found, part_rows=10), {}, begun=NOW)
     assert not isinstance(caught.value, InvalidInputError)
 
 

@@ -23,7 +23,7 @@ from tests.timeouts import TIMEOUT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ANY_PLAN = ("pipeline", "plan", "--rate", "1/s", "--delay", "5m", "--for", "1m")
+ANY_PLAN = ("pipeline", "plan", "--rate", "1/s", "--delay", "5m", "--for", "1m", "--engine", "spark")
 
 
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:

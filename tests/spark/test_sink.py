@@ -19,7 +19,7 @@ from bide.errors import BulkPublishError
 from bide.spark import sink
 from bide.spark.options import Options
 from bide.spark.rows import Rows
-from bide.spark.sink import SinkPlace, send
+from bide.spark.sending import SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
 from tests.spark.receiving import drain, new_queue, rest

@@ -25,9 +25,10 @@ from bide.pipelines.ledger import Ledger
 from bide.pipelines.replay.from_audit import Choices, failures, remaining_of, send
 from bide.pipelines.replay.tap_reader import ReplayRun
 from bide.pipelines.schedule.plan import SchedulePlan
+from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.rows import messages
-from bide.pipelines.schedule.run import head_for, survey
 from bide.pipelines.schedule.run import send as send_schedule
+from bide.pipelines.schedule.run import survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.receiving import drain, rest

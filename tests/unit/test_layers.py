@@ -27,7 +27,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"__main__": "`python -m bide`"},
     {"cli": "the command line: arguments, output, exit codes"},
     {"demo": "`bide demo`"},
-    {"pipelines": "jobs on Spark: schedule, replay, audit, plan, report"},
+    {"pipelines": "jobs on Spark, small ones without it: schedule, replay, audit, plan, report"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
         "integrations": "delays for Celery, dramatiq, FastStream and taskiq; an interface for other clients",
@@ -98,7 +98,7 @@ TOP_MODULES = 6
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "demo": frozenset({"rich"}),
-    "pipelines": frozenset({"pyarrow", "pyspark"}),
+    "pipelines": frozenset({"numpy", "pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "integrations": frozenset(
         {"aio_pika", "celery", "dramatiq", "faststream", "kombu", "pika", "taskiq", "taskiq_aio_pika"}

@@ -10,8 +10,7 @@ import pytest
 
 from bide.cli.app import BAD_USAGE, run
 from bide.errors import InvalidInputError
-from bide.pipelines.formats import for_spark, is_uri, refuse_missing
-from bide.pipelines.session import reads_here
+from bide.pipelines.formats import for_spark, is_uri, reads_here, refuse_missing
 
 CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_GATEWAY_PORT")
 
@@ -88,10 +87,9 @@ def test_local_paths_are_checked_only_when_spark_reads_this_machine(
     "command",
     [
         ("audit", "--into", "audit"),
-        ("plan", "--rate", "1/s", "--delay", "5m"),
+        ("plan", "--rate", "1/s", "--delay", "5m", "--engine", "spark"),
         ("replay", "--queue", "error"),
         ("report", "."),
-        ("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"),
     ],
     ids=lambda command: command[0],
 )
@@ -101,8 +99,19 @@ def test_without_spark_each_command_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run(["pipeline", *command]) == BAD_USAGE
-    assert capsys.readouterr().err == "bide: Spark is missing: install bide[spark], and Java 17 or later\n"
+    found = capsys.readouterr().err.replace("; Spark is needed because --engine spark was given", "")
+    assert found == "bide: Spark is missing: install bide[spark], and Java 17 or later\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_without_pyarrow_a_schedule_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert run(["pipeline", "schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"]) == BAD_USAGE
+    assert capsys.readouterr().err == (
+        "bide: PyArrow and numpy are missing: install bide[pipeline], or bide[spark] and Java for large tables\n"
+    )
 
 
 def test_local_folders_become_file_uris_for_spark() -> None:

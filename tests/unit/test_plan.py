@@ -14,12 +14,12 @@ import bide
 from benchmarks.suite import burst
 from benchmarks.suite.results import Results
 from bide.cli.pipeline.plan import size_of
-from bide.cli.pipeline.plan_view import in_bytes
 from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
 from bide.pipelines.plan.levels import PlanLevels
+from bide.runtime.wording import in_bytes
 
 ROOT = Path(__file__).parents[2]
 DAY = 86_400_000

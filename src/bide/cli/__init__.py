@@ -15,12 +15,14 @@ Command modules import only click. All other imports happen when a command runs,
 from __future__ import annotations
 
 import sys
+import time
 
 _INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line and exit."""
+    started = time.monotonic()
     try:
         # Imported here, so that Ctrl-C during the imports is handled too.
         from bide.cli.streams import finished, open_missing
@@ -28,7 +30,7 @@ def main() -> None:
         open_missing()
         from bide.cli.app import run
 
-        code = finished(run(sys.argv[1:]))
+        code = finished(run(sys.argv[1:], started=started))
     except KeyboardInterrupt:
         code = _INTERRUPTED
     sys.exit(code)

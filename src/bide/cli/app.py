@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Final
@@ -64,14 +65,21 @@ def cli() -> None:
     """
 
 
-def run(arguments: Sequence[str], *, command: click.Command = cli, program: str = PROGRAM) -> int:
+def run(
+    arguments: Sequence[str],
+    *,
+    command: click.Command = cli,
+    program: str = PROGRAM,
+    started: float | None = None,
+) -> int:
     """Run one command and return the exit code. An error is printed as one line on standard error.
 
     Args:
         command: the command that the arguments are for.
         program: the program's name in help and errors.
+        started: when the program started, by :func:`time.monotonic`; None for now.
     """
-    settings = Settings(arguments=tuple(arguments))
+    settings = Settings(arguments=tuple(arguments), started=time.monotonic() if started is None else started)
     configure_logging(0)
     try:
         result = command.main(args=_as_options(arguments), prog_name=program, obj=settings, standalone_mode=False)

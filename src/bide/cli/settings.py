@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -32,12 +33,14 @@ class Settings:
         management_url: the URL of its management API, or None.
         verbosity: the number of ``-v`` options.
         arguments: the arguments of the program, as given.
+        started: when the program started, by :func:`time.monotonic`.
     """
 
     url: str | None = None
     management_url: str | None = None
     verbosity: int = 0
     arguments: tuple[str, ...] = ()
+    started: float = field(default_factory=time.monotonic)
 
     def broker_url(self) -> BrokerUrl:
         """The broker's URL; by default RabbitMQ's default URL on this machine.

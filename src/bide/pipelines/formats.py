@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -19,6 +20,9 @@ _PATTERN: Final = re.compile(r"[*?\[{]")
 _SPECIAL: Final = re.compile(r"[]\\[{}*?]")
 # Hadoop reads a text before a colon as a scheme, and writes file:/data and hdfs:/data with one slash.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
+_CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
+"""Environment variables of folders in which Spark looks for configuration files, which may set the same."""
 
 
 def guess_format(source: str) -> str:
@@ -105,3 +109,19 @@ def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
         if not stat.S_ISDIR(found.st_mode) or not os.access(one, os.W_OK | os.X_OK):
             raise InvalidInputError(f"{option} {place} cannot be used: {one} is not a writable folder; name another")
         return
+
+
+def runs_here(master: str | None) -> bool:
+    """Whether a session with this master runs on this machine alone, as far as known before the start."""
+    return master.startswith("local") if master is not None else not is_submitted()
+
+
+def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
+    """Whether a session with these arguments certainly looks up a path without a scheme on this machine."""
+    configured = any(name in configuration for name in _DEFAULT_FILES)
+    return runs_here(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATIONS)
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` started this process, so that the JVM is running and has a master."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
-from bide.pipelines.formats import guess_format
+from bide.pipelines.formats import guess_format, is_submitted, runs_here
 from bide.pipelines.requirements import missing
 from bide.runtime.logs import logger
 from bide.spark.shipping import is_connect
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 _CONNECT: Final = "sc://"
-_DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
-_CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-"""Environment variables of folders in which Spark looks for configuration files, which may set the same."""
 _TRACEBACK: Final = "Traceback (most recent call last):"
 NO_WORKER: Final = "Python worker failed to connect back"
 """Spark's error for a Python process that did not connect within ten seconds, a limit that cannot be configured.
@@ -81,7 +78,7 @@ def session(
         builder = builder.config("spark.ui.showConsoleProgress", "false")
         if quiet:
             builder = builder.config("spark.log.level", "OFF")
-        if master is not None or not _is_submitted():
+        if master is not None or not is_submitted():
             builder = builder.master(master or "local[*]")
         if runs_here(master):
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
@@ -121,17 +118,6 @@ def _is_not_from_py4j(record: logging.LogRecord) -> bool:
     return record.module != "java_gateway"
 
 
-def runs_here(master: str | None) -> bool:
-    """Whether :func:`session` with this master runs on this machine alone, as far as known before the start."""
-    return master.startswith("local") if master is not None else not _is_submitted()
-
-
-def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
-    """Whether :func:`session` with these arguments certainly looks up a path without a scheme on this machine."""
-    configured = any(name in configuration for name in _DEFAULT_FILES)
-    return runs_here(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATIONS)
-
-
 def parallelism(spark: SparkSession) -> int:
     """How many tasks a session runs at the same time, according to Spark."""
     if not is_connect(spark):
@@ -139,11 +125,6 @@ def parallelism(spark: SparkSession) -> int:
     # Spark Connect has no call for it, but divides a range without a number of partitions by it.
     numbers = spark.range(1_000_000).selectExpr("spark_partition_id() as number")
     return int(numbers.selectExpr("max(number) as last").collect()[0]["last"]) + 1
-
-
-def _is_submitted() -> bool:
-    """Whether ``spark-submit`` started this process, so that the JVM is running and has a master."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager

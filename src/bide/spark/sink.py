@@ -1,15 +1,13 @@
 """Sink of the data source: tables and streaming queries, published as messages.
 
-A task first checks and buffers all its rows (:class:`bide.spark.spool.Spool`), and publishes only if all of them are
-valid. The task ends after the broker has confirmed all messages.
+Each task sends its rows with :func:`bide.spark.sending.send`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
@@ -21,248 +19,48 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from bide.client.bulk.publish import KEPT_FAILURES
-from bide.client.bulk.sync import BulkPublisher
-from bide.client.publish_result import PublishSummary
-from bide.errors import BulkPublishError, InvalidOptionError, InvalidRowError
+from bide.errors import InvalidOptionError
 from bide.runtime.logs import logger
 from bide.spark.options import Options
-from bide.spark.overdue import GRACE, STATUS, Overdue, Past
-from bide.spark.rejects import Rejects
-from bide.spark.rows import REQUEST, Rows
+from bide.spark.overdue import GRACE
+from bide.spark.rows import Rows
+from bide.spark.sending import Sent, SinkPlace, send
 from bide.spark.sink_columns import columns_to_send
 from bide.spark.sink_settings import SinkSettings
-from bide.spark.spool import Spool
 
 log = logger(__name__)
-
-CHUNK: Final = 50_000
-"""Messages after which a task waits for all confirms. This limits the rows in memory, and when a failure is noticed."""
-
-CHUNK_BYTES: Final = 64 << 20
-"""The same limit in bytes, for large rows."""
-
-NAMED: Final = 5
-"""How many invalid rows an error names."""
-
-PLACE: Final = "place in the partition"
-"""The column with the index of a row in its partition, in the buffer. A table cannot have a column of this name."""
 
 _QUERY_PROPERTIES: Final = ("sql.streaming.queryId", "streaming.sql.batchId")
 """Local properties of the tasks of a streaming query."""
 
-_KEEP_ALL: Final = 10_000_000
 _BATCH_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkPlace:
-    """The write and the partition of a task, the same for each attempt at the task.
-
-    Attributes:
-        run: the id of the write; for a streaming query, id prefix or query id with the number of the micro-batch.
-        partition: the number of the partition.
-        batch: query id and number of the micro-batch; None outside a streaming query.
-    """
-
-    run: str
-    partition: int
-    batch: str | None = None
+class TaskSent(Sent, WriterCommitMessage):
+    """The result of one task, as Spark passes it to the driver."""
 
     @classmethod
-    def of_task(cls, settings: SinkSettings, write_id: str) -> SinkPlace:
-        """The place of the current task.
-
-        Spark passes the id of a streaming query, which outlives restarts, and the number of the micro-batch to tasks.
-
-        Args:
-            write_id: the id of a write without an id prefix and outside a streaming query.
-        """
-        context = TaskContext.get()
-        assert context is not None, "a write happens in a task"
-        query, batch = (context.getLocalProperty(name) for name in _QUERY_PROPERTIES)
-        if not query or batch is None:
-            return cls(run=settings.id_prefix or write_id, partition=context.partitionId())
-        return cls(
-            run=f"{settings.id_prefix or query}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.run}-{self.partition}"
+    def of(cls, sent: Sent) -> TaskSent:
+        """The result of :func:`bide.spark.sending.send`."""
+        return cls(**{one.name: getattr(sent, one.name) for one in fields(sent)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent(WriterCommitMessage):
-    """The result of one task.
+def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
+    """The place of the current task.
 
-    Attributes:
-        confirmed: rows that the broker has confirmed.
-        rejected: rows in the folder for rejects.
-        dropped: overdue rows that were dropped.
-        overdue: overdue rows, whether sent, dropped or rejected.
-        first: the earliest due time of an overdue row; None without any.
-        last: the latest due time of an overdue row; None without any.
-    """
-
-    confirmed: int
-    rejected: int = 0
-    dropped: int = 0
-    overdue: int = 0
-    first: datetime | None = None
-    last: datetime | None = None
-
-
-def send(
-    batches: Iterator[pa.RecordBatch],
-    rows: Rows,
-    settings: SinkSettings,
-    place: SinkPlace,
-    *,
-    file: str,
-    begun: datetime,
-) -> Sent:
-    """Send the rows of one task.
+    Spark passes the id of a streaming query, which outlives restarts, and the number of the micro-batch to tasks.
 
     Args:
-        file: the name of the file of rejects, unique to the task and the same for each attempt.
-        begun: when the write began, to decide which rows are overdue.
-
-    Raises:
-        InvalidRowError: rows are invalid or overdue; nothing was published.
-        BulkPublishError: some messages were not confirmed; the broker has the others.
-        BrokerError: the broker cannot be reached, or refuses.
+        write_id: the id of a write without an id prefix and outside a streaming query.
     """
-    overdue = Overdue(begun)
-    held = nullcontext() if settings.rejects is None else Rejects(settings.rejects, file)
-    with held as rejects, Spool() as spool:
-        _check_and_buffer(batches, rows, spool, rejects, overdue, settings.past, str(place))
-        confirmed = _publish(spool.batches(), rows, settings, place, rejects)
-    return Sent(
-        confirmed=confirmed,
-        rejected=0 if rejects is None else rejects.count,
-        dropped=overdue.count if settings.past == "drop" else 0,
-        overdue=overdue.count,
-        first=overdue.first,
-        last=overdue.last,
-    )
-
-
-def _check_and_buffer(
-    batches: Iterator[pa.RecordBatch],
-    rows: Rows,
-    spool: Spool,
-    rejects: Rejects | None,
-    overdue: Overdue,
-    past: Past | None,
-    run: str,
-) -> None:
-    """Check all rows, and buffer the valid ones with their index in the partition and their request id."""
-    first = 0
-    for given in batches:
-        batch = given.rename_columns([name.lower() for name in given.schema.names])
-        problems = rows.problems(batch, datetime.now(UTC))
-        placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
-        if rows.is_keyed:
-            placed = rows.with_requests(placed, run=run, first=first)
-        if problems and rejects is None:
-            raise _invalid_rows(problems, first, first + len(batch) - 1)
-        late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
-        refused = {index: ("invalid", reason, None) for index, reason in problems.items()}
-        if past == "reject":
-            refused |= dict.fromkeys(late, (STATUS, "it was due before the write began", None))
-        if refused and rejects is not None:
-            rejects.add(batch, refused)
-        if omitted := {*refused, *(late if past == "drop" else ())}:
-            placed = placed.filter(pa.array([index not in omitted for index in range(len(batch))]))
-        if len(placed):
-            spool.put(placed)
-        first += len(batch)
-    if past is None:
-        overdue.refuse("Set the option past to send, drop, or reject (into the folder of the option rejects)")
-
-
-def _publish(
-    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace, rejects: Rejects | None
-) -> int:
-    """Publish the buffered rows; returns the number of confirmed messages."""
-    batch = next(batches, None)
-    if batch is None:
-        return 0
-    chunk: list[tuple[int, pa.RecordBatch]] = []
-    put = settled = kept = confirmed = 0
-    with BulkPublisher(
-        settings.url,
-        infrastructure=settings.infrastructure,
-        declare=settings.declare,
-        timeout=settings.timeout,
-        window=settings.window,
-        keep=KEPT_FAILURES if rejects is None else _KEEP_ALL,
-    ) as publisher:
-        while batch is not None:
-            chunk.append((put, batch))
-            for message in rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place)):
-                publisher.put(message)
-            put += len(batch)
-            kept += batch.nbytes
-            batch = next(batches, None)
-            if batch is None or put - settled >= CHUNK or kept >= CHUNK_BYTES:
-                confirmed += _settle(publisher, chunk, rejects)
-                chunk, settled, kept = [], put, 0
-    return confirmed
-
-
-def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], rejects: Rejects | None) -> int:
-    """Wait for all confirms; returns the number of confirmed messages.
-
-    Args:
-        chunk: the record batches since the last call, each with the position of its first message.
-
-    Raises:
-        BulkPublishError: messages were not confirmed, and there is no folder for rejects.
-    """
-    try:
-        return publisher.flush().confirmed
-    except BulkPublishError as error:
-        report: PublishSummary = error.report
-        if rejects is None:
-            raise _unconfirmed(report, chunk) from error
-        for first, batch in chunk:
-            found = {
-                one.position - first: (one.status, str(one.error), one.message_id)
-                for one in report.failures
-                if first <= one.position < first + len(batch)
-            }
-            if found:
-                rejects.add(
-                    batch.drop_columns([name for name in (PLACE, REQUEST) if name in batch.schema.names]), found
-                )
-        return report.confirmed
-
-
-def _invalid_rows(problems: Mapping[int, str], first: int, last: int) -> InvalidRowError:
-    named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
-    more = len(problems) - len(named)
-    return InvalidRowError(
-        f"of the rows {first} to {last} of this partition {len(problems)} cannot be sent, and nothing was sent: "
-        f"{'; '.join(named)}"
-        f"{f'; and {more} more' if more else ''}. Fix or filter these rows, or set the option rejects to a folder for "
-        "them"
-    )
-
-
-def _unconfirmed(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
-    named = []
-    for one in report.failures[:NAMED]:
-        first, batch = next((first, batch) for first, batch in reversed(chunk) if first <= one.position)
-        row = batch.column(PLACE)[one.position - first].as_py()
-        named.append(f"row {row}, message id {one.message_id}, {one.status}: {one.error}")
-    failed = report.total - report.confirmed
-    more = failed - len(named)
-    return BulkPublishError(
-        f"of the last {report.total} messages {failed} were not confirmed ({report}): {'; '.join(named)}"
-        f"{f'; and {more} more' if more else ''}. All others are on the broker. To continue without such rows, set the "
-        "option rejects to a folder for them",
-        report=replace(report, failures=()),
+    context = TaskContext.get()
+    assert context is not None, "a write happens in a task"
+    query, batch = (context.getLocalProperty(name) for name in _QUERY_PROPERTIES)
+    if not query or batch is None:
+        return SinkPlace(run=settings.id_prefix or write_id, partition=context.partitionId())
+    return SinkPlace(
+        run=f"{settings.id_prefix or query}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}"
     )
 
 
@@ -290,20 +88,20 @@ class Sink:
         self._write_id = uuid4().hex
         self._begun = datetime.now(UTC)
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> Sent:
-        """Send the rows of the current task; see :func:`send`."""
+    def send(self, batches: Iterator[pa.RecordBatch]) -> TaskSent:
+        """Send the rows of the current task; see :func:`bide.spark.sending.send`."""
         settings = self._settings
         rows = Rows(self._columns, settings.constants, settings.infrastructure)
-        place = SinkPlace.of_task(settings, self._write_id)
+        place = place_of_task(settings, self._write_id)
         # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
         # a table is not, because several tables may be written with one id prefix, or in one foreachBatch.
         run = place.batch if isinstance(self, DataSourceStreamWriter) else None
         file = f"part-{place.partition:05}-{run or self._write_id}"
-        return send(batches, rows, settings, place, file=file, begun=self._begun)
+        return TaskSent.of(send(batches, rows, settings, place, file=file, begun=self._begun))
 
     def _log_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Warn of overdue rows, and log what was done with them."""
-        sent = [one for one in messages if isinstance(one, Sent) and one.first is not None and one.last is not None]
+        sent = [one for one in messages if isinstance(one, TaskSent) and one.first is not None and one.last is not None]
         if sent:
             log.warning(
                 "%d rows were due more than %d min before this write began, from %s to %s: past=%s",
@@ -316,7 +114,7 @@ class Sink:
 class TableWriter(Sink, DataSourceArrowWriter):
     """Writes a table."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSent:
         """Send the rows of one task."""
         return self.send(iterator)
 
@@ -328,7 +126,7 @@ class TableWriter(Sink, DataSourceArrowWriter):
 class RowStreamWriter(Sink, DataSourceStreamWriter):
     """Writes the micro-batches of a streaming query, from rows, for Spark 4.0."""
 
-    def write(self, iterator: Iterator[Row]) -> Sent:
+    def write(self, iterator: Iterator[Row]) -> TaskSent:
         """Send the rows of one task."""
         return self.send(batches_of(iterator, self._schema))
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from bide.spark.sink import Sent, Sink
+from bide.spark.sink import Sink, TaskSent
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query, from record batches."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSent:
         """Send the rows of one task."""
         return self.send(iterator)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import echo, print_json, print_json_line
-from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.options import spark_options
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import (

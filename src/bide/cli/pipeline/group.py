@@ -1,38 +1,37 @@
-"""``bide pipeline`` and ``bide pipeline schedule``, with the options of Spark."""
+"""``bide pipeline`` and ``bide pipeline schedule``."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.view import progress, span_for, summary, summary_lines, survey_lines
+from bide.cli.pipeline.options import engine_options, pairs_of, refuse_without_arrow, refuse_without_spark
+from bide.cli.pipeline.schedule_rows import OnSpark, ScheduleRows, SourceTable, engine_for
+from bide.cli.pipeline.view import engine_facts, progress, span_for, summary, summary_lines, survey_lines
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
-from bide.errors import InvalidInputError, InvalidRowError
+from bide.errors import InvalidRowError
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
-
     from bide.delay.protocol import DelayInfrastructure
+    from bide.pipelines.engine import Engine, EngineChoice
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.plan import SchedulePlan
-    from bide.pipelines.schedule.run import Survey
+    from bide.pipelines.schedule.progress import Survey
     from bide.pipelines.schedule.targets import TargetCount
     from bide.spark.overdue import Past
-
-_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _OUTCOMES = ("sent", "rejected", "dropped")
 """The outcomes of a row that the ledger counts."""
@@ -42,53 +41,9 @@ _OUTCOMES = ("sent", "rejected", "dropped")
 def pipeline() -> None:
     """Run jobs on many messages with Spark, on this machine or, with --master, on a cluster.
 
-    The commands need bide[spark] and Java 17 or later.
+    The commands need bide[spark] and Java 17 or later. schedule of a small table and plan of rates run without Spark,
+    and need bide[pipeline].
     """
-
-
-def spark_options(command: _Decorated) -> _Decorated:
-    """Add the options of Spark to a command, which gets three arguments for them.
-
-    ``open_session`` is a function that returns a context manager of a Spark session. ``is_here`` says whether the
-    session runs on this machine alone, and ``reads_here`` whether it resolves paths on this machine.
-    """
-
-    @wraps(command)
-    def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
-        configuration = pairs_of("--spark-conf", spark_conf)
-
-        def open_session(name: str, *, quiet: bool) -> Any:
-            from bide.pipelines.session import session
-
-            return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
-
-        from bide.pipelines.requirements import missing_packages
-        from bide.pipelines.session import reads_here, runs_here
-
-        if (why_not := missing_packages()) is not None:
-            raise InvalidInputError(why_not)
-        return command(
-            *args,
-            open_session=open_session,
-            is_here=runs_here(master),
-            reads_here=reads_here(master, configuration),
-            **kwargs,
-        )
-
-    wrapped: Any = wrapper
-    for option in (
-        click.option(
-            "--time-zone",
-            metavar="ZONE",
-            default="UTC",
-            show_default=True,
-            help="Time zone of timestamps without an offset.",
-        ),
-        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Setting of Spark. Repeatable."),
-        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or local[*]]"),
-    ):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[no-any-return]
 
 
 @pipeline.command()
@@ -123,7 +78,7 @@ def spark_options(command: _Decorated) -> _Decorated:
 @click.option("--declare/--no-declare", default=True, show_default=True,
               help="Declare the delay infrastructure if it is missing.")  # fmt: skip
 @layout_options()
-@spark_options
+@engine_options
 @json_option("the counts and the result")
 @broker_options
 @pass_settings
@@ -141,6 +96,8 @@ def schedule(
     open_session: Callable[..., Any],
     is_here: bool,
     reads_here: bool,
+    choice: EngineChoice,
+    time_zone: str,
     **rest: Any,
 ) -> None:
     """Schedule a message for each row of SOURCE: Parquet, CSV, JSON or ORC files, or a table.
@@ -153,10 +110,7 @@ def schedule(
     that are not in the ledger. A part that was being sent is sent again as a whole, with the same message ids. Without
     --ledger, the folder is in ~/.local/state/bide/schedule, with a name made of the broker, SOURCE and these options.
     """
-    from bide.pipelines.schedule.rows import count_targets
-    from bide.pipelines.schedule.run import survey
-    from bide.pipelines.session import read, spark_errors
-
+    refuse_without_arrow()
     plan = _schedule_plan(settings, **rest)
     plan.check_messages()
     options = pairs_of("--read-option", read_options)
@@ -168,17 +122,103 @@ def schedule(
         # Before Spark starts and reads a large table, which takes long.
         to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_here=is_here)
         plan.check()
-    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark, spark_errors():
-        rows = read(spark, source, format=format, options=options)
+    given = SourceTable(source, format, options, plan, time_zone)
+    engine, small = engine_for(given, choice, reads_here=reads_here)
+    output = _Output(plan, engine, to_write, part_rows=part_rows, as_json=as_json, started=settings.started)
+    if small is not None:
+        output.finish(small)
+        return
+    refuse_without_spark(engine)
+    from bide.pipelines.session import read
+
+    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark:
+        output.finish(OnSpark(read(spark, source, format=format, options=options), plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Checks the rows of a schedule, sends them unless it is a dry run, and prints the result."""
+
+    plan: SchedulePlan
+    engine: Engine
+    ledger: Ledger | None
+    _: KW_ONLY
+    part_rows: int
+    as_json: bool
+    started: float
+
+    def finish(self, rows: ScheduleRows) -> None:
+        """Check, send and print."""
         now = datetime.now(UTC)
-        begun = (None if to_write is None else to_write.begun()) or now
+        begun = (None if self.ledger is None else self.ledger.begun()) or now
         with progress("checking the rows"):
-            found = survey(rows, plan, now=now, begun=begun)
-            targets = count_targets(rows, plan)
-        if to_write is None:
-            _print_survey(rows, plan, found, targets, as_json=as_json)
+            found, targets = rows.survey(now=now, begun=begun), rows.targets()
+        if self.ledger is None:
+            self._print_survey(rows, found, targets)
         else:
-            _send(rows, plan, found, targets, to_write, begun, part_rows=part_rows, as_json=as_json)
+            self._send(rows, found, targets, self.ledger, begun)
+
+    def _print_survey(self, rows: ScheduleRows, found: Survey, targets: list[TargetCount]) -> None:
+        """Print what a run would do."""
+        from bide.pipelines.schedule.progress import refuse_overdue
+        from bide.pipelines.schedule.targets import check_targets
+
+        plan, every = self.plan, span_for(found.first, found.last)
+        with progress("counting due times"):
+            times = rows.due_times(every)
+        if self.as_json:
+            spans = [{"from": due.isoformat(), "count": count} for due, count in times]
+            counts = {**summary(found, plan, targets), **engine_facts(self.engine)}
+            print_json({**counts, "every_seconds": every.total_seconds(), "due": spans})
+        else:
+            for line in survey_lines(found, plan, targets, times, every):
+                echo(line)
+            echo(f"engine: {self.engine}")
+        if found.bad and plan.settings.rejects is None:
+            raise _invalid_rows(found, plan)
+        check_targets(targets, plan, is_offline=True)
+        refuse_overdue(found, plan)
+
+    def _send(
+        self, rows: ScheduleRows, found: Survey, targets: list[TargetCount], ledger: Ledger, begun: datetime
+    ) -> None:
+        from bide.pipelines.schedule.progress import head_for
+        from bide.pipelines.schedule.targets import check_targets
+
+        plan = self.plan
+        for line in summary_lines(found, plan, targets):
+            echo(line, err=self.as_json)
+        if found.bad and plan.settings.rejects is None:
+            raise _invalid_rows(found, plan)
+        queues = check_targets(targets, plan)
+        head = head_for(ledger, plan, found, part_rows=self.part_rows)
+        with _ledger_progress(ledger, found.rows):
+            sent = rows.send(ledger, head, queues, begun=begun)
+        seconds = time.monotonic() - self.started
+        # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
+        all_parts = ledger.parts()
+        now = {
+            **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
+            **{
+                f"{name}_before": sum(getattr(one, name) for one in all_parts) - sum(one[name] for one in sent)
+                for name in _OUTCOMES
+            },
+            "seconds": round(seconds, 3),
+            "ledger": ledger.folder,
+        }
+        if self.as_json:
+            print_json({**summary(found, plan, targets), **now, **engine_facts(self.engine)})
+            return
+        rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
+        echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
+        if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
+            echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
+        if dropped := now["dropped"] + now["dropped_before"]:
+            echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
+        if rejected := now["rejected"] + now["rejected_before"]:
+            echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
+        echo(f"ledger: {ledger.folder}")
+        echo(f"engine: {self.engine}")
 
 
 def _schedule_plan(
@@ -252,81 +292,6 @@ def _schedule_plan(
     )
 
 
-def _print_survey(
-    rows: DataFrame, plan: SchedulePlan, found: Survey, targets: list[TargetCount], *, as_json: bool
-) -> None:
-    """Print what a run would do."""
-    from bide.pipelines.schedule.rows import messages
-    from bide.pipelines.schedule.run import due_times, refuse_overdue
-    from bide.pipelines.schedule.targets import check_targets
-
-    every = span_for(found.first, found.last)
-    with progress("counting due times"):
-        # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
-        found_times = due_times(messages(rows, plan), every).selectExpr("unix_seconds(due) as due", "count")
-        times = [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in found_times.collect()]
-    if as_json:
-        spans = [{"from": due.isoformat(), "count": count} for due, count in times]
-        print_json({**summary(found, plan, targets), "every_seconds": every.total_seconds(), "due": spans})
-    else:
-        for line in survey_lines(found, plan, targets, times, every):
-            echo(line)
-    if found.bad and plan.settings.rejects is None:
-        raise _invalid_rows(found, plan)
-    check_targets(targets, plan, is_offline=True)
-    refuse_overdue(found, plan)
-
-
-def _send(
-    rows: DataFrame,
-    plan: SchedulePlan,
-    found: Survey,
-    targets: list[TargetCount],
-    ledger: Ledger,
-    begun: datetime,
-    *,
-    part_rows: int,
-    as_json: bool,
-) -> None:
-    from bide.pipelines.schedule.run import head_for, send
-    from bide.pipelines.schedule.targets import check_targets
-    from bide.pipelines.session import spark_errors
-
-    for line in summary_lines(found, plan, targets):
-        echo(line, err=as_json)
-    if found.bad and plan.settings.rejects is None:
-        raise _invalid_rows(found, plan)
-    queues = check_targets(targets, plan)
-    head = head_for(ledger, plan, found, part_rows=part_rows)
-    started = time.monotonic()
-    with _ledger_progress(ledger, found.rows), spark_errors(sending=True):
-        sent = send(rows, plan, ledger, head, targets=queues, begun=begun).collect()
-    seconds = time.monotonic() - started
-    # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
-    all_parts = ledger.parts()
-    now = {
-        **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
-        **{
-            f"{name}_before": sum(getattr(one, name) for one in all_parts) - sum(one[name] for one in sent)
-            for name in _OUTCOMES
-        },
-        "seconds": round(seconds, 3),
-        "ledger": ledger.folder,
-    }
-    if as_json:
-        print_json({**summary(found, plan, targets), **now})
-        return
-    rate = f" in {seconds:.1f} s, {now['sent'] / seconds:,.0f}/s" if sent else ""
-    echo(f"scheduled {quantity(now['sent'], 'message')}{rate}")
-    if before := sum(now[f"{name}_before"] for name in _OUTCOMES):
-        echo(f"{quantity(before, 'row was', 'rows were')} finished by an earlier run")
-    if dropped := now["dropped"] + now["dropped_before"]:
-        echo(f"{quantity(dropped, 'overdue row was', 'overdue rows were')} dropped")
-    if rejected := now["rejected"] + now["rejected_before"]:
-        echo(f"{quantity(rejected, 'rejected row is', 'rejected rows are')} in {plan.settings.rejects}")
-    echo(f"ledger: {ledger.folder}")
-
-
 @contextmanager
 def _ledger_progress(ledger: Ledger, rows: int) -> Iterator[None]:
     """Show on a terminal how many rows are in the ledger."""
@@ -353,7 +318,7 @@ def _invalid_rows(found: Survey, plan: SchedulePlan) -> InvalidRowError:
 def _open_ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
     """Open the ledger, and check that it belongs to this plan."""
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule.run import begun
+    from bide.pipelines.schedule.progress import begun
 
     ledger = Ledger(folder)
     for option, place in (("--ledger", folder), ("--rejects", plan.settings.rejects)):
@@ -383,18 +348,3 @@ def _column_names(option: str, text: str | None) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise click.UsageError(f"{option} {text!r} names a column twice")
     return names
-
-
-def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
-    """Parse the values of an option of the form ``KEY=VALUE``.
-
-    Raises:
-        UsageError: a value does not have this form.
-    """
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"{option} {pair!r} is not of the form KEY=VALUE")
-        found[name] = value
-    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.group import pairs_of, spark_options
+from bide.cli.pipeline.options import engine_options, pairs_of, refuse_without_spark
 from bide.cli.pipeline.plan_view import plan_lines
-from bide.cli.pipeline.view import progress
+from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
 from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bide.delay.protocol import DelayInfrastructure
+    from bide.pipelines.engine import Engine, EngineChoice
+    from bide.pipelines.plan.arrays import ArrayWorkload
+    from bide.pipelines.plan.capacity import Capacity
+    from bide.pipelines.plan.columns import Columns
+    from bide.pipelines.plan.figures import PlanReport
     from bide.pipelines.plan.flows import Flow
     from bide.pipelines.plan.levels import PlanLevels
     from bide.pipelines.plan.workload import Workload
@@ -69,7 +75,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--memory", metavar="SIZE", help="Memory for messages, as 8G. [default: no limit]")
 @click.option("--out", metavar="DIR", help="Folder for the figures by layout, as Parquet files.")
 @json_option("all figures")
-@spark_options
+@engine_options
 @verbose_option
 @pass_settings
 def plan(
@@ -91,6 +97,8 @@ def plan(
     open_session: Callable[..., Any],
     is_here: bool,
     reads_here: bool,
+    choice: EngineChoice,
+    time_zone: str,
     **rest: Any,
 ) -> None:
     """Estimate a workload's load on a broker: messages held, bytes, hops and releases, level by level.
@@ -100,15 +108,13 @@ def plan(
     with four cores, unless you give your own figures.
     """
     from bide.pipelines.plan.capacity import Capacity
-    from bide.pipelines.plan.occupancy import Timeline, check_spans
-    from bide.pipelines.plan.report import clear, report
-    from bide.pipelines.session import spark_errors
+    from bide.pipelines.plan.ticks import check_spans
 
     # Errors in the options are reported before Spark starts.
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
     plan_levels = {layout: _plan_levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
-    workload_of = _workload_of(tuple(plan_levels.values()), tick=spans["tick"], reads_here=reads_here, **rest)
+    given = _given(tuple(plan_levels.values()), reads_here=reads_here, **rest)
     known = {
         layout: Capacity.measured(
             layout,
@@ -124,10 +130,100 @@ def plan(
     places = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, places.values()):
         refuse_unwritable("--out", place, is_here=reads_here)
-    started = time.monotonic()
-    with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark, spark_errors():
+    engine = _engine_for(given, choice)
+    workload: Workload | ArrayWorkload
+    if engine.is_spark:
+        refuse_without_spark(engine)
+        with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
+            workload, reports = _plan_with_spark(given, plan_levels, known, places, spans, spark)
+    else:
+        workload, reports = _plan_here(given, plan_levels, known, places, spans)
+    seconds = time.monotonic() - settings.started
+    if as_json:
+        facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
+        figures = [one.to_dict() for one in reports]
+        print_json({**facts, "layouts": figures, "seconds": round(seconds, 3), "out": out, **engine_facts(engine)})
+    else:
+        for line in plan_lines(workload, reports, spans["every"], seconds):
+            echo(line)
+        if out is not None:
+            echo(f"tables: {out}/<layout>/levels and {out}/<layout>/queues")
+        echo(f"engine: {engine}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """The workload that the options describe: flows, or a table.
+
+    Attributes:
+        flows: the flows; None for a table.
+        source: the table.
+        columns: the columns of the table.
+        grain: to which times of sending in the table are rounded down.
+    """
+
+    flows: list[Flow] | None
+    source: str = ""
+    format: str | None = None
+    read_options: Mapping[str, str] = field(default_factory=dict)
+    columns: Columns | None = None
+    grain: timedelta = timedelta(0)
+
+
+def _engine_for(given: _Given, choice: EngineChoice) -> Engine:
+    from bide.pipelines.engine import Engine, NeedsSparkError
+
+    if (forced := choice.forced()) is not None and (forced.is_spark or given.flows is not None):
+        return forced
+    if given.flows is None:
+        return choice.refuse(NeedsSparkError("the workload is a table"))
+    return Engine(False, "rates need no table")
+
+
+def _plan_here(
+    given: _Given,
+    plan_levels: Mapping[str, PlanLevels],
+    known: Mapping[str, Capacity],
+    places: Mapping[str, str | None],
+    spans: Mapping[str, timedelta],
+) -> tuple[ArrayWorkload, list[PlanReport]]:
+    """Plan in this process."""
+    from bide.pipelines.plan.arrays import ArrayTimeline, array_report, clear, of_flows
+
+    assert given.flows is not None
+    workload = of_flows(given.flows, tick=spans["tick"])
+    timelines = {layout: ArrayTimeline(workload, levels, **spans) for layout, levels in plan_levels.items()}
+    for folder in filter(None, places.values()):
+        clear(folder)
+    reports = []
+    for layout, timeline in timelines.items():
+        with progress(f"planning for {layout}"):
+            reports.append(array_report(timeline, known[layout], out=places[layout]))
+    return workload, reports
+
+
+def _plan_with_spark(
+    given: _Given,
+    plan_levels: Mapping[str, PlanLevels],
+    known: Mapping[str, Capacity],
+    places: Mapping[str, str | None],
+    spans: Mapping[str, timedelta],
+    spark: SparkSession,
+) -> tuple[Workload, list[PlanReport]]:
+    """Plan in a Spark session."""
+    from bide.pipelines.plan.occupancy import Timeline
+    from bide.pipelines.plan.report import clear, report
+    from bide.pipelines.plan.workload import of_flows, of_table
+    from bide.pipelines.session import read, spark_errors
+
+    with spark_errors():
         with progress("reading the workload"):
-            workload = workload_of(spark)
+            if given.flows is not None:
+                workload = of_flows(spark, given.flows, tick=spans["tick"])
+            else:
+                assert given.columns is not None
+                rows = read(spark, given.source, format=given.format, options=given.read_options)
+                workload = of_table(rows, given.columns, grain=given.grain)
         timelines = {layout: Timeline(workload, levels, **spans) for layout, levels in plan_levels.items()}
         for layout, timeline in timelines.items():
             if (folder := places[layout]) is not None:
@@ -137,16 +233,7 @@ def plan(
             with progress(f"planning for {layout}"):
                 reports.append(report(timeline, known[layout], out=places[layout]))
             timeline.close()
-    seconds = time.monotonic() - started
-    if as_json:
-        facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
-        figures = [one.to_dict() for one in reports]
-        print_json({**facts, "layouts": figures, "seconds": round(seconds, 3), "out": out})
-    else:
-        for line in plan_lines(workload, reports, spans["every"], seconds):
-            echo(line)
-        if out is not None:
-            echo(f"tables: {out}/<layout>/levels and {out}/<layout>/queues")
+    return workload, reports
 
 
 def _flows(
@@ -172,10 +259,9 @@ def _flows(
     return flows_of(given, start=midnight, length=duration_of("--for", length), size=size)
 
 
-def _workload_of(
+def _given(
     layouts: tuple[PlanLevels, ...],
     *,
-    tick: timedelta,
     reads_here: bool,
     source: str | None,
     format: str | None,
@@ -188,20 +274,19 @@ def _workload_of(
     grain: str,
     size: int,
     **rest: Any,
-) -> Callable[[SparkSession], Workload]:
-    """Check the options of the workload; returns a function that creates it in a Spark session."""
-    from bide.pipelines.plan.occupancy import check_delays
-    from bide.pipelines.plan.workload import Columns, check_grain, of_flows, of_table
-    from bide.pipelines.session import read
+) -> _Given:
+    """Check the options of the workload."""
+    from bide.pipelines.plan.columns import Columns, check_grain
+    from bide.pipelines.plan.levels import check_delays
 
     step = duration_of("--grain", grain)
     check_grain(step)
     options = pairs_of("--read-option", read_options)
-    given = _flows(source=source, size=size, **rest)
-    if given is not None:
+    flows = _flows(source=source, size=size, **rest)
+    if flows is not None:
         for layout in layouts:
-            check_delays(max(one.longest for one in given), layout)
-        return lambda spark: of_flows(spark, given, tick=tick)
+            check_delays(max(one.longest for one in flows), layout)
+        return _Given(flows=flows)
     assert source is not None
     if (delay_column is None) == (due_column is None):
         raise click.UsageError("give how long messages wait: either --delay-column or --due-column")
@@ -209,7 +294,7 @@ def _workload_of(
     columns = Columns(
         at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
     )
-    return lambda spark: of_table(read(spark, source, format=format, options=options), columns, grain=step)
+    return _Given(flows=None, source=source, format=format, read_options=options, columns=columns, grain=step)
 
 
 def _read_flows(path: Path) -> Any:

@@ -7,21 +7,23 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from bide.durations import format_delay
-from bide.runtime.wording import quantity
+from bide.runtime.wording import in_bytes, quantity
 
 if TYPE_CHECKING:
+    from bide.pipelines.plan.arrays import ArrayWorkload
     from bide.pipelines.plan.capacity import Judgement
-    from bide.pipelines.plan.report import PlanReport
+    from bide.pipelines.plan.figures import PlanReport
     from bide.pipelines.plan.workload import Workload
 
 _MAX_SPANS: Final = 24
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def plan_lines(workload: Workload, reports: Sequence[PlanReport], every: timedelta, seconds: float) -> Iterator[str]:
+def plan_lines(
+    workload: Workload | ArrayWorkload, reports: Sequence[PlanReport], every: timedelta, seconds: float
+) -> Iterator[str]:
     """The lines of a plan, one layout after the other."""
     messages = quantity(round(workload.messages), "message")
-    yield f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.0f} s"
+    yield f"{messages}, {in_bytes(workload.bytes)} of bodies; planned in {seconds:.1f} s"
     if workload.undelayed:
         yield f"{workload.undelayed:,.0f} of them are not delayed: they go directly to their targets"
     for report in reports:
@@ -30,15 +32,6 @@ def plan_lines(workload: Workload, reports: Sequence[PlanReport], every: timedel
     if any(report.spans for report in reports):
         yield ""
         yield from _span_lines(reports, every)
-
-
-def in_bytes(count: float) -> str:
-    """Format a number of bytes, such as ``1.2 GB``."""
-    unit = 0
-    while count >= 1000 and unit < len(_UNITS) - 1:
-        count /= 1000
-        unit += 1
-    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count:.0f} B"
 
 
 def _layout_lines(report: PlanReport) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.options import spark_options
 from bide.cli.pipeline.replay_view import Stopped
 from bide.cli.pipeline.view import progress
 from bide.cli.running import ended_by_signals

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.group import spark_options
+from bide.cli.pipeline.options import spark_options
 from bide.cli.pipeline.view import progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError

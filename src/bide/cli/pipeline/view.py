@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from bide.pipelines.engine import Engine
     from bide.pipelines.schedule.plan import SchedulePlan
-    from bide.pipelines.schedule.run import Survey
+    from bide.pipelines.schedule.progress import Survey
     from bide.pipelines.schedule.targets import TargetCount
 
 from bide.runtime.logs import logger
@@ -28,6 +29,11 @@ _SPANS: Final = (
 _MAX_LINES: Final = 32
 _BAR_WIDTH: Final = 40
 _BAR_CHARACTERS: Final = " ▏▎▍▌▋▊▉"
+
+
+def engine_facts(engine: Engine) -> dict[str, str]:
+    """The engine that ran a command, for ``--json``."""
+    return {"engine": "spark" if engine.is_spark else "local", "engine_reason": engine.reason}
 
 
 def span_for(first: datetime | None, last: datetime | None) -> timedelta:

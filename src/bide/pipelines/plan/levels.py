@@ -84,3 +84,16 @@ class PlanLevels:
             if digit:
                 leave = sent + wait - wait % level.unit
                 yield Interval(level=number, digit=digit, enter=leave - digit * level.unit, leave=leave)
+
+
+def check_delays(longest: int, layout: PlanLevels) -> None:
+    """Check that a layout supports the longest delay, in milliseconds.
+
+    Raises:
+        InvalidInputError: the delay is too long.
+    """
+    if longest > layout.longest:
+        raise InvalidInputError(
+            f"there is a delay of {timedelta(milliseconds=longest)}, but {layout.name} supports at most "
+            f"{timedelta(milliseconds=layout.longest)}: leave out longer delays, or plan for another layout"
+        )

@@ -15,51 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
-from bide.errors import InvalidInputError
+from bide.pipelines.plan.levels import PlanLevels, check_delays
+from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, passed, started
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from bide.pipelines.plan.levels import PlanLevels
     from bide.pipelines.plan.workload import Workload
-
-ALL: Final = "all"
-"""The name of the row with the sums over all levels."""
-
-_MEASURES: Final = ("n", "bytes")
-_EPSILON: Final = 1e-6
-"""Messages below this number are rounding errors."""
-
-
-def check_spans(every: timedelta, tick: timedelta) -> None:
-    """Check the length of spans and ticks for a :class:`Timeline`.
-
-    Raises:
-        InvalidInputError: the tick is not in milliseconds, or the span is not a multiple of the tick.
-    """
-    millisecond = timedelta(milliseconds=1)
-    if tick < millisecond or tick % millisecond:
-        raise InvalidInputError(f"the tick of {tick} is not a whole number of milliseconds: give 1 ms or more")
-    if every < tick or every % tick:
-        raise InvalidInputError(f"spans of {every} are not a multiple of the tick of {tick}: change one of the two")
-
-
-def check_delays(longest: int, layout: PlanLevels) -> None:
-    """Check that a layout supports the longest delay, in milliseconds.
-
-    Raises:
-        InvalidInputError: the delay is too long.
-    """
-    if longest > layout.longest:
-        raise InvalidInputError(
-            f"there is a delay of {timedelta(milliseconds=longest)}, but {layout.name} supports at most "
-            f"{timedelta(milliseconds=layout.longest)}: leave out longer delays, or plan for another layout"
-        )
 
 
 @dataclass(frozen=True)
@@ -134,44 +101,33 @@ class Timeline:
         tick = F.col("tick")
         following = F.lead("tick").over(by_level)
         spans = changes.withColumn("gap", F.coalesce(following - tick - 1, F.lit(0)))
-        figures = []
-        for one in (*_MEASURES, "hops"):
-            n, first = F.col(one), F.col(f"{one}_1")
-            rate, rate1, rate2 = (F.col(f"{one}_rate{power}") for power in ("", "_1", "_2"))
-            if one == "hops":
-                # Hops are a count rather than an occupancy: the continuing rate, and the hops in this tick.
-                spans = spans.withColumn("hops_flow", total(rate))
-                spans = spans.withColumn("hops_now", F.col("hops_flow") + n + rate - rate1)
-                spans = spans.withColumn("hops_later", F.col("hops_flow") + rate)
-                continue
-            spans = spans.withColumn(f"{one}_flow", total(rate))
-            start = total(n + rate * (-tick) - rate1) + tick * F.col(f"{one}_flow")
-            spans = spans.withColumn(f"{one}_start", start)
-            flow = F.col(f"{one}_flow")
-            now = F.col(f"{one}_start") + flow / 2 + n - first + (rate - 2 * rate1 + rate2) / 2
-            spans = spans.withColumn(f"{one}_now", now)
-            spans = spans.withColumn(f"{one}_end", F.col(f"{one}_start") + flow + n + rate - rate1)
-            spans = spans.withColumn(f"{one}_later", flow + rate)
         gap = F.col("gap")
-        for one, name in zip(_MEASURES, ("held", "bytes"), strict=True):
-            end, later = F.col(f"{one}_end"), F.col(f"{one}_later")
-            area = F.col(f"{one}_now") + gap * end + later * gap * gap / 2
-            quiet = F.greatest(end + later / 2, end + later * (gap - 0.5))
-            highest = F.when(gap > 0, F.greatest(F.col(f"{one}_now"), quiet)).otherwise(F.col(f"{one}_now"))
-            figures += [(F.sum(area) / span).alias(name), F.max(highest).alias(f"{name}_peak")]
+        figures = []
+        for one, name in zip(MEASURES, ("held", "bytes"), strict=True):
+            n, n_1, rate, rate_1, rate_2 = (F.col(f"{one}{part}") for part in ("", "_1", "_rate", "_rate_1", "_rate_2"))
+            flow, start = F.col(f"{one}_flow"), F.col(f"{one}_start")
+            spans = spans.withColumn(f"{one}_flow", total(rate))
+            spans = spans.withColumn(f"{one}_start", total(started(tick, n, rate, rate_1)) + tick * flow)
+            found = held(n=n, n_1=n_1, rate=rate, rate_1=rate_1, rate_2=rate_2, flow=flow, start=start, gap=gap)
+            highest = F.when(gap > 0, F.greatest(found.now, *found.quiet)).otherwise(found.now)
+            figures += [(F.sum(found.area) / span).alias(name), F.max(highest).alias(f"{name}_peak")]
         seconds = self.tick.total_seconds()
-        hops = F.col("hops_now") + gap * F.col("hops_later")
-        most = F.when(gap > 0, F.greatest("hops_now", "hops_later")).otherwise(F.col("hops_now"))
+        spans = spans.withColumn("hops_flow", total(F.col("hops_rate")))
+        now, later = passed(
+            n=F.col("hops"), rate=F.col("hops_rate"), rate_1=F.col("hops_rate_1"), flow=F.col("hops_flow")
+        )
+        hops = now + gap * later
+        most = F.when(gap > 0, F.greatest(now, later)).otherwise(now)
         figures += [
             F.sum(hops).alias("hops"),
             (F.sum(hops) / (span * seconds)).alias("hops_per_second"),
             (F.max(most) / seconds).alias("hops_peak"),
         ]
-        found = spans.groupBy("level", F.expr(f"(tick + {self._origin}) div {span}").alias("span")).agg(*figures)
-        return found.where((F.col("held_peak") > _EPSILON) | (F.col("hops") > _EPSILON)).select(
+        by_span = spans.groupBy("level", F.expr(f"(tick + {self._origin}) div {span}").alias("span")).agg(*figures)
+        return by_span.where((F.col("held_peak") > EPSILON) | (F.col("hops") > EPSILON)).select(
             F.when(F.col("level") < 0, F.lit(ALL)).otherwise(self._level_name).alias("level"),
             self._at("span"),
-            *(F.greatest(one, F.lit(0.0)).alias(one) for one in found.columns[2:]),
+            *(F.greatest(one, F.lit(0.0)).alias(one) for one in by_span.columns[2:]),
         )
 
     def queues(self) -> DataFrame:
@@ -196,8 +152,8 @@ class Timeline:
             leaving = leaving.withColumn("gap", F.coalesce(F.lead("tick").over(by_queue) - F.col("tick") - 1, F.lit(0)))
         else:
             leaving = leaving.withColumns({"flow": F.lit(0.0), "gap": F.lit(0)})
-        now = F.col("flow") + F.col("n") + F.col("rate") - F.col("rate_1")
-        later = F.when(F.col("gap") > 0, F.col("flow") + F.col("rate")).otherwise(0.0)
+        now, after = passed(n=F.col("n"), rate=F.col("rate"), rate_1=F.col("rate_1"), flow=F.col("flow"))
+        later = F.when(F.col("gap") > 0, after).otherwise(0.0)
         most = F.greatest(now, later)
         seconds, tick = self.tick.total_seconds(), self.tick // timedelta(milliseconds=1)
         when = F.col("tick") + F.when(later > now, 1).otherwise(0)
@@ -206,7 +162,7 @@ class Timeline:
             (F.max(most) / seconds).alias("peak"),
             F.min_by(when, F.struct(-F.round(most, 9), when)).alias("peak_tick"),
         )
-        return found.where(F.col("released") > _EPSILON).select(
+        return found.where(F.col("released") > EPSILON).select(
             self._level_name.alias("level"),
             "digit",
             self._at("span"),
@@ -217,7 +173,7 @@ class Timeline:
 
     @property
     def _counts(self) -> tuple[str, ...]:
-        return tuple(f"{one}{kind}" for one in _MEASURES for kind in ("", "_rate"))
+        return tuple(f"{one}{kind}" for one in MEASURES for kind in ("", "_rate"))
 
     @property
     def _origin(self) -> int:
@@ -249,15 +205,15 @@ class Timeline:
         entering = [F.col("level"), F.col("enter").alias("tick")]
         leaving = [F.col("level"), F.col("leave").alias("tick")]
         names = []
-        for one in _MEASURES:
+        for one in MEASURES:
             for rate in ("", "_rate"):
                 for power in ("", "1", "2") if rate else ("", "1"):
                     name = f"{one}{rate}"
                     entering.append(F.col(f"{name}_enter{power}" if power else name))
                     leaving.append(-F.col(f"{name}_leave{power}" if power else name))
                     names.append(f"{name}_{power}" if power else name)
-        hops = ("n", "n_leave1", "n_rate", "n_rate_leave1", "n_rate_leave2")
-        names += ["hops", "hops_1", "hops_rate", "hops_rate_1", "hops_rate_2"]
+        hops = ("n", "n_rate", "n_rate_leave1")
+        names += ["hops", "hops_rate", "hops_rate_1"]
         entering += [F.lit(0.0)] * len(hops)
         leaving += [F.col(one) for one in hops]
         both = self.moves.select(*entering).union(self.moves.select(*leaving)).toDF("level", "tick", *names)

@@ -35,7 +35,7 @@ from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.replay.run import choose, keep, spread
 from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, held_offsets, send_back
 from bide.pipelines.spark_task_writer import write
-from bide.spark.sink import Sent
+from bide.spark.sink import TaskSent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -393,16 +393,16 @@ class _ReplayPartWriter(DataSourceArrowWriter):
         for number, wanted in sorted(parts.items()):
             sent = self.send(number, wanted)
             confirmed, rejected = confirmed + sent.confirmed, rejected + sent.rejected
-        return Sent(confirmed=confirmed, rejected=rejected)
+        return TaskSent(confirmed=confirmed, rejected=rejected)
 
-    def send(self, number: int, wanted: list[Wanted]) -> Sent:
+    def send(self, number: int, wanted: list[Wanted]) -> TaskSent:
         """Send a part, and add it to the ledger."""
         # Another attempt at the same task may have sent the part.
         if self.ledger.get(number) is not None:
-            return Sent(confirmed=0)
+            return TaskSent(confirmed=0)
         sent = asyncio.run(send_back(wanted, self.replay, skip_missing=self.skip_missing))
         self.ledger.add(Part(part=number, sent=sent, rejected=len(wanted) - sent))
-        return Sent(confirmed=sent, rejected=len(wanted) - sent)
+        return TaskSent(confirmed=sent, rejected=len(wanted) - sent)
 
 
 def _wanted(row: dict[str, Any]) -> Wanted:

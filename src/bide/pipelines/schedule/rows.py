@@ -21,19 +21,17 @@ from pyspark.sql.types import (
 
 from bide.delay.protocol import MAX_NAME_BYTES
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.pipelines.schedule.names import NAMED, SHOWN, describe, invalid_names
 from bide.pipelines.schedule.targets import MAX_TARGETS, TargetCount
 from bide.spark.sink_columns import COLUMNS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql import Column, DataFrame
 
     from bide.pipelines.schedule.plan import SchedulePlan
 
 DIGEST: Final = "_bide_digest"
 """The column with the digest of a message's contents."""
-
-_SHOWN: Final = 40
-"""Characters of a message id that an error shows."""
 
 
 def messages(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
@@ -207,27 +205,14 @@ def _refuse_invalid(digested: DataFrame, field: str, column: str, what: str) -> 
         F.count(F.lit(1)).alias("count"),
         F.octet_length(field).alias("size"),
         F.is_valid_utf8(field).alias("is_text"),
-        F.left(F.make_valid_utf8(field), F.lit(_SHOWN)).alias("shown"),
+        F.left(F.make_valid_utf8(field), F.lit(SHOWN)).alias("shown"),
         (F.lit(field == "key") & F.make_valid_utf8(field).rlike(r"[\x00-\x1f]")).alias("has_control"),
     )
     invalid = names.where(
         f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text or has_control"
     )
-    if found := invalid.limit(3).collect():
-        shown = ", ".join(_describe(row) for row in found)
-        raise InvalidRowError(f"the column {column!r} has values that are not unique, valid {what}: {shown}")
-
-
-def _describe(row: Row) -> str:
-    """An invalid message id or key, with the reason."""
-    if row["size"] and not row["is_text"]:
-        return f"{row['shown']} (which is not UTF-8)"
-    if row["size"] and row["size"] > MAX_NAME_BYTES:
-        return f"{row['shown']}... ({row['size']:,} bytes, the limit is {MAX_NAME_BYTES})"
-    if row["has_control"]:
-        return f"{row['shown']!r} (which has control characters)"
-    shown = row["shown"] or ("null" if row["size"] is None else "an empty text")
-    return f"{shown} ({row['count']} times)"
+    if found := invalid.limit(NAMED).collect():
+        raise invalid_names(column, what, [describe(row) for row in found])
 
 
 def columns_of(plan: SchedulePlan) -> tuple[str, ...]:

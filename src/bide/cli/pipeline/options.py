@@ -1,0 +1,134 @@
+"""Options of Spark, and of the choice between Spark and this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import click
+
+from bide.errors import InvalidInputError
+from bide.pipelines.engine import WANTED, Engine, EngineChoice, Wanted
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+def spark_options(command: _Decorated) -> _Decorated:
+    """Add the options of Spark to a command, which gets three arguments for them.
+
+    ``open_session`` is a function that returns a context manager of a Spark session. ``is_here`` says whether the
+    session runs on this machine alone, and ``reads_here`` whether it resolves paths on this machine.
+    """
+
+    @wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        refuse_without_spark()
+        return command(*args, **kwargs)
+
+    return _session_options(wrapper)  # type: ignore[no-any-return]
+
+
+def engine_options(command: _Decorated) -> _Decorated:
+    """Add the options of Spark and ``--engine``, for a command that does not always need Spark.
+
+    The command gets the arguments of :func:`spark_options`, and an :class:`~bide.pipelines.engine.EngineChoice` named
+    ``choice``. Before it opens a session, it has to call :func:`refuse_without_spark`.
+    """
+
+    @wraps(command)
+    def wrapper(*args: Any, engine: Wanted, choice: EngineChoice, **kwargs: Any) -> Any:
+        wanted = EngineChoice(wanted=engine, master=choice.master, configuration=choice.configuration)
+        return command(*args, choice=wanted, **kwargs)
+
+    option = click.option("--engine", type=click.Choice(WANTED), default="auto", show_default=True,
+                          help="Run in this process, or with Spark.")  # fmt: skip
+    return option(_session_options(wrapper, with_choice=True))  # type: ignore[no-any-return]
+
+
+def refuse_without_arrow() -> None:
+    """Refuse to read a table if the packages for it are not installed.
+
+    Raises:
+        InvalidInputError: PyArrow or numpy is missing.
+    """
+    if any(find_spec(name) is None for name in ("numpy", "pyarrow")):
+        raise InvalidInputError(
+            "PyArrow and numpy are missing: install bide[pipeline], or bide[spark] and Java for large tables"
+        )
+
+
+def refuse_without_spark(engine: Engine | None = None) -> None:
+    """Refuse to start Spark if it is not installed.
+
+    Args:
+        engine: why the command needs Spark; None if it always does.
+
+    Raises:
+        InvalidInputError: PySpark is missing.
+    """
+    from bide.pipelines.requirements import missing_packages
+
+    if engine is not None:
+        log.info("engine: %s", engine)
+    if (why_not := missing_packages()) is not None:
+        reason = "" if engine is None else f"; Spark is needed because {engine.reason}"
+        raise InvalidInputError(f"{why_not}{reason}")
+
+
+def _session_options(command: Callable[..., Any], *, with_choice: bool = False) -> Any:
+    @wraps(command)
+    def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
+        configuration = pairs_of("--spark-conf", spark_conf)
+
+        def open_session(name: str, *, quiet: bool) -> Any:
+            from bide.pipelines.session import session
+
+            return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
+
+        from bide.pipelines.formats import reads_here, runs_here
+
+        if with_choice:
+            kwargs["choice"] = EngineChoice(master=master, configuration=configuration)
+            kwargs["time_zone"] = time_zone
+        return command(
+            *args,
+            open_session=open_session,
+            is_here=runs_here(master),
+            reads_here=reads_here(master, configuration),
+            **kwargs,
+        )
+
+    wrapped: Any = wrapper
+    for option in (
+        click.option(
+            "--time-zone",
+            metavar="ZONE",
+            default="UTC",
+            show_default=True,
+            help="Time zone of timestamps without an offset.",
+        ),
+        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Setting of Spark. Repeatable."),
+        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or local[*]]"),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
+    """Parse the values of an option of the form ``KEY=VALUE``.
+
+    Raises:
+        UsageError: a value does not have this form.
+    """
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"{option} {pair!r} is not of the form KEY=VALUE")
+        found[name] = value
+    return found

@@ -1,0 +1,146 @@
+"""Rows of ``bide pipeline schedule`` on Spark, or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from bide.pipelines.engine import Engine, EngineChoice
+    from bide.pipelines.ledger import Head, Ledger
+    from bide.pipelines.schedule.plan import SchedulePlan
+    from bide.pipelines.schedule.progress import Survey
+    from bide.pipelines.schedule.small import Messages
+    from bide.pipelines.schedule.targets import TargetCount
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """The input of a schedule, and the plan for its rows."""
+
+    source: str
+    format: str | None
+    options: Mapping[str, str]
+    plan: SchedulePlan
+    time_zone: str
+
+
+class ScheduleRows(Protocol):
+    """The rows of a schedule, on one of the engines."""
+
+    def survey(self, *, now: datetime, begun: datetime) -> Survey:
+        """Count valid, invalid and overdue messages."""
+        ...
+
+    def targets(self) -> list[TargetCount]:
+        """Count messages by the queue that the rows name; empty if they name none."""
+        ...
+
+    def due_times(self, every: timedelta) -> list[tuple[datetime, int]]:
+        """Count messages by due time."""
+        ...
+
+    def send(
+        self, ledger: Ledger, head: Head, targets: Mapping[str, str | None], *, begun: datetime
+    ) -> list[Mapping[str, int]]:
+        """Send the parts that are not in the ledger, and return the outcomes of each.
+
+        Args:
+            targets: the queues that the rows name, those to which no message can be sent with the reason.
+        """
+        ...
+
+
+class OnSpark:
+    """The rows of a schedule on Spark."""
+
+    def __init__(self, rows: DataFrame, plan: SchedulePlan) -> None:
+        self._rows, self._plan = rows, plan
+
+    def survey(self, *, now: datetime, begun: datetime) -> Survey:
+        from bide.pipelines.schedule.run import survey
+        from bide.pipelines.session import spark_errors
+
+        with spark_errors():
+            return survey(self._rows, self._plan, now=now, begun=begun)
+
+    def targets(self) -> list[TargetCount]:
+        from bide.pipelines.schedule.rows import count_targets
+        from bide.pipelines.session import spark_errors
+
+        with spark_errors():
+            return count_targets(self._rows, self._plan)
+
+    def due_times(self, every: timedelta) -> list[tuple[datetime, int]]:
+        from bide.pipelines.schedule.rows import messages
+        from bide.pipelines.schedule.run import due_times
+        from bide.pipelines.session import spark_errors
+
+        with spark_errors():
+            found = due_times(messages(self._rows, self._plan), every)
+            # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
+            times = found.selectExpr("unix_seconds(due) as due", "count").collect()
+        return [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in times]
+
+    def send(
+        self, ledger: Ledger, head: Head, targets: Mapping[str, str | None], *, begun: datetime
+    ) -> list[Mapping[str, int]]:
+        from bide.pipelines.schedule.run import send
+        from bide.pipelines.session import spark_errors
+
+        with spark_errors(sending=True):
+            sent = send(self._rows, self._plan, ledger, head, targets=targets, begun=begun).collect()
+        return [row.asDict() for row in sent]
+
+
+class InProcess:
+    """The rows of a schedule in this process."""
+
+    def __init__(self, found: Messages) -> None:
+        self._messages = found
+
+    def survey(self, *, now: datetime, begun: datetime) -> Survey:
+        from bide.pipelines.schedule.small import survey
+
+        return survey(self._messages, now=now, begun=begun)
+
+    def targets(self) -> list[TargetCount]:
+        return []  # Rows that name queues are left to Spark.
+
+    def due_times(self, every: timedelta) -> list[tuple[datetime, int]]:
+        from bide.pipelines.schedule.small import due_times
+
+        return due_times(self._messages, every, now=datetime.now(UTC))
+
+    def send(
+        self, ledger: Ledger, head: Head, targets: Mapping[str, str | None], *, begun: datetime
+    ) -> list[Mapping[str, int]]:
+        from bide.pipelines.schedule.small import send
+
+        return [asdict(one) for one in send(self._messages, ledger, head, begun=begun)]
+
+
+def engine_for(given: SourceTable, choice: EngineChoice, *, reads_here: bool) -> tuple[Engine, InProcess | None]:
+    """The engine for an input, with its rows if that is this process."""
+    from bide.pipelines.engine import Engine, NeedsSparkError
+
+    forced = choice.forced()
+    if forced is not None and forced.is_spark:
+        return forced, None
+    try:
+        if forced is None and not reads_here:
+            raise NeedsSparkError("the configuration of Hadoop or Spark may place paths on a cluster")
+        from bide.pipelines.schedule.small import messages
+        from bide.pipelines.schedule.texts import zone_of
+        from bide.pipelines.small_table import SMALL, read_small
+
+        table, size = read_small(
+            given.source, format=given.format, options=given.options, largest=SMALL if forced is None else None
+        )
+        return forced or Engine(False, size), InProcess(messages(table, given.plan, zone_of(given.time_zone)))
+    except NeedsSparkError as error:
+        return choice.refuse(error), None

@@ -1,0 +1,47 @@
+"""Checks of message ids and keys, which have to be valid and unique."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from bide.delay.protocol import MAX_NAME_BYTES
+from bide.errors import InvalidRowError
+
+SHOWN: Final = 40
+"""Characters of a message id or key that an error shows."""
+
+NAMED: Final = 3
+"""How many of them an error names."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f]")
+
+
+def invalid_name(text: str | None, count: int, *, is_key: bool) -> str | None:
+    """Describe a message id or key that is invalid or repeated; None for a good one."""
+    size = None if text is None else len(text.encode())
+    has_control = is_key and text is not None and _CONTROL.search(text) is not None
+    if count == 1 and size and size <= MAX_NAME_BYTES and not has_control:
+        return None
+    shown = None if text is None else text[:SHOWN]
+    return describe({"shown": shown, "size": size, "count": count, "is_text": True, "has_control": has_control})
+
+
+def describe(row: Any) -> str:
+    """An invalid message id or key, with the reason."""
+    if row["size"] and not row["is_text"]:
+        return f"{row['shown']} (which is not UTF-8)"
+    if row["size"] and row["size"] > MAX_NAME_BYTES:
+        return f"{row['shown']}... ({row['size']:,} bytes, the limit is {MAX_NAME_BYTES})"
+    if row["has_control"]:
+        return f"{row['shown']!r} (which has control characters)"
+    shown = row["shown"] or ("null" if row["size"] is None else "an empty text")
+    return f"{shown} ({row['count']} times)"
+
+
+def invalid_names(column: str, what: str, described: Sequence[str]) -> InvalidRowError:
+    """The error for invalid message ids or keys."""
+    return InvalidRowError(
+        f"the column {column!r} has values that are not unique, valid {what}: {', '.join(described)}"
+    )

@@ -1,0 +1,262 @@
+"""Small tables, read in this process as Spark would read them.
+
+CSV, JSON lines and Parquet are read only as far as the result is certainly that of Spark with its default options.
+Anything else raises :class:`~bide.pipelines.engine.NeedsSparkError`: an unusual quotation mark, a type that Arrow and
+Spark read differently, a name that Spark would change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from math import inf
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from bide.pipelines.engine import NeedsSparkError
+from bide.pipelines.formats import guess_format, is_uri
+from bide.runtime.wording import in_bytes
+
+SMALL: Final = 100_000_000
+"""The largest size in bytes of a table that is read in this process by default."""
+
+_FORMATS: Final = ("parquet", "csv", "json")
+_SEPARATOR: Final = ","
+_CELL: Final = re.compile(r'"[^"]*"|[^",]*')
+_LINE: Final = re.compile(r'(?:"[^"]*"|[^",]*)(?:,(?:"[^"]*"|[^",]*))*')
+_LONG: Final = 1 << 63
+_EXACT: Final = 1 << 53
+_BLANK: Final = "".join(map(chr, range(33)))
+"""What Java trims."""
+_SPARK_ROWS: Final = b"org.apache.spark.sql.parquet.row.metadata"
+_SPARK_MARKS: Final = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_SPARK_TYPES: Final = re.compile(
+    r"string|byte|short|integer|long|boolean|double|timestamp|timestamp_ntz|date|binary|decimal\(\d+,\d+\)"
+)
+_WHOLE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+
+def read_small(
+    source: str, *, format: str | None, options: Mapping[str, str], largest: int | None = SMALL
+) -> tuple[pa.Table, str]:
+    """Read a table, and describe its size.
+
+    The columns have these types of Arrow, and are what Spark calls by the second name: string, int8 (tinyint), int16
+    (smallint), int32 (int), int64 (bigint), bool (boolean), float64 (double), timestamp in microseconds with the zone
+    UTC (timestamp) or without a zone (timestamp_ntz), date32 (date), binary, decimal128 (decimal).
+
+    Args:
+        format: the format; None to guess it from the name.
+        largest: the largest size of the files in bytes; None for any size.
+
+    Raises:
+        NeedsSparkError: only Spark can read the table, or it is too large.
+    """
+    kind = format or guess_format(source)
+    if kind not in _FORMATS:
+        raise NeedsSparkError(f"the input is {'a table of a catalog' if kind == 'table' else kind.upper()}")
+    if options:
+        raise NeedsSparkError("--read-option was given")
+    if is_uri(source):
+        raise NeedsSparkError(f"{source} is a URI")
+    files = _files(source)
+    size = sum(one.stat().st_size for one in files)
+    shown = f"{source} has {in_bytes(size)}"
+    if largest is not None and size > largest:
+        raise NeedsSparkError(f"{shown}, more than {in_bytes(largest)}")
+    table = {"parquet": _parquet, "csv": _csv, "json": _json}[kind](files)
+    names = [name.lower() for name in table.column_names]
+    if len(set(names)) < len(names):
+        raise NeedsSparkError(f"{source} has columns whose names differ only in case")
+    return table, shown
+
+
+def spark_name(kind: pa.DataType) -> str:
+    """The name of a column type of :func:`read_small` in Spark."""
+    names = {pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint"}
+    names |= {pa.bool_(): "boolean", pa.date32(): "date", pa.timestamp("us"): "timestamp_ntz"}
+    names |= {pa.timestamp("us", "UTC"): "timestamp"}
+    return names.get(kind, str(kind).replace("decimal128(", "decimal(").replace(", ", ","))
+
+
+def _files(source: str) -> list[Path]:
+    """The files of a table: one, or those in a folder without subfolders."""
+    path = Path(source)
+    if re.search(r"[*?\[{]", source) or not path.exists():
+        raise NeedsSparkError(f"{source} is a pattern")
+    if path.is_file():
+        found = [path]
+    else:
+        # Spark ignores hidden files.
+        found = sorted(one for one in path.iterdir() if not one.name.startswith(("_", ".")))
+    if not found:
+        raise NeedsSparkError(f"{source} is an empty folder")
+    for one in found:
+        if not one.is_file():
+            raise NeedsSparkError(f"{source} has subfolders")
+        if one.suffix.lower() in (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz"):
+            raise NeedsSparkError(f"{one} is compressed")
+    return found
+
+
+def _parquet(files: list[Path]) -> pa.Table:
+    tables = []
+    for file in files:
+        try:
+            whole = parquet.ParquetFile(file)
+            marks = whole.metadata.metadata or {}
+            if any(one in marks for one in _SPARK_MARKS):
+                raise NeedsSparkError(f"{file} has dates of an old calendar")
+            _refuse_spark_types(file, marks)
+            table = whole.read()
+        except (pa.ArrowException, OSError) as error:
+            raise NeedsSparkError(f"{file} cannot be read by Arrow ({error})") from error
+        tables.append(pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names})
+                      if len(set(table.column_names)) == len(table.column_names) else _refuse_names(file))  # fmt: skip
+    if any(not one.schema.equals(tables[0].schema) for one in tables):
+        raise NeedsSparkError("the files have different columns")
+    return pa.concat_tables(tables)
+
+
+def _refuse_names(file: Path) -> NoReturn:
+    raise NeedsSparkError(f"{file} has two columns of the same name")
+
+
+def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes]) -> None:
+    """Refuse types that Spark notes beside the columns, such as intervals, which Arrow reads as numbers."""
+    if _SPARK_ROWS not in marks:
+        return
+    for one in json.loads(marks[_SPARK_ROWS])["fields"]:
+        kind = one["type"]
+        if not isinstance(kind, str) or not _SPARK_TYPES.fullmatch(kind) or one["metadata"]:
+            shown = kind if isinstance(kind, str) else kind["type"]
+            raise NeedsSparkError(f"the column {one['name']!r} of {file} is {shown}")
+
+
+def _normal(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of a Parquet file with the type that it has in Spark."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_large_string(kind) or pa.types.is_string(kind):
+        column = column.cast(pa.string())
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise NeedsSparkError(f"the column {name!r} of {file} has text that is not UTF-8") from error
+        return column
+    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
+        return column.cast(pa.binary())
+    if pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
+        return column.cast(pa.timestamp("us", None if kind.tz is None else "UTC"))
+    if kind in (*_WHOLE, pa.bool_(), pa.float64(), pa.date32()) or pa.types.is_decimal128(kind):
+        return column
+    raise NeedsSparkError(f"the column {name!r} of {file} is {kind}")
+
+
+def _lines(file: Path) -> list[str]:
+    data = file.read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise NeedsSparkError(f"{file} is not UTF-8") from error
+    if text.startswith("\ufeff") or "\0" in text:
+        raise NeedsSparkError(f"{file} has a byte order mark, or a zero byte")
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _csv(files: list[Path]) -> pa.Table:
+    names: list[str] | None = None
+    rows: list[list[str | None]] = []
+    for file in files:
+        # Spark skips lines of blanks, and the last one after the last line break.
+        lines = [line for line in _lines(file) if line.strip(_BLANK)]
+        if not lines:
+            raise NeedsSparkError(f"{file} is empty")
+        header = [one or "" for one in _cells(file, lines[0])]
+        if not all(header) or (names is not None and header != names):
+            raise NeedsSparkError(f"{file} has a column without a name, or other columns than the first file")
+        names = header
+        for line in lines[1:]:
+            cells = _cells(file, line)
+            if len(cells) != len(names):
+                raise NeedsSparkError(f"{file} has lines with more or fewer cells than the header")
+            rows.append(cells)
+    assert names is not None
+    if len(set(names)) < len(names):
+        raise NeedsSparkError("two columns have the same name")
+    columns = zip(*rows, strict=True) if rows else ([] for _ in names)
+    return pa.table({name: pa.array(one, pa.string()) for name, one in zip(names, columns, strict=True)})
+
+
+def _cells(file: Path, line: str) -> list[str | None]:
+    """The cells of a line; an empty one is null, with quotation marks too."""
+    if "\\" in line:
+        raise NeedsSparkError(f"{file} has a backslash, which is an escape character for Spark")
+    if '"' not in line:
+        return [one or None for one in line.split(_SEPARATOR)]
+    if not _LINE.fullmatch(line):
+        raise NeedsSparkError(f"{file} has a quotation mark or a line break inside a cell")
+    cells: list[str | None] = []
+    place = 0
+    while place <= len(line):
+        match = _CELL.match(line, place)
+        assert match is not None
+        cell = match[0]
+        cells.append((cell[1:-1] if cell.startswith('"') else cell) or None)
+        place = match.end() + 1
+    return cells
+
+
+def _json(files: list[Path]) -> pa.Table:
+    rows = [row for file in files for row in _objects(file)]
+    # Spark sorts the columns by name.
+    names = sorted({name for row in rows for name in row}, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+    if not names:
+        raise NeedsSparkError("the JSON lines have no columns")
+    return pa.table({name: _json_column(name, [row.get(name) for row in rows]) for name in names})
+
+
+def _objects(file: Path) -> Iterable[dict[str, Any]]:
+    for line in _lines(file):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
+        except ValueError as error:
+            raise NeedsSparkError(f"{file} has a line that is not one JSON object, or not plain JSON") from error
+        if not isinstance(found, dict):
+            raise NeedsSparkError(f"{file} has a line that is not a JSON object")
+        yield found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _json_column(name: str, values: list[Any]) -> pa.Array:
+    kinds = {type(one) for one in values if one is not None}
+    if kinds <= {str}:
+        try:
+            return pa.array(values, pa.string())
+        except UnicodeEncodeError as error:
+            raise NeedsSparkError(f"the column {name!r} has half of a surrogate pair") from error
+    if kinds == {bool}:
+        return pa.array(values, pa.bool_())
+    if kinds == {int} and all(one is None or -_LONG <= one < _LONG for one in values):
+        return pa.array(values, pa.int64())
+    if kinds <= {int, float} and all(one is None or abs(one) < (_EXACT if type(one) is int else inf) for one in values):
+        return pa.array(values, pa.float64())
+    raise NeedsSparkError(f"the column {name!r} has nested values, large numbers, or values of several types")

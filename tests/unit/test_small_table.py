@@ -1,0 +1,218 @@
+"""Small tables that are read without Spark, and those that are left to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import bide
+from bide.errors import InvalidColumnError
+from bide.pipelines.engine import NeedsSparkError
+from bide.pipelines.schedule.hashes import checksum_of, parts_of
+from bide.pipelines.schedule.plan import SchedulePlan
+from bide.pipelines.schedule.small import Messages, messages, survey
+from bide.pipelines.schedule.texts import zone_of
+from bide.pipelines.small_table import read_small
+from bide.spark.sink_settings import SinkSettings
+
+NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
+
+
+def read(path: Path, data: str | bytes, largest: int = 1_000) -> pa.Table:
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return read_small(str(path), format=None, options={}, largest=largest)[0]
+
+
+def plan_of(**columns: str) -> SchedulePlan:
+    settings = SinkSettings.make("amqp://localhost", infrastructure=bide.Clock(), constants={"to": "orders"})
+    return SchedulePlan(settings=settings, **columns)  # type: ignore[arg-type]
+
+
+def test_csv_is_text_in_which_an_empty_cell_is_null(tmp_path: Path) -> None:
+    found = read(tmp_path / "t.csv", 'a,b\r\n1,"x, y"\n ,""\n\n,z')
+    assert found.to_pylist() == [{"a": "1", "b": "x, y"}, {"a": " ", "b": None}, {"a": None, "b": "z"}]
+    assert found.schema.types == [pa.string()] * 2
+
+
+def test_json_columns_are_sorted_and_have_one_type(tmp_path: Path) -> None:
+    found = read(tmp_path / "t.jsonl", '{"z": 1, "b": 4}\n\n{"a": true, "b": 0.5}\n{"n": null}\n')
+    assert found.column_names == ["a", "b", "n", "z"]
+    assert found.schema.types == [pa.bool_(), pa.float64(), pa.string(), pa.int64()]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("t.csv", 'a\n"x""y"', "a quotation mark or a line break inside a cell"),
+        ("t.csv", 'a\n"x\ny"', "a quotation mark or a line break inside a cell"),
+        ("t.csv", 'a\n "x"', "a quotation mark or a line break inside a cell"),
+        ("t.csv", "a\n\\", "a backslash"),
+        ("t.csv", "a,b\n1", "more or fewer cells"),
+        ("t.csv", "a,\n1,2", "a column without a name"),
+        ("t.csv", "a,a\n1,2", "the same name"),
+        ("t.csv", "a,A\n1,2", "differ only in case"),
+        ("t.csv", "", "is empty"),
+        ("t.csv", b"a\n\xff", "not UTF-8"),
+        ("t.csv", "\ufeffa\n1", "a byte order mark"),
+        ("t.csv.gz", "a\n1", "is compressed"),
+        ("t.csv", "a\n" + "1\n" * 1_000, "2.0 kB, more than 1.0 kB"),
+        ("t.json", '{"a": 1}{"a": 2}', "not one JSON object"),
+        ("t.json", '{"a": NaN}', "not one JSON object"),
+        ("t.json", '{"a": 1, "a": 2}', "not one JSON object"),
+        ("t.json", '[{"a": 1}]', "not a JSON object"),
+        ("t.json", '{"a": 1}\n{"a": "1"}', "'a' has nested values, large numbers, or values of several types"),
+        ("t.json", '{"a": [1]}', "'a' has nested values"),
+        ("t.json", '{"a": 9223372036854775808}', "'a' has nested values, large numbers"),
+        ("t.json", '{"a": 1e999}', "'a' has nested values, large numbers"),
+        ("t.json", '{"a": "\\ud800"}', "'a' has half of a surrogate pair"),
+        ("t.orc", "", "the input is ORC"),
+        ("t.parquet", "no", "cannot be read by Arrow"),
+    ],
+)  # fmt: skip
+def test_what_spark_may_read_differently_is_left_to_spark(
+    tmp_path: Path, name: str, data: str | bytes, reason: str
+) -> None:
+    with pytest.raises(NeedsSparkError, match=reason):
+        read(tmp_path / name, data)
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array([1], pa.uint8()), "'a' .* is uint8"),
+        (pa.array([timedelta(1)]), "'a' .* is duration"),
+        (pa.array([NOW], pa.timestamp("ns", "UTC")), r"'a' .* is timestamp\[ns"),
+        (pa.array([[1]]), "'a' .* is list<"),
+        (pa.array([b"\xff"]).cast(pa.string(), safe=False), "'a' .* has text that is not UTF-8"),
+    ],
+    ids=lambda one: str(getattr(one, "type", "")),
+)
+def test_types_that_only_spark_knows_are_left_to_spark(tmp_path: Path, column: pa.Array, reason: str) -> None:
+    parquet.write_table(pa.table({"a": column}), tmp_path / "t.parquet")
+    with pytest.raises(NeedsSparkError, match=reason):
+        read_small(str(tmp_path / "t.parquet"), format=None, options={})
+
+
+def test_an_interval_of_spark_is_left_to_spark(tmp_path: Path) -> None:
+    """Spark writes it as a number of microseconds, and its type into the metadata."""
+    fields = [{"name": "a", "type": "interval day to second", "nullable": True, "metadata": {}}]
+    marks = {"org.apache.spark.sql.parquet.row.metadata": json.dumps({"type": "struct", "fields": fields})}
+    parquet.write_table(pa.table({"a": [1]}).replace_schema_metadata(marks), tmp_path / "t.parquet")
+    with pytest.raises(NeedsSparkError, match=r"'a' .* is interval day to second"):
+        read_small(str(tmp_path / "t.parquet"), format=None, options={})
+
+
+def test_a_folder_is_read_without_hidden_files(tmp_path: Path) -> None:
+    folder = tmp_path / "t.csv"
+    folder.mkdir()
+    for name, data in (("b", "a\n2"), ("a", "a\n1"), ("_SUCCESS", "x"), (".crc", "x")):
+        (folder / name).write_text(data)
+    found, size = read_small(str(folder), format=None, options={})
+    assert found.column("a").to_pylist() == ["1", "2"]
+    assert size == f"{folder} has 6 B"
+    (folder / "day=1").mkdir()
+    with pytest.raises(NeedsSparkError, match="has subfolders"):
+        read_small(str(folder), format=None, options={})
+
+
+def made(column: pa.Array, zone: str = "UTC", **columns: str) -> Messages:
+    return messages(
+        pa.table({"a": column, "wait": pa.array(["5m"] * len(column), pa.string())}), plan_of(**columns), zone_of(zone)
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "columns", "reason"),
+    [
+        (pa.array(["28.11.2026"]), {"at_column": "a"}, "'28.11.2026', which is not a time in ISO 8601 with seconds"),
+        (pa.array([1e22]), {"delay_column": "wait"}, "'a' has 1e.22, whose text depends on the release of Java"),
+        (pa.array([1]), {"at_column": "a"}, "'a' is bigint, which is not a time"),
+        (pa.array([1.5]), {"delay_column": "a"}, "'a' is double"),
+        (pa.array([1]), {"delay_column": "wait", "body_column": "a"}, "'a' is bigint"),
+        (pa.array([b"x"]), {"delay_column": "wait", "id_column": "a"}, "'a' is binary"),
+    ],
+)
+def test_values_that_only_spark_can_convert_are_left_to_spark(
+    column: pa.Array, columns: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(NeedsSparkError, match=reason):
+        made(column, **columns)
+
+
+def test_a_time_zone_that_python_may_not_know_is_left_to_spark() -> None:
+    for name in ("Mars/Olympus", "+02:00", "CET", "../etc"):
+        with pytest.raises(NeedsSparkError, match="--time-zone is "):
+            zone_of(name)
+
+
+def test_a_missing_column_is_an_error_of_its_own() -> None:
+    with pytest.raises(InvalidColumnError, match="there is no column 'due': choose from a, wait"):
+        made(pa.array(["x"]), at_column="due")
+
+
+def test_an_empty_table_has_no_messages() -> None:
+    found = survey(made(pa.array([], pa.string()), delay_column="wait"), now=NOW)
+    assert (found.rows, found.checksum, found.first) == (0, 0, None)
+
+
+def test_hashes_are_those_of_spark() -> None:
+    """Taken from ``select hash(digest), xxhash64(digest)`` of Spark 4.3."""
+    digests = ["0123456789abcdef0123456789abcdef", "f" * 32]
+    assert parts_of([], 7) == []
+    assert [parts_of([one], 1 << 31)[0] for one in digests] == HASHES
+    assert [checksum_of([one]) for one in digests] == CHECKSUMS
+    assert checksum_of(digests) == CHECKSUMS[0] ^ CHECKSUMS[1]
+
+
+HASHES = [1_293_569_732, 1_062_050_660]
+CHECKSUMS = [7_380_026_953_736_478_117, -8_271_296_653_305_210_072]
+
+
+def test_the_modules_of_this_process_do_not_import_spark() -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "import bide.pipelines.schedule.small, bide.pipelines.plan.arrays, bide.pipelines.small_table\n"
+        "import bide.pipelines.schedule.progress, bide.pipelines.engine, bide.cli.pipeline.commands\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_dry_run_needs_neither_spark_nor_java(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("id,due\n1,2100-01-01T00:00:00Z\n2,2100-01-01 00:20\n3,2100-01-03\n")
+    program = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "from bide.cli.app import run\n"
+        "sys.exit(run(['pipeline', 'schedule', 'rows.csv', '--to', 'orders', '--at-column', 'due', "
+        "'--key-column', 'id', '--dry-run']))"
+    )
+
+    def dry_run() -> tuple[int, str, str]:
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={"PATH": ""}, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    code, stdout, stderr = dry_run()
+    assert (code, stdout) == (2, "")
+    assert stderr == (
+        "bide: Spark is missing: install bide[spark], and Java 17 or later; Spark is needed because the column 'due' "
+        "has '2100-01-01 00:20', which is not a time in ISO 8601 with seconds\n"
+    )
+    path = tmp_path / "rows.csv"
+    path.write_text(path.read_text().replace("00:20", "00:20:00"))
+    code, stdout, stderr = dry_run()
+    assert (code, stderr) == (0, "")
+    first, due, *times, engine = stdout.splitlines()
+    assert first == "3 messages to the queue orders on localhost:5672/; nothing was sent"
+    assert due == "due from 2100-01-01 00:00:00 to 2100-01-03 00:00:00 UTC"
+    assert [line.split()[2] for line in (times[0], times[-1])] == ["2", "1"]
+    assert engine == "engine: this process, because rows.csv has 65 B"
