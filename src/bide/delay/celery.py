@@ -30,11 +30,12 @@ from bide.delay.protocol import (
     Target,
     address_of,
     check_name,
+    check_prefix,
     check_topic_key,
     round_up,
 )
 from bide.delay.routes import DelayRoute, Step
-from bide.errors import InvalidInputError, InvalidNameError
+from bide.errors import InvalidInputError
 from bide.topology import Argument, Binding, Topology
 
 if TYPE_CHECKING:
@@ -85,11 +86,7 @@ class Celery(CascadeInfrastructure):
     def __post_init__(self) -> None:
         if self.queue_type not in _QUEUE_ARGUMENTS:
             raise InvalidInputError(f"the queue type {self.queue_type!r} is unknown: give 'quorum' or 'classic'")
-        check_name("prefix", self.prefix or "", limit=200, empty=True)
-        if (self.prefix or "").startswith("amq."):
-            raise InvalidNameError(
-                f"the prefix {self.prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another"
-            )
+        check_prefix(self.prefix or "", limit=200, empty=True)
 
     @property
     def name(self) -> str:

@@ -41,10 +41,11 @@ from bide.delay.protocol import (
     Target,
     Wait,
     address_of,
-    check_name,
+    check_prefix,
     check_topic_key,
     existing,
     round_up,
+    target_name,
 )
 from bide.delay.queues import waiting_queue
 from bide.delay.release import release_key, release_queue
@@ -109,9 +110,7 @@ class Clock(ClockNames, DelayInfrastructure):
         carrier: Carrier | None = None,
         hides_keys: bool = False,
     ) -> None:
-        check_name("prefix", prefix, limit=100)
-        if prefix.startswith("amq."):
-            raise InvalidNameError(f"the prefix {prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another")
+        check_prefix(prefix)
         step = parse_delay(resolution)
         longest = longest_delay(parse_delay(max_delay), step)
         if lanes.__class__ is not int or not 1 <= lanes <= MAX_LANES:
@@ -294,7 +293,7 @@ class Clock(ClockNames, DelayInfrastructure):
                 exchange=route.exchange or "(default)",
                 segment=route.routing_key,
                 value="-",
-                routed_to=_target_name(target),
+                routed_to=target_name(target),
             )
             return
         digits = digits_of(route.delay)
@@ -316,8 +315,8 @@ class Clock(ClockNames, DelayInfrastructure):
         yield Step(
             exchange=self.delivery_exchange,
             segment=keys[-1],
-            value=_target_name(target),
-            routed_to=self.release_queue(target) if isolated else _target_name(target),
+            value=target_name(target),
+            routed_to=self.release_queue(target) if isolated else target_name(target),
             dead_letter_to=(exchange or "(default)") if isolated else None,
         )
         if isolated:
@@ -325,7 +324,7 @@ class Clock(ClockNames, DelayInfrastructure):
                 exchange=exchange or "(default)",
                 segment=route.routing_key,
                 value=route.routing_key,
-                routed_to=_target_name(target) if isinstance(target, QueueTarget) else "its bindings",
+                routed_to=target_name(target) if isinstance(target, QueueTarget) else "its bindings",
             )
 
     def padding(self, target: Target) -> str:
@@ -382,10 +381,6 @@ def _binding_target(target: Target) -> Target:
     if isinstance(target, QueueTarget):
         return target
     return ExchangeTarget(target.exchange, "." * target.routing_key.count("."))
-
-
-def _target_name(target: Target) -> str:
-    return target.queue if isinstance(target, QueueTarget) else target.exchange
 
 
 @lru_cache(maxsize=4096)

@@ -98,6 +98,11 @@ class ExchangeTarget:
 Target = QueueTarget | ExchangeTarget
 
 
+def target_name(target: Target) -> str:
+    """The name of the queue or of the exchange."""
+    return target.queue if isinstance(target, QueueTarget) else target.exchange
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
     """The wait of a message as its queue, its keys and its headers show it; see :meth:`DelayInfrastructure.wait_in`.
@@ -373,3 +378,14 @@ def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: b
     if size > limit:
         shown = name if len(name) <= 40 else name[:37] + "..."
         raise InvalidNameError(f"the {kind} {shown!r} takes {size} bytes, the limit is {limit}: use a shorter one")
+
+
+def check_prefix(prefix: str, *, limit: int = 100, empty: bool = False) -> None:
+    """Check the prefix of the names of an infrastructure; see :func:`check_name`.
+
+    Raises:
+        InvalidNameError: the prefix is not a valid name, or RabbitMQ reserves it.
+    """
+    check_name("prefix", prefix, limit=limit, empty=empty)
+    if prefix.startswith("amq."):
+        raise InvalidNameError(f"the prefix {prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another")

@@ -32,15 +32,16 @@ from bide.delay.protocol import (
     Target,
     Wait,
     address_of,
-    check_name,
+    check_prefix,
     existing,
     round_up,
+    target_name,
 )
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
 from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import hall_wait
 from bide.durations import DelayLike, format_delay, parse_delay
-from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError, UnsupportedTargetError
+from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 DEFAULT_LEVELS: Final = 20
@@ -97,9 +98,7 @@ class WaitingHall(HallNames, DelayInfrastructure):
     resolution: timedelta = UNIT
 
     def __init__(self, *, prefix: str = "bide", levels: int = DEFAULT_LEVELS, resolution: DelayLike = UNIT) -> None:
-        check_name("prefix", prefix, limit=100)
-        if prefix.startswith("amq."):
-            raise InvalidNameError(f"the prefix {prefix!r} starts with 'amq.', reserved by RabbitMQ: choose another")
+        check_prefix(prefix)
         if not 1 <= levels <= MAX_LEVELS:
             raise InvalidInputError(f"{levels} levels: give 1 to {MAX_LEVELS}")
         step = parse_delay(resolution)
@@ -240,7 +239,7 @@ class WaitingHall(HallNames, DelayInfrastructure):
     def _steps(self, delay: timedelta, target: Target) -> Iterator[Step]:
         route = self.route(delay, target)
         exchange, key = self._address(target)
-        to = target.queue if isinstance(target, QueueTarget) else target.exchange
+        to = target_name(target)
         if not route.hops:
             yield Step(exchange=exchange or "(default)", segment=key, value="-", routed_to=to)
             return
