@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import bide
+from bide.cli.pipeline.engine_choice import EngineChoice
 from bide.errors import InvalidInputError
-from bide.pipelines.engine import EngineChoice, NeedsSparkError
+from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.plan.arrays import ArrayTimeline, ArrayWorkload, array_report, clear, of_flows
 from bide.pipelines.plan.capacity import Capacity
 from bide.pipelines.plan.flows import flows_of

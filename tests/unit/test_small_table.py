@@ -148,7 +148,7 @@ def test_values_that_only_spark_can_convert_are_left_to_spark(
 
 def test_a_time_zone_that_python_may_not_know_is_left_to_spark() -> None:
     for name in ("Mars/Olympus", "+02:00", "CET", "../etc"):
-        with pytest.raises(NeedsSparkError, match="--time-zone is "):
+        with pytest.raises(NeedsSparkError, match="the time zone is "):
             zone_of(name)
 
 

@@ -60,7 +60,7 @@ def read_small(
     if kind not in _FORMATS:
         raise NeedsSparkError(f"the input is {'a table of a catalog' if kind == 'table' else kind.upper()}")
     if options:
-        raise NeedsSparkError("--read-option was given")
+        raise NeedsSparkError("options of Spark's reader were given")
     if is_uri(source):
         raise NeedsSparkError(f"{source} is a URI")
     files = _files(source)

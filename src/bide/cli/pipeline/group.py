@@ -25,8 +25,9 @@ from bide.runtime.wording import quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bide.cli.pipeline.engine_choice import EngineChoice
     from bide.delay.protocol import DelayInfrastructure
-    from bide.pipelines.engine import Engine, EngineChoice
+    from bide.pipelines.engine import Engine
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.progress import Survey

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from bide.cli.pipeline.engine_choice import WANTED, EngineChoice, Wanted
 from bide.errors import InvalidInputError
-from bide.pipelines.engine import WANTED, Engine, EngineChoice, Wanted
+from bide.pipelines.engine import Engine
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -36,8 +37,8 @@ def spark_options(command: _Decorated) -> _Decorated:
 def engine_options(command: _Decorated) -> _Decorated:
     """Add the options of Spark and ``--engine``, for a command that does not always need Spark.
 
-    The command gets the arguments of :func:`spark_options`, and an :class:`~bide.pipelines.engine.EngineChoice` named
-    ``choice``. Before it opens a session, it has to call :func:`refuse_without_spark`.
+    The command gets the arguments of :func:`spark_options`, and the :class:`EngineChoice` ``choice``. Before it opens
+    a session, it has to call :func:`refuse_without_spark`.
     """
 
     @wraps(command)

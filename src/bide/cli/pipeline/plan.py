@@ -22,8 +22,9 @@ from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from bide.cli.pipeline.engine_choice import EngineChoice
     from bide.delay.protocol import DelayInfrastructure
-    from bide.pipelines.engine import Engine, EngineChoice
+    from bide.pipelines.engine import Engine
     from bide.pipelines.plan.arrays import ArrayWorkload
     from bide.pipelines.plan.capacity import Capacity
     from bide.pipelines.plan.columns import Columns

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from bide.pipelines.engine import Engine, EngineChoice
+    from bide.cli.pipeline.engine_choice import EngineChoice
+    from bide.pipelines.engine import Engine
     from bide.pipelines.ledger import Head, Ledger
     from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.progress import Survey

@@ -67,7 +67,7 @@ def check_targets(
         raise InvalidRowError(
             f"{sum(one.rows for one in refused):,} of {sum(one.rows for one in targets):,} rows cannot be sent to "
             f"their queues, and nothing was sent: {'; '.join(shown)}. Correct these rows, or name a folder for them "
-            "with --rejects"
+            "with rejects=..."
         )
     return {queue: reasons.get(queue) for queue in queues}
 

@@ -44,7 +44,7 @@ def zone_of(name: str) -> tzinfo:
     except (KeyError, OSError, ValueError):
         # Unknown, or without the time zone database.
         pass
-    raise NeedsSparkError(f"--time-zone is {name!r}")
+    raise NeedsSparkError(f"the time zone is {name!r}")
 
 
 def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
