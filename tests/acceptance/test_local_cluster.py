@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,11 @@ from bide.local_broker import LocalBroker, LocalCluster, find_running
 from bide.local_broker.processes import marked
 from bide.local_broker.state import State
 from tests.acceptance.test_cli import COMMAND_LINE
+from tests.acceptance.test_local_broker import wait_until
 from tests.support import Rabbitmq, flush_declarations
 from tests.timeouts import TIMEOUT
 
 NAMES = ["bide1@localhost", "bide2@localhost", "bide3@localhost"]
-
-
-def wait_until(condition: Callable[[], bool], *, what: str) -> None:
-    """Wait for what another process does."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 class Commands:
