@@ -35,7 +35,7 @@ class SyncScheduleMethods(ABC):
     @takes(OutgoingSchedule)
     def schedule(self, schedule: OutgoingSchedule) -> Scheduled:
         """See :meth:`bide.Client.schedule`."""
-        return self.wait_for(self.client._schedule(schedule))  # noqa: SLF001 (its twin's)
+        return self.wait_for(self.client._schedule(schedule))  # noqa: SLF001 (of the asynchronous client)
 
     def reschedule(
         self,
@@ -71,7 +71,7 @@ class SyncScheduleMethods(ABC):
     @takes(ScheduleListing)
     def list_scheduled(self, listing: ScheduleListing) -> Iterator[ScheduleView]:
         """See :meth:`bide.Client.list_scheduled`."""
-        return self._batched(self.client._list(listing))  # noqa: SLF001 (its twin's)
+        return self._batched(self.client._list(listing))  # noqa: SLF001 (of the asynchronous client)
 
     def _batched(self, views: AsyncGenerator[ScheduleView, None]) -> Iterator[ScheduleView]:
         try:
@@ -83,17 +83,17 @@ class SyncScheduleMethods(ABC):
     @takes(ScheduleConditions)
     def count_scheduled(self, conditions: ScheduleConditions) -> int:
         """See :meth:`bide.Client.count_scheduled`."""
-        return self.wait_for(self.client._count(conditions))  # noqa: SLF001 (its twin's)
+        return self.wait_for(self.client._count(conditions))  # noqa: SLF001 (of the asynchronous client)
 
     @takes(ScheduleConditions)
     def cancel_scheduled(self, conditions: ScheduleConditions) -> FilterResult:
         """See :meth:`bide.Client.cancel_scheduled`."""
-        return self.wait_for(self.client._cancel_all(conditions))  # noqa: SLF001 (its twin's)
+        return self.wait_for(self.client._cancel_all(conditions))  # noqa: SLF001 (of the asynchronous client)
 
     @takes(ScheduleMove)
     def move_scheduled(self, move: ScheduleMove) -> FilterResult:
         """See :meth:`bide.Client.move_scheduled`."""
-        return self.wait_for(self.client._move_all(move))  # noqa: SLF001 (its twin's)
+        return self.wait_for(self.client._move_all(move))  # noqa: SLF001 (of the asynchronous client)
 
 
 async def _next_batch(views: AsyncGenerator[ScheduleView, None]) -> list[ScheduleView]:

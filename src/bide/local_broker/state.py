@@ -45,7 +45,7 @@ class State:
         folder: the folder with all files of the broker.
         ephemeral: whether the folder is removed when the broker stops.
         release: for example ``"3.10.8"``.
-        ports: its loopback ports.
+        ports: its ports.
         plugins: the enabled plugins.
         commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``. Of a cluster as a whole, ``server`` is
             the process that ends with it: the epmd that its nodes share.

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from bide.durations import DelayLike, DueTimeLike
 
 
-# None is frozen: creating a frozen instance takes five times as long, and bulk publishing creates millions.
+# Not frozen, like its subclasses: a frozen instance takes five times as long, and bulk publishing creates millions.
 @dataclass(slots=True)
 class MessageFields:
     """The fields of :class:`OutgoingMessage` that a schedule has too. The subclasses document them."""

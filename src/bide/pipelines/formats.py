@@ -74,7 +74,7 @@ def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None
         InvalidInputError: the format is unknown, or the file does not exist.
     """
     kind = format or guess_format(source)
-    if kind == "table" or not reads_here or is_uri(source) or _PATTERN.search(source):
+    if kind == "table" or not reads_here or is_uri(source) or is_pattern(source):
         return
     try:
         Path(source).stat()
@@ -109,6 +109,11 @@ def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
         if not stat.S_ISDIR(found.st_mode) or not os.access(one, os.W_OK | os.X_OK):
             raise InvalidInputError(f"{option} {place} cannot be used: {one} is not a writable folder; name another")
         return
+
+
+def is_pattern(source: str) -> bool:
+    """Whether a path is a pattern of Spark, which can match several files."""
+    return _PATTERN.search(source) is not None
 
 
 def runs_here(master: str | None) -> bool:

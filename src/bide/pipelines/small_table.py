@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.formats import guess_format, is_uri
+from bide.pipelines.formats import guess_format, is_pattern, is_uri
 from bide.runtime.wording import in_bytes
 
 SMALL: Final = 100_000_000
@@ -86,7 +86,7 @@ def spark_name(kind: pa.DataType) -> str:
 def _files(source: str) -> list[Path]:
     """The files of a table: one, or those in a folder without subfolders."""
     path = Path(source)
-    if re.search(r"[*?\[{]", source) or not path.exists():
+    if is_pattern(source) or not path.exists():
         raise NeedsSparkError(f"{source} is a pattern")
     if path.is_file():
         found = [path]
@@ -115,15 +115,12 @@ def _parquet(files: list[Path]) -> pa.Table:
             table = whole.read()
         except (pa.ArrowException, OSError) as error:
             raise NeedsSparkError(f"{file} cannot be read by Arrow ({error})") from error
-        tables.append(pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names})
-                      if len(set(table.column_names)) == len(table.column_names) else _refuse_names(file))  # fmt: skip
+        if len(set(table.column_names)) < len(table.column_names):
+            raise NeedsSparkError(f"{file} has two columns of the same name")
+        tables.append(pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names}))
     if any(not one.schema.equals(tables[0].schema) for one in tables):
         raise NeedsSparkError("the files have different columns")
     return pa.concat_tables(tables)
-
-
-def _refuse_names(file: Path) -> NoReturn:
-    raise NeedsSparkError(f"{file} has two columns of the same name")
 
 
 def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes]) -> None:

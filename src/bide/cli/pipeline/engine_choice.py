@@ -1,4 +1,4 @@
-"""Choice of the engine of a command: by ``--engine``, the options of Spark, or the environment."""
+"""Choice of the engine of a command, by its options and the environment."""
 
 from __future__ import annotations
 

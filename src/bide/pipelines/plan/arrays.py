@@ -24,7 +24,7 @@ from bide.pipelines.plan.levels import PlanLevels, check_delays
 from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, passed, started
 
 Array = NDArray[Any]
-Columns = dict[str, Array]
+ArrayTable = dict[str, Array]
 """Columns of equal length by name."""
 
 _CLASS_FIGURES: Final = ("n", "n_rate", "bytes", "bytes_rate")
@@ -38,7 +38,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 class ArrayWorkload:
     """Classes of messages in memory; the fields are those of :class:`bide.pipelines.plan.workload.Workload`."""
 
-    classes: Columns
+    classes: ArrayTable
     messages: float
     undelayed: float
     bytes: float
@@ -69,7 +69,7 @@ def of_flows(flows: Sequence[Flow], *, tick: timedelta = timedelta(seconds=1)) -
     )
 
 
-def _classes(flow: Flow, tick: timedelta) -> Columns:
+def _classes(flow: Flow, tick: timedelta) -> ArrayTable:
     points = np.arange(flow.points, dtype=np.int64)
     delays = flow.shortest + points * (flow.longest - flow.shortest) // max(flow.points - 1, 1)
     delays = delays[delays > 0]
@@ -100,14 +100,14 @@ class ArrayTimeline:
         check_spans(self.every, self.tick)
         check_delays(self.workload.longest, self.layout)
 
-    def figures(self) -> tuple[Columns, Columns]:
+    def figures(self) -> tuple[ArrayTable, ArrayTable]:
         """The tables ``levels`` and ``queues``, in the order of their levels and times.
 
         The columns are those of :class:`bide.pipelines.plan.occupancy.Timeline`, with times in milliseconds since the
         Unix epoch.
         """
-        by_level: list[tuple[str, Columns]] = []
-        queues: list[tuple[str, Columns]] = []
+        by_level: list[tuple[str, ArrayTable]] = []
+        queues: list[tuple[str, ArrayTable]] = []
         for level, moves in self._moves():
             by_level.append((level, self._changes(moves)))
             queues.append((level, self._releases(moves)))
@@ -117,7 +117,7 @@ class ArrayTimeline:
         levels = [(name, self._spans(self._with_edges(one, "tick"))) for name, one in by_level]
         return _stacked(levels, _LEVEL_COLUMNS), _stacked(queues, _QUEUE_COLUMNS)
 
-    def _moves(self) -> Iterator[tuple[str, Columns]]:
+    def _moves(self) -> Iterator[tuple[str, ArrayTable]]:
         """The intervals of each level, one for each class of messages that passes it."""
         classes, tick = self.workload.classes, self.tick // _MILLISECOND
         resolution = self.layout.resolution
@@ -141,9 +141,9 @@ class ArrayTimeline:
                 },
             )
 
-    def _changes(self, moves: Columns) -> Columns:
+    def _changes(self, moves: ArrayTable) -> ArrayTable:
         """The changes in each tick of one level."""
-        changes: list[Columns] = []
+        changes: list[ArrayTable] = []
         for end, sign in (("enter", 1.0), ("leave", -1.0)):
             within = moves[f"{end}_in"]
             change = {"tick": moves[end]}
@@ -156,7 +156,7 @@ class ArrayTimeline:
         both = {name: np.concatenate([one[name] for one in changes]) for name in changes[0]}
         return _grouped(both, ("tick",), (*_MOMENTS, *_HOPS))
 
-    def _with_edges(self, changes: Columns, *keys: str) -> Columns:
+    def _with_edges(self, changes: ArrayTable, *keys: str) -> ArrayTable:
         """The changes with an empty row for the first tick of each span between the first and the last change."""
         ticks = changes["tick"]
         edges = self._edges(int(ticks.min()), int(ticks.max()))
@@ -171,12 +171,12 @@ class ArrayTimeline:
         numbers = np.arange((begin + self._origin) // span, (end + self._origin) // span + 1, dtype=np.int64)
         return np.maximum(numbers * span - self._origin, begin)
 
-    def _spans(self, changes: Columns) -> Columns:
+    def _spans(self, changes: ArrayTable) -> ArrayTable:
         """The figures of one level in each span."""
         tick = changes["tick"]
         gap = np.diff(tick, append=tick[-1] + 1) - 1
         starts, span = self._span_starts(tick)
-        found: Columns = {}
+        found: ArrayTable = {}
         for one, name in zip(MEASURES, ("held", "bytes"), strict=True):
             n, n_1, rate, rate_1, rate_2 = (
                 changes[f"{one}{part}"] for part in ("", "_1", "_rate", "_rate_1", "_rate_2")
@@ -199,7 +199,7 @@ class ArrayTimeline:
             **{name: np.maximum(one[kept], 0.0) for name, one in found.items()},
         }
 
-    def _releases(self, moves: Columns) -> Columns:
+    def _releases(self, moves: ArrayTable) -> ArrayTable:
         """The figures of the queues of one level in each span."""
         leaving = {
             "digit": moves["digit"],
@@ -219,7 +219,7 @@ class ArrayTimeline:
         columns = {name: np.concatenate([one[name] for _, one in parts]) for name in parts[0][1]}
         return {"digit": np.concatenate([np.full(len(one["at"]), digit) for digit, one in parts]), **columns}
 
-    def _releases_of(self, leaving: Columns) -> Columns:
+    def _releases_of(self, leaving: ArrayTable) -> ArrayTable:
         """The figures of one queue in each span."""
         tick, rate = leaving["tick"], leaving["rate"]
         gap = np.diff(tick, append=tick[-1] + 1) - 1 if rate.any() else np.zeros(len(tick), np.int64)
@@ -281,7 +281,7 @@ def array_report(timeline: ArrayTimeline, capacity: Capacity, *, out: str | None
     )
 
 
-def _by_level(levels: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _by_level(levels: ArrayTable) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for level in dict.fromkeys(levels["level"]):
         here = {name: one[levels["level"] == level] for name, one in levels.items()}
         peaks = {f"{name}_peak": here[f"{name}_peak"].max().item() for name in ("held", "bytes", "hops")}
@@ -289,7 +289,7 @@ def _by_level(levels: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield level, {**peaks, "held_peak_at": at, "hops": here["hops"].sum().item()}
 
 
-def _busiest(queues: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _busiest(queues: ArrayTable) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """For each level, the release peak of its busiest queue; of equal ones, the first in time with the lowest digit."""
     for level in dict.fromkeys(queues["level"]):
         here = np.flatnonzero(queues["level"] == level)
@@ -298,11 +298,11 @@ def _busiest(queues: Columns) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield level, _row(queues, most, ("peak", "digit", "peak_at"))
 
 
-def _row(columns: Columns, index: int, names: Iterable[str]) -> dict[str, Any]:
+def _row(columns: ArrayTable, index: int, names: Iterable[str]) -> dict[str, Any]:
     return {name: columns[name][index].item() for name in names}
 
 
-def _stacked(parts: Sequence[tuple[str, Columns]], names: Iterable[str]) -> Columns:
+def _stacked(parts: Sequence[tuple[str, ArrayTable]], names: Iterable[str]) -> ArrayTable:
     """The tables of levels as one, with the name of the level in the column ``level``."""
     empty = np.zeros(0, np.int64)
     levels = [np.full(len(one["at"]), level, dtype=object) for level, one in parts]
@@ -312,7 +312,7 @@ def _stacked(parts: Sequence[tuple[str, Columns]], names: Iterable[str]) -> Colu
     }
 
 
-def _grouped(columns: Mapping[str, Array], keys: Sequence[str], figures: Sequence[str]) -> Columns:
+def _grouped(columns: Mapping[str, Array], keys: Sequence[str], figures: Sequence[str]) -> ArrayTable:
     """The sums of the figures for each combination of the keys, in the order of the keys."""
     order = np.lexsort([columns[key] for key in reversed(keys)])
     ordered = {name: columns[name][order] for name in (*keys, *figures)}
@@ -337,7 +337,7 @@ def clear(out: str) -> None:
     write(_stacked([], _QUEUE_COLUMNS), Path(out, "queues"), is_finished=False)
 
 
-def write(table: Columns, folder: Path, *, is_finished: bool = True) -> None:
+def write(table: ArrayTable, folder: Path, *, is_finished: bool = True) -> None:
     """Replace a folder by a table in one Parquet file, with an empty file ``_SUCCESS`` beside it if it is finished."""
     import pyarrow as pa
     from pyarrow import parquet

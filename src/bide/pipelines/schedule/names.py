@@ -13,7 +13,7 @@ SHOWN: Final = 40
 """Characters of a message id or key that an error shows."""
 
 NAMED: Final = 3
-"""How many of them an error names."""
+"""The largest number of message ids or keys that an error names."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 

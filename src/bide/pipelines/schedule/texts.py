@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
-from bide.durations import from_microseconds, to_microseconds
+from bide.durations import to_microseconds
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.small_table import spark_name
 
@@ -48,7 +48,7 @@ def zone_of(name: str) -> tzinfo:
 
 
 def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
-    """A column of times in microseconds since the Unix epoch; None for what is not a time.
+    """A column of times in microseconds since the Unix epoch; None for other values.
 
     Raises:
         NeedsSparkError: a value may be a time for Spark.
@@ -202,8 +202,3 @@ def _timestamp_text(value: datetime, zone: tzinfo | None) -> str:
     here = value if zone is None else value.astimezone(zone)
     text = here.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     return text.rstrip("0").rstrip(".")
-
-
-def moment(micros: int | None) -> datetime | None:
-    """A time of a column; None for null."""
-    return None if micros is None else from_microseconds(micros)
