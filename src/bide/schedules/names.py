@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bide.delay.protocol import check_name
+from bide.delay.protocol import check_name, check_prefix
 from bide.errors import InvalidNameError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
@@ -47,9 +47,7 @@ class ScheduleNames:
     prefix: str = "bide"
 
     def __post_init__(self) -> None:
-        check_name("prefix", self.prefix, limit=100)
-        if self.prefix.startswith("amq."):
-            raise InvalidNameError(f"the prefix {self.prefix!r} starts with 'amq.', which RabbitMQ reserves: rename it")
+        check_prefix(self.prefix)
 
     @property
     def operations(self) -> str:
