@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import bide
+from bide.cli.app import run
 from bide.cli.pipeline.engine_choice import EngineChoice
 from bide.errors import InvalidInputError
 from bide.pipelines.engine import NeedsSparkError
@@ -124,6 +125,15 @@ def test_rates_are_planned_without_spark_and_java() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("1,000,000 messages, 200.0 MB of bodies; planned in ")
     assert done.stdout.endswith("engine: this process, because rates need no table\n")
+
+
+@pytest.mark.parametrize("out", ["s3://bucket/figures", "file:/figures"])
+def test_a_uri_for_the_figures_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
+    """A folder of this name on this machine would look like success."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--rate", "1/s", "--delay", "5m", "--out", out, "--engine", "local"]
+    assert run(["pipeline", "plan", *options]) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_options_decide_on_the_engine_before_the_input() -> None:

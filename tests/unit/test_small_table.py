@@ -25,7 +25,7 @@ from bide.spark.sink_settings import SinkSettings
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
 
-def read(path: Path, data: str | bytes, largest: int = 1_000) -> pa.Table:
+def read(path: Path, data: str | bytes, largest: int = 1_000_000) -> pa.Table:
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return read_small(str(path), format=None, options={}, largest=largest)[0]
 
@@ -62,7 +62,7 @@ def test_json_columns_are_sorted_and_have_one_type(tmp_path: Path) -> None:
         ("t.csv", b"a\n\xff", "not UTF-8"),
         ("t.csv", "\ufeffa\n1", "a byte order mark"),
         ("t.csv.gz", "a\n1", "is compressed"),
-        ("t.csv", "a\n" + "1\n" * 1_000, "2.0 kB, more than 1.0 kB"),
+        ("t.csv", "a\n" + "1\n" * 1_000_000, "2.0 MB, more than 1.0 MB"),
         ("t.json", '{"a": 1}{"a": 2}', "not one JSON object"),
         ("t.json", '{"a": NaN}', "not one JSON object"),
         ("t.json", '{"a": 1, "a": 2}', "not one JSON object"),
@@ -72,6 +72,12 @@ def test_json_columns_are_sorted_and_have_one_type(tmp_path: Path) -> None:
         ("t.json", '{"a": 9223372036854775808}', "'a' has nested values, large numbers"),
         ("t.json", '{"a": 1e999}', "'a' has nested values, large numbers"),
         ("t.json", '{"a": "\\ud800"}', "'a' has half of a surrogate pair"),
+        ("t.json", '{"\\ud800": 1}', "have a column '.ud800'"),
+        ("t.json", '{"a": 1, "": 2}', "have a column ''"),
+        ("t.json", '{"a": 1}\n\u00a0\n', "not one JSON object"),
+        ("t.json", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "not one JSON object"),
+        ("t.json", '{"_corrupt_record": 1}', "a column '_corrupt_record', which Spark fills itself"),
+        ("t.csv", "a,_corrupt_record\n1,2", "a column '_corrupt_record', which Spark fills itself"),
         ("t.orc", "", "the input is ORC"),
         ("t.parquet", "no", "cannot be read by Arrow"),
     ],
@@ -109,10 +115,48 @@ def test_an_interval_of_spark_is_left_to_spark(tmp_path: Path) -> None:
         read_small(str(tmp_path / "t.parquet"), format=None, options={})
 
 
+def test_text_of_another_kind_is_left_to_spark(tmp_path: Path) -> None:
+    """Other programs write enumerations, which Arrow reads as bytes; Arrow itself cannot write them."""
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"a": ["x"]}), path, store_schema=False)
+    text, enumeration = bytes.fromhex("25004c1c000000"), bytes.fromhex("25084c4c000000")
+    assert path.read_bytes().count(text) == 1
+    path.write_bytes(path.read_bytes().replace(text, enumeration))
+    assert parquet.read_table(path).schema.field("a").type == pa.binary()
+    with pytest.raises(NeedsSparkError, match=r"'a' .* is ENUM"):
+        read_small(str(path), format=None, options={})
+
+
+def test_times_out_of_range_are_left_to_spark(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"a": pa.array([1 << 62]).cast(pa.timestamp("ms"))}), path)
+    with pytest.raises(NeedsSparkError, match="cannot be read by Arrow"):
+        read_small(str(path), format=None, options={})
+
+
+def test_a_parquet_file_that_is_large_in_memory_is_left_to_spark(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"a": pa.nulls(200_000, pa.int64())}), path)
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(NeedsSparkError, match="too large in memory, with 200,000 rows"):
+        read_small(str(path), format=None, options={}, largest=1_000_000)
+    assert read_small(str(path), format=None, options={}, largest=None)[0].num_rows == 200_000
+
+
+def test_the_folder_of_a_stream_is_left_to_spark(tmp_path: Path) -> None:
+    """Its list of files leaves out those of attempts that failed."""
+    (tmp_path / "_spark_metadata").mkdir()
+    (tmp_path / "a.csv").write_text("a\n1")
+    with pytest.raises(NeedsSparkError, match="was written by a stream of Spark"):
+        read_small(str(tmp_path), format="csv", options={})
+
+
 def test_a_folder_is_read_without_hidden_files(tmp_path: Path) -> None:
     folder = tmp_path / "t.csv"
     folder.mkdir()
-    for name, data in (("b", "a\n2"), ("a", "a\n1"), ("_SUCCESS", "x"), (".crc", "x")):
+    for name, data in (
+        ("b", "a\n2"), ("_k=1", "a\n1"), ("_SUCCESS", "x"), (".crc", "x"), ("c._COPYING_", "x")
+    ):  # fmt: skip
         (folder / name).write_text(data)
     found, size = read_small(str(folder), format=None, options={})
     assert found.column("a").to_pylist() == ["1", "2"]
@@ -135,6 +179,7 @@ def made(column: pa.Array, zone: str = "UTC", **columns: str) -> Messages:
         (pa.array([1e22]), {"delay_column": "wait"}, "'a' has 1e.22, whose text depends on the release of Java"),
         (pa.array([1]), {"at_column": "a"}, "'a' is bigint, which is not a time"),
         (pa.array([1.5]), {"delay_column": "a"}, "'a' is double"),
+        (pa.array([1 << 62]).cast(pa.timestamp("us")), {"at_column": "a"}, "'a' has times outside the years"),
         (pa.array([1]), {"delay_column": "wait", "body_column": "a"}, "'a' is bigint"),
         (pa.array([b"x"]), {"delay_column": "wait", "id_column": "a"}, "'a' is binary"),
     ],
@@ -144,6 +189,17 @@ def test_values_that_only_spark_can_convert_are_left_to_spark(
 ) -> None:
     with pytest.raises(NeedsSparkError, match=reason):
         made(column, **columns)
+
+
+@pytest.mark.parametrize("columns", [{}, {"header_columns": ("a",)}])
+@pytest.mark.parametrize("year", [1, 1900, 9999])
+def test_a_time_whose_offset_is_uncertain_is_left_to_spark(year: int, columns: dict[str, tuple[str]]) -> None:
+    """In 1900, the offset of Amsterdam had seconds, which Python writes and Java does not."""
+    column = pa.array([datetime(year, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    with pytest.raises(NeedsSparkError, match="'a' has times before 1972 or in 9999 in another zone than UTC"):
+        made(column, "Europe/Amsterdam", delay_column="wait", **columns)  # type: ignore[arg-type]
+    found = made(column, delay_column="wait").columns["value"].to_pylist()
+    assert found == [f'{{"a":"{year:04}-01-01T00:00:00.000Z"}}']
 
 
 def test_a_time_zone_that_python_may_not_know_is_left_to_spark() -> None:

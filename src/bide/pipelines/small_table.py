@@ -37,6 +37,13 @@ _SPARK_MARKS: Final = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.le
 _SPARK_TYPES: Final = re.compile(
     r"string|byte|short|integer|long|boolean|double|timestamp|timestamp_ntz|date|binary|decimal\(\d+,\d+\)"
 )
+_LOGICAL_TYPES: Final = ("NONE", "STRING", "INT", "DECIMAL", "DATE", "TIMESTAMP")
+_CORRUPT: Final = "_corrupt_record"
+"""The column in which Spark puts lines of CSV and JSON that it cannot read."""
+
+_CELL_BYTES: Final = 10
+"""Bytes for a cell of Parquet, of which a repeated one takes almost none in the file."""
+
 _WHOLE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
@@ -68,7 +75,11 @@ def read_small(
     shown = f"{source} has {in_bytes(size)}"
     if largest is not None and size > largest:
         raise NeedsSparkError(f"{shown}, more than {in_bytes(largest)}")
+    if kind == "parquet" and largest is not None:
+        _refuse_large(files, largest)
     table = {"parquet": _parquet, "csv": _csv, "json": _json}[kind](files)
+    if kind != "parquet" and _CORRUPT in table.column_names:
+        raise NeedsSparkError(f"{source} has a column {_CORRUPT!r}, which Spark fills itself")
     names = [name.lower() for name in table.column_names]
     if len(set(names)) < len(names):
         raise NeedsSparkError(f"{source} has columns whose names differ only in case")
@@ -91,8 +102,11 @@ def _files(source: str) -> list[Path]:
     if path.is_file():
         found = [path]
     else:
+        inside = sorted(path.iterdir())
+        if any(one.name == "_spark_metadata" for one in inside):
+            raise NeedsSparkError(f"{source} was written by a stream of Spark, which lists the files that count")
         # Spark ignores hidden files.
-        found = sorted(one for one in path.iterdir() if not one.name.startswith(("_", ".")))
+        found = [one for one in inside if not _is_hidden(one.name)]
     if not found:
         raise NeedsSparkError(f"{source} is an empty folder")
     for one in found:
@@ -101,6 +115,23 @@ def _files(source: str) -> list[Path]:
         if one.suffix.lower() in (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz"):
             raise NeedsSparkError(f"{one} is compressed")
     return found
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+
+
+def _refuse_large(files: list[Path], largest: int) -> None:
+    """Refuse Parquet that is much larger in memory than its files."""
+    for file in files:
+        try:
+            found = parquet.read_metadata(file)
+        except (pa.ArrowException, OSError):
+            return  # Reported when the file is read.
+        size = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
+        largest -= max(size, found.num_rows * found.num_columns * _CELL_BYTES)
+        if largest < 0:
+            raise NeedsSparkError(f"{file} is too large in memory, with {found.num_rows:,} rows")
 
 
 def _parquet(files: list[Path]) -> pa.Table:
@@ -112,12 +143,14 @@ def _parquet(files: list[Path]) -> pa.Table:
             if any(one in marks for one in _SPARK_MARKS):
                 raise NeedsSparkError(f"{file} has dates of an old calendar")
             _refuse_spark_types(file, marks)
+            _refuse_logical_types(file, whole.schema)
             table = whole.read()
+            if len(set(table.column_names)) < len(table.column_names):
+                raise NeedsSparkError(f"{file} has two columns of the same name")
+            table = pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names})
         except (pa.ArrowException, OSError) as error:
             raise NeedsSparkError(f"{file} cannot be read by Arrow ({error})") from error
-        if len(set(table.column_names)) < len(table.column_names):
-            raise NeedsSparkError(f"{file} has two columns of the same name")
-        tables.append(pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names}))
+        tables.append(table)
     if any(not one.schema.equals(tables[0].schema) for one in tables):
         raise NeedsSparkError("the files have different columns")
     return pa.concat_tables(tables)
@@ -132,6 +165,14 @@ def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes]) -> None:
         if not isinstance(kind, str) or not _SPARK_TYPES.fullmatch(kind) or one["metadata"]:
             shown = kind if isinstance(kind, str) else kind["type"]
             raise NeedsSparkError(f"the column {one['name']!r} of {file} is {shown}")
+
+
+def _refuse_logical_types(file: Path, schema: parquet.ParquetSchema) -> None:
+    """Refuse types such as ENUM, which is text for Spark and bytes for Arrow."""
+    for number in range(len(schema)):
+        column = schema.column(number)
+        if (kind := column.logical_type.type) not in _LOGICAL_TYPES:
+            raise NeedsSparkError(f"the column {column.path!r} of {file} is {kind}")
 
 
 def _normal(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -216,16 +257,20 @@ def _json(files: list[Path]) -> pa.Table:
     names = sorted({name for row in rows for name in row}, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
     if not names:
         raise NeedsSparkError("the JSON lines have no columns")
+    for name in names:
+        if not name or not name.isprintable():
+            # Spark leaves out the first; half of a surrogate pair is not UTF-8.
+            raise NeedsSparkError(f"the JSON lines have a column {name!r}")
     return pa.table({name: _json_column(name, [row.get(name) for row in rows]) for name in names})
 
 
 def _objects(file: Path) -> Iterable[dict[str, Any]]:
     for line in _lines(file):
-        if not line.strip():
+        if not line.strip(" \t"):
             continue
         try:
             found = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise NeedsSparkError(f"{file} has a line that is not one JSON object, or not plain JSON") from error
         if not isinstance(found, dict):
             raise NeedsSparkError(f"{file} has a line that is not a JSON object")

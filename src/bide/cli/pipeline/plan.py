@@ -17,7 +17,7 @@ from bide.cli.pipeline.plan_view import plan_lines
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
-from bide.pipelines.formats import FORMATS, refuse_missing, refuse_unwritable
+from bide.pipelines.formats import FORMATS, is_uri, refuse_missing, refuse_unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,7 +131,7 @@ def plan(
     places = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, places.values()):
         refuse_unwritable("--out", place, is_here=reads_here)
-    engine = _engine_for(given, choice)
+    engine = _engine_for(given, choice, out, reads_here=reads_here)
     workload: Workload | ArrayWorkload
     if engine.is_spark:
         refuse_without_spark(engine)
@@ -171,14 +171,19 @@ class _Given:
     grain: timedelta = timedelta(0)
 
 
-def _engine_for(given: _Given, choice: EngineChoice) -> Engine:
+def _engine_for(given: _Given, choice: EngineChoice, out: str | None, *, reads_here: bool) -> Engine:
     from bide.pipelines.engine import Engine, NeedsSparkError
 
-    if (forced := choice.forced()) is not None and (forced.is_spark or given.flows is not None):
+    forced = choice.forced()
+    if forced is not None and forced.is_spark:
         return forced
     if given.flows is None:
         return choice.refuse(NeedsSparkError("the workload is a table"))
-    return Engine(False, "rates need no table")
+    if out is not None and is_uri(out):
+        return choice.refuse(NeedsSparkError(f"--out {out} is a URI"))
+    if forced is None and out is not None and not reads_here:
+        return choice.refuse(NeedsSparkError("the configuration of Hadoop or Spark may place paths on a cluster"))
+    return forced or Engine(False, "rates need no table")
 
 
 def _plan_here(

@@ -27,6 +27,9 @@ _DIGIT: Final = re.compile(r"\d")
 _FIRST_YEAR: Final = 1972
 """Before this year, Python and Java may disagree on the offset of a zone."""
 
+_LAST_YEAR: Final = 9999
+"""In this year, a time may have no representation in another zone."""
+
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -59,7 +62,7 @@ def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
     if kind == pa.string():
         found = [None if one is None else _time_in(name, one, zone) for one in column.to_pylist()]
     elif kind == pa.timestamp("us"):
-        found = [None if one is None else _in_zone(name, one, zone) for one in column.to_pylist()]
+        found = [None if one is None else _in_zone(name, one, zone) for one in _values(name, column)]
     elif kind == pa.date32():
         found = [
             None if one is None else _in_zone(name, datetime(one.year, one.month, one.day), zone)  # noqa: DTZ001
@@ -86,11 +89,13 @@ def _time_in(name: str, text: str, zone: tzinfo) -> datetime | None:
     day, clock, fraction, offset = match.groups()
     plain = f"{day}T{clock or '00:00:00'}.{(fraction or '').ljust(6, '0')}"
     try:
+        if clock is not None and clock.startswith("24"):
+            return None  # Python 3.14 accepts it.
         if offset is not None:
             return datetime.fromisoformat(f"{plain}{offset}")
         return _in_zone(name, datetime.fromisoformat(plain), zone)
     except ValueError:
-        # The 30th of February, or 24 o'clock.
+        # The 30th of February.
         return None
 
 
@@ -98,6 +103,12 @@ def _in_zone(name: str, time: datetime, zone: tzinfo) -> datetime:
     if zone is not UTC and time.year < _FIRST_YEAR:
         raise NeedsSparkError(f"the column {name!r} has times before {_FIRST_YEAR} in another zone than UTC")
     return time.replace(tzinfo=zone)
+
+
+def _to_zone(name: str, time: datetime, zone: tzinfo) -> datetime:
+    if zone is not UTC and not _FIRST_YEAR <= time.year < _LAST_YEAR:
+        raise NeedsSparkError(f"the column {name!r} has times before {_FIRST_YEAR} or in 9999 in another zone than UTC")
+    return time.astimezone(zone)
 
 
 def cast_texts(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str | None]:
@@ -120,7 +131,7 @@ def cast_texts(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str | N
         _values(name, column)
         write = date.isoformat
     elif pa.types.is_timestamp(kind):
-        write = partial(_timestamp_text, zone=zone if kind.tz else None)
+        write = partial(_timestamp_text, name, zone=zone if kind.tz else None)
     else:
         raise NeedsSparkError(f"the column {name!r} is {spark_name(kind)}")
     return [None if one is None else write(one) for one in _values(name, column)]
@@ -155,7 +166,7 @@ def _json_values(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str]:
     elif kind == pa.date32():
         write = _quoted_date
     elif pa.types.is_timestamp(kind):
-        write = partial(_json_timestamp, zone=zone if kind.tz else None)
+        write = partial(_json_timestamp, name, zone=zone if kind.tz else None)
     else:
         raise NeedsSparkError(f"the column {name!r} is {spark_name(kind)}")
     return ["null" if one is None else write(one) for one in _values(name, column)]
@@ -190,15 +201,15 @@ def _float(name: str, value: float) -> str:
     raise NeedsSparkError(f"the column {name!r} has {value!r}, whose text depends on the release of Java")
 
 
-def _json_timestamp(value: datetime, zone: tzinfo | None) -> str:
+def _json_timestamp(name: str, value: datetime, zone: tzinfo | None) -> str:
     """A time in milliseconds, in the zone of the session; without a zone, as it is."""
     if zone is None:
         return f'"{value.isoformat(timespec="milliseconds")}"'
-    text = value.astimezone(zone).isoformat(timespec="milliseconds")
+    text = _to_zone(name, value, zone).isoformat(timespec="milliseconds")
     return f'"{text[:-6]}Z"' if text.endswith("+00:00") else f'"{text}"'
 
 
-def _timestamp_text(value: datetime, zone: tzinfo | None) -> str:
-    here = value if zone is None else value.astimezone(zone)
+def _timestamp_text(name: str, value: datetime, zone: tzinfo | None) -> str:
+    here = value if zone is None else _to_zone(name, value, zone)
     text = here.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
     return text.rstrip("0").rstrip(".")
