@@ -116,7 +116,7 @@ async def test_an_untrusted_client_certificate_is_an_error(
     stranger = trustme.CA().issue_cert("dispatcher", common_name="dispatcher")
     stranger.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
     stranger.private_key_pem.write_to_path(str(tmp_path / "client.key"))
-    with pytest.raises(TlsError, match=r"does not accept the client certificate .*certfile="):
+    with pytest.raises(TlsError, match=r"does not accept the client certificate .*certfile and keyfile in"):
         await bide.connect(dedicated.url(tls=identity))
 
 
