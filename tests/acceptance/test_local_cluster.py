@@ -116,6 +116,10 @@ def test_commands_stop_kill_pause_and_start_nodes(commands: Commands, installed:
         flush_declarations(cluster.node(1))
 
         commands.ok("node", "kill", "1")
+        # A single broker in the folder of a node would give its data another name, outside the cluster.
+        assert "has a node of a cluster: start it with 'bide broker node start'" in Commands(
+            commands.folder / "n1"
+        ).fails("start", *installed)
         commands.ok("node", "pause", "2")
         assert [one["status"] for one in commands.status()["nodes"]] == ["stopped", "paused", "running"]
         assert "node 1 does not run: start it with 'bide broker node start 1" in commands.fails("node", "kill", "1")
@@ -137,12 +141,25 @@ def test_commands_stop_kill_pause_and_start_nodes(commands: Commands, installed:
 
     commands.ok("stop")
     assert [marked(folder) for folder in (commands.folder, *(one.folder for one in cluster.nodes))] == [[]] * 4
+    assert "is stopped: start it with 'bide broker start'" in commands.fails("node", "start", "1")
     # Without --nodes, it starts what the folder has.
     commands.ok("start", *installed)
     assert [one["status"] for one in commands.status()["nodes"]] == ["running"] * 3
     with bide.connect_sync(commands.status()["url"], timeout=timedelta(seconds=TIMEOUT)) as client:
         received = [client.get("q"), client.get("q")]
     assert [one.body for one in received if one] == [b"kept", b"kept too"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_failed_start_of_an_ephemeral_cluster_leaves_only_logs(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    folder = tmp_path / "broker"
+    with pytest.raises(LocalBrokerError, match="nonsense") as failed:
+        LocalCluster.start(
+            folder, nodes=2, ephemeral=True, extra_config="nonsense = 1", home=rabbitmq.home, chroot=rabbitmq.chroot
+        )
+    assert str(folder) in str(failed.value)  # it names the log
+    assert {path.parent.name for path in folder.rglob("*") if path.is_file()} == {"log"}
 
 
 @pytest.mark.long

@@ -322,7 +322,7 @@ def test_values_that_json_cannot_express_are_refused(value: Any, message: str) -
         ({"to": "q", "routing_key": "k"}, InvalidInputError, "the routing key 'k' goes with exchange="),
         ({"to": ""}, InvalidNameError, "the queue name is empty: name the queue"),
         ({"to": 5}, InvalidNameError, "the queue 5 is not text"),
-        ({"exchange": ""}, InvalidNameError, "name the queue with to= instead of the default exchange"),
+        ({"exchange": ""}, InvalidNameError, "name the queue with to=... instead of the default exchange"),
         ({"exchange": b"x"}, InvalidNameError, "the exchange b'x' is not text"),
         ({"exchange": "x", "routing_key": None}, InvalidNameError, "the routing key None is not text"),
         ({"to": "q" * 256}, InvalidNameError, "takes 256 bytes, the limit is 255: use a shorter one"),

@@ -40,7 +40,7 @@ def warn_about_exposure(url: BrokerUrl, socket: SocketAddresses) -> None:
     if url.tls and not url.verify:
         _warn_once(
             f"the certificate of the broker at {address} is not checked (verify=false), so another server can pose as "
-            "it and read the password and all messages: give the authority with cafile=... in the URL instead"
+            "it and read the password and all messages: give the authority with cafile in the URL instead"
         )
     elif not url.tls and not url.external and _is_remote(peer, own):
         _warn_once(

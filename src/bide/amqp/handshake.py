@@ -42,7 +42,7 @@ def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | No
         raise AuthenticationError(
             f"the broker offers {visible(offered).replace(' ', ', ') or 'no mechanism'} to log in, not {mechanism}: "
             + (
-                "give a client certificate with certfile=... and keyfile=... in the URL, and enable the plugin "
+                "give a client certificate with certfile and keyfile in the URL, and enable the plugin "
                 "rabbitmq_auth_mechanism_ssl on the broker"
                 if url.external
                 else "use auth=external with a client certificate, or add PLAIN to the broker's auth_mechanisms"
@@ -114,8 +114,7 @@ def tls_reason(error: ssl.SSLError) -> str:
     """The reason text for a failed TLS handshake, with a fix."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return (
-            f"the certificate is not trusted ({error.verify_message}): give the right authority with "
-            "cafile=... in the URL"
+            f"the certificate is not trusted ({error.verify_message}): give the right authority with cafile in the URL"
         )
     if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return "the port does not speak TLS: use amqp://, or the broker's TLS port"
@@ -127,6 +126,6 @@ def tls_reason(error: ssl.SSLError) -> str:
 def refused_certificate(reason: str) -> str:
     """The reason text for a client certificate that the broker rejected, with a fix."""
     return (
-        f"the broker does not accept the client certificate ({reason}): give one that it trusts with certfile=... and "
+        f"the broker does not accept the client certificate ({reason}): give one that it trusts with certfile and "
         "keyfile=... in the URL"
     )

@@ -139,7 +139,7 @@ def handshake_error(
     if code == ACCESS_REFUSED and external:
         return AuthenticationError(
             f"the broker at {address} has no user with the name in the client certificate, or got no certificate: give "
-            "certfile=... and keyfile=... in the URL, create the user, and enable logins by certificate",
+            "certfile and keyfile in the URL, create the user, and enable logins by certificate",
             reply_code=code,
         )
     if code == ACCESS_REFUSED:

@@ -74,7 +74,7 @@ def apply(
     with working("declaring"):
         result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
     for warning in result["warnings"]:
-        echo(f"bide: warning: {warning}", err=True)
+        echo(f"bide: warning: {with_options(warning)}", err=True)
     if as_json:
         print_json(result)
         return
@@ -170,7 +170,7 @@ def _print_report(report: VerifyReport) -> None:
     echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _STATUS_MARKS[finding.status]
-        echo(f"{finding.check:<24}{finding.text}", mark=mark, colour=colour, hang=24)
+        echo(f"{finding.check:<24}{with_options(finding.text)}", mark=mark, colour=colour, hang=24)
 
 
 @delay.command()

@@ -121,7 +121,12 @@ class LocalCluster:
                 found._end(before, seconds=seconds)
             (folder / "log").mkdir(exist_ok=True)
             starting = ClusterStart(folder, settings, places, ephemeral=ephemeral, seconds=seconds)
-            owner_fds = starting.run(joined=joined)
+            try:
+                owner_fds = starting.run(joined=joined)
+            except BaseException:
+                if ephemeral:
+                    remove_folder(folder, keep="log")
+                raise
             if outlive:
                 for owner_fd in owner_fds:
                     let_outlive(owner_fd)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from bide.errors import LocalBrokerError
-from bide.local_broker.configuration import PLUGINS, STREAM_PLUGIN, USER, Ports, amqp_url
+from bide.local_broker.configuration import PLUGINS, SINGLE_NODE, STREAM_PLUGIN, USER, Ports, amqp_url
 from bide.local_broker.launch import crash, halt, is_running, kill, launch, pause, resume
 from bide.local_broker.management import Management
 from bide.local_broker.processes import is_paused, marked
@@ -105,6 +105,11 @@ class LocalBroker:
                 raise LocalBrokerError(
                     f"the folder {folder} has a cluster of {state.nodes} nodes: give the folder of a single broker, or "
                     "start it as a cluster"
+                )
+            if state is not None and state.node != SINGLE_NODE:
+                raise LocalBrokerError(
+                    f"the folder {folder} has a node of a cluster: start it with 'bide broker node start', or give "
+                    "another folder"
                 )
             if state is not None and is_running(state):
                 return cls(folder)
@@ -254,11 +259,14 @@ class LocalBroker:
         """Start the broker again after :meth:`kill`, or stop and start it, with the same data and ports.
 
         Raises:
-            LocalBrokerError: the broker did not start, or another program listens on one of its ports.
+            LocalBrokerError: the broker did not start, or another program listens on one of its ports; or it is a node
+                of a cluster that is stopped as a whole.
         """
         seconds = timeout.total_seconds()
         with locked(self._folder, seconds=seconds):
             state = self._state()
+            if state.node != SINGLE_NODE:
+                _check_cluster(self._folder.parent)
             halt(state, seconds=seconds)
             self._close_owner_fd()
             if taken := state.taken_ports():
@@ -343,6 +351,13 @@ class LocalBroker:
 
     def __repr__(self) -> str:
         return f"LocalBroker({str(self._folder)!r})"
+
+
+def _check_cluster(folder: Path) -> None:
+    """Check that the epmd or the network that the nodes share is running."""
+    state = State.load(folder)
+    if state is None or not is_running(state):
+        raise LocalBrokerError(f"the cluster in {folder} is stopped: start it with 'bide broker start'")
 
 
 def _launch_on_free_ports(

@@ -229,12 +229,14 @@ def choose_folder(folder: Path | None, *, ephemeral: bool) -> Path:
 
 
 def remove_folder(folder: Path, *, keep: str | None = None) -> None:
-    """Remove a broker's folder, or everything in it except one entry."""
+    """Remove a broker's folder, or everything in it except one entry, also in the folders of a cluster's nodes."""
     if keep is None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     for entry in folder.iterdir():
-        if entry.is_dir() and entry.name != keep:
+        if (entry / keep).is_dir():
+            remove_folder(entry, keep=keep)
+        elif entry.is_dir() and entry.name != keep:
             shutil.rmtree(entry, ignore_errors=True)
         elif not entry.is_dir():
             entry.unlink(missing_ok=True)

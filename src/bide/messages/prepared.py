@@ -277,7 +277,7 @@ def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bo
         return QueueTarget(to, isolated)
     assert exchange is not None
     if not exchange:
-        raise InvalidNameError("the exchange name is empty: name the queue with to= instead of the default exchange")
+        raise InvalidNameError("the exchange name is empty: name the queue with to=... instead of the default exchange")
     check_name("exchange", exchange)
     check_name("routing key", routing_key, empty=True)
     return ExchangeTarget(exchange, routing_key)
