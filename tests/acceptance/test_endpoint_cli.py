@@ -162,7 +162,7 @@ def test_an_endpoint_of_clock_is_created_too(vhost: Vhost, program: Program) -> 
 def test_invalid_names_and_other_types_are_refused(vhost: Vhost, program: Program) -> None:
     layout = ("--layout", "nservicebus")
     for option in ("--subscribe", "--publish"):
-        assert "bide.NServiceBus" in program.fails(2, "endpoint", "create", "Sales", option, "Shop.OrderBilled")
+        assert "nservicebus" in program.fails(2, "endpoint", "create", "Sales", option, "Shop.OrderBilled")
     assert "given twice" in program.fails(2, "endpoint", "create", "q", "--error-queue", "q", *layout)
     assert "*" in program.fails(2, "endpoint", "create", "Sales.*", *layout)
     with bide.connect_sync(vhost.url) as client:

@@ -111,7 +111,7 @@ def test_overdue_rows_are_sent_dropped_or_rejected_and_counted(
     assert "40 rows were finished by an earlier run" in again
     other = "send" if past == "drop" else "drop"
     assert schedule(*where, "--past", other, *rejects) == 2
-    assert f"was begun with --past {past}: repeat that option to continue" in capsys.readouterr().err
+    assert f"was begun with {past!r} for --past: repeat that to continue" in capsys.readouterr().err
 
 
 def test_rows_that_became_due_do_not_stop_a_continued_run(

@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 import bide
 from bide.errors import BulkPublishError
-from bide.spark import sink
+from bide.spark import sending
 from bide.spark.options import Options
 from bide.spark.rows import Rows
 from bide.spark.sending import SinkPlace, send
@@ -233,8 +233,8 @@ def test_a_task_publishes_in_chunks_of_rows_or_bytes(
     clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
 ) -> None:
     """It settles then, and so fails before it has published the rest."""
-    monkeypatch.setattr(sink, "CHUNK", rows)
-    monkeypatch.setattr(sink, "CHUNK_BYTES", size)
+    monkeypatch.setattr(sending, "CHUNK", rows)
+    monkeypatch.setattr(sending, "CHUNK_BYTES", size)
     settings = SinkSettings.read(Options({"url": clock_url, "idPrefix": "p"}), {})
     columns = ("value", "queue")
     batches = [

@@ -16,14 +16,8 @@ SOURCE = Path(bide.__file__).parent
 OF_COMMANDS = {"cli", "demo"}
 """Packages whose errors only commands raise."""
 
-EXCEPTIONS = {
-    "patterns/catalogue.py",
-    "pipelines/engine.py",
-    "pipelines/schedule/targets.py",
-    "pipelines/schedule/texts.py",
-    "pipelines/small_table.py",
-}
-"""The catalogue and the engines of ``bide pipeline`` read options of the command line."""
+EXCEPTIONS = {"patterns/catalogue.py"}
+"""The catalogue reads options of the command line."""
 
 COMMAND = re.compile(r"'[^']*'|\"[^\"]*\"|\brabbitmq\S* .*")
 OPTION = re.compile(r"(?:^|\s|\()(--[a-z][a-z-]*)")

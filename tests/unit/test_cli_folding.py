@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from hypothesis import given
@@ -62,9 +63,9 @@ def test_a_table_keeps_cells_on_one_line_before_headings() -> None:
 def test_no_line_is_wider_than_the_terminal(
     columns: int, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
     assert run(command.split()) == 0
     whole = set(re.findall(r"[\w:~-]+", capsys.readouterr().out))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))
     assert run(command.split()) == 0
     shown = capsys.readouterr().out

@@ -70,6 +70,6 @@ def test_a_recurrence_of_an_unknown_zone_holds_up_no_other_schedule(caplog: pyte
         assert keys(planner.claim([unknown, waiting("b")], 9)) == ["b"]
         assert planner.claim([unknown], 9) is None
     (record,) = caplog.records
-    assert "'a' stays" in record.getMessage()
+    assert "'a' is not claimed" in record.getMessage()
     assert "Mars/Base" in record.getMessage()
     assert planner.passed_over == 2

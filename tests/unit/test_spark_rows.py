@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -133,7 +134,7 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
     if "message_id" in batch.schema.names and batch.column("message_id")[0].as_py() == "":
         raise InvalidInputError("an empty id")
     for message in messages_of(rows, batch, run="r"):
-        for name in {*OutgoingMessage.__slots__} & {*dir(message)}:
+        for name in {one.name for one in fields(OutgoingMessage)} & {*dir(message)}:
             value = getattr(message, name)
             if isinstance(value, InvalidInputError):
                 raise value

@@ -61,10 +61,8 @@ def echo(
 
 
 def terminal_width() -> int | None:
-    """The width of the terminal, or the one that ``COLUMNS`` gives; None for files and pipes without it."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
-        return max(_NARROWEST, shutil.get_terminal_size().columns)
-    return None
+    """The width of the terminal; None for files and pipes."""
+    return max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
 
 
 def with_options(text: str) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bide.errors import InvalidInputError
 
+class NeedsSparkError(NotImplementedError):
+    """Only Spark can run this. The text is the reason, such as ``the column 'price' is decimal(10,2)``.
 
-class NeedsSparkError(InvalidInputError):
-    """Only Spark can run this. The text is the reason, such as ``the column 'price' is decimal(10,2)``."""
+    Commands start Spark then, or report the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True)
