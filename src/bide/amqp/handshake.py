@@ -127,5 +127,5 @@ def refused_certificate(reason: str) -> str:
     """The reason text for a client certificate that the broker rejected, with a fix."""
     return (
         f"the broker does not accept the client certificate ({reason}): give one that it trusts with certfile and "
-        "keyfile=... in the URL"
+        "keyfile in the URL"
     )
