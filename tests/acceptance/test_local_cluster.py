@@ -84,7 +84,7 @@ def test_a_node_of_a_single_broker_is_refused(broker: LocalBroker) -> None:
             "node", command, "1"
         )
     assert broker.running
-    assert "has 1 nodes, and not 3: give another folder" in single.fails("start", "--nodes", "3")
+    assert "has 1 node, not 3: give another folder" in single.fails("start", "--nodes", "3")
     assert "give --nodes too" in single.fails("start", "--namespaces", code=2)
 
 

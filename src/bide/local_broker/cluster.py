@@ -25,6 +25,7 @@ from bide.local_broker.local import LocalBroker
 from bide.local_broker.management import Management
 from bide.local_broker.settings import START_TIMEOUT, STOP_TIMEOUT, make_settings
 from bide.local_broker.state import State, choose_folder, create_folder, find_folder, locked, remove_folder
+from bide.runtime.wording import quantity
 
 MAX_NODES: Final = 9
 
@@ -109,7 +110,8 @@ class LocalCluster:
             if before is not None:
                 if before.nodes != nodes:
                     raise LocalBrokerError(
-                        f"the broker in {folder} has {before.nodes or 1} nodes, and not {nodes}: give another folder"
+                        f"the broker in {folder} has {quantity(before.nodes or 1, 'node')}, not {nodes}: "
+                        "give another folder"
                     )
                 if bool(before.cleanup) != namespaces:
                     raise LocalBrokerError(
