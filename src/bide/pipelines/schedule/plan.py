@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -10,7 +11,7 @@ from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.allowed_targets import AllowedTargets
-from bide.errors import InvalidInputError, TargetNotFoundError
+from bide.errors import InvalidColumnError, InvalidInputError, TargetNotFoundError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.ledger import digest_of
@@ -79,6 +80,31 @@ class SchedulePlan:
         infrastructure = self.settings.infrastructure
         named = {"plan": self.digest(), "layout": infrastructure.name, "settings": _settings_of(infrastructure)}
         return digest_of({**named, "allow": sorted(self.allow)})
+
+    @property
+    def text_columns(self) -> tuple[str | None, ...]:
+        """The columns of text; None for those that the plan does not have."""
+        return (self.id_column, self.key_column, self.to_column, *self.header_columns)
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Check that a table has the columns of the plan.
+
+        Raises:
+            InvalidInputError: the plan names columns that exclude each other.
+            InvalidColumnError: the table lacks a column.
+        """
+        if self.body_column is not None and self.body_columns:
+            raise InvalidInputError(
+                "a column that is the body and columns of a JSON body were both given: give only one"
+            )
+        if self.headers_column is not None and self.header_columns:
+            raise InvalidInputError(
+                "a column of all headers and columns of single headers were both given: give only one"
+            )
+        named = (self.time_column, self.body_column, self.headers_column, *self.body_columns, *self.text_columns)
+        for name in named:
+            if name is not None and name not in columns:
+                raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(columns)}")
 
     @property
     def time_column(self) -> str:

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from bide.delay.protocol import MAX_NAME_BYTES
-from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.errors import InvalidColumnError, InvalidRowError
 from bide.pipelines.schedule.names import NAMED, SHOWN, describe, invalid_names
 from bide.pipelines.schedule.targets import MAX_TARGETS, TargetCount
 from bide.spark.sink_columns import COLUMNS
@@ -145,15 +145,7 @@ def _body(rows: DataFrame, plan: SchedulePlan) -> Column:
 
 
 def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
-    if plan.body_column is not None and plan.body_columns:
-        raise InvalidInputError("a column that is the body and columns of a JSON body were both given: give only one")
-    if plan.headers_column is not None and plan.header_columns:
-        raise InvalidInputError("a column of all headers and columns of single headers were both given: give only one")
-    texts = (plan.id_column, plan.key_column, plan.to_column, *plan.header_columns)
-    named = (plan.time_column, plan.body_column, plan.headers_column, *plan.body_columns, *texts)
-    for name in named:
-        if name is not None and name not in rows.columns:
-            raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(rows.columns)}")
+    plan.check_columns(rows.columns)
     kind = rows.schema[plan.time_column].dataType
     if plan.at_column is not None and not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
         raise InvalidColumnError(
@@ -179,7 +171,7 @@ def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
                 f"the column {plan.headers_column!r} is {kind.simpleString()}, but headers are a map, a struct or a "
                 "JSON object as text: convert it"
             )
-    for name in texts:
+    for name in plan.text_columns:
         if name is not None and isinstance(rows.schema[name].dataType, BinaryType):
             raise InvalidColumnError(
                 f"the column {name!r} is binary, which is not text: convert it to text, for example with base64() or "

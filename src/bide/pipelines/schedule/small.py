@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from bide.durations import from_microseconds, parse_delay, to_microseconds
-from bide.errors import InvalidColumnError, InvalidInputError
+from bide.errors import InvalidInputError
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.hashes import checksum_of, parts_of
@@ -82,7 +82,7 @@ def messages(table: pa.Table, plan: SchedulePlan, zone: tzinfo) -> Messages:
         NeedsSparkError: only Spark can convert a value.
     """
     _refuse_unknown(plan)
-    _check_columns(table, plan)
+    plan.check_columns(table.column_names)
     columns: dict[str, pa.Array] = {}
     values = _bodies(table, plan, zone)
     columns["value"] = pa.array(values, _body_type(table, plan))
@@ -205,15 +205,6 @@ def _refuse_unknown(plan: SchedulePlan) -> None:
     for one in fields(plan):
         if one.name not in _KNOWN and getattr(plan, one.name):
             raise NeedsSparkError(f"the plan has a {one.name.replace('_', ' ')}")
-
-
-def _check_columns(table: pa.Table, plan: SchedulePlan) -> None:
-    if plan.body_column is not None and plan.body_columns:
-        raise InvalidInputError("a column that is the body and columns of a JSON body were both given: give only one")
-    texts = (plan.id_column, plan.key_column, *plan.header_columns)
-    for name in (plan.time_column, plan.body_column, *plan.body_columns, *texts):
-        if name is not None and name not in table.column_names:
-            raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(table.column_names)}")
 
 
 def _body_type(table: pa.Table, plan: SchedulePlan) -> pa.DataType:
