@@ -13,7 +13,7 @@ from bide.cli import errors_view as view
 from bide.cli.errors_operation import OperationOptions, open_error_queue, operation_options, run_operation
 from bide.cli.output import echo, print_json, print_json_line, with_options, working
 from bide.cli.running import run_async
-from bide.cli.selecting import pairs, queue_option, selection_options
+from bide.cli.selecting import pairs_of, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def edit(
                 return await error_queue.edit(
                     id,
                     body=content,
-                    headers=pairs(headers),
+                    headers=pairs_of("--header", headers),
                     without=frozenset(without),
                     to=to,
                     allow=allow or None,

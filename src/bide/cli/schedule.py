@@ -13,7 +13,7 @@ from bide.cli import schedule_view as view
 from bide.cli.output import echo, print_json, print_json_line, working
 from bide.cli.running import confirm, run_async
 from bide.cli.schedule_transfer import transfer
-from bide.cli.selecting import pairs
+from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
 from bide.runtime.wording import quantity
 
@@ -142,7 +142,8 @@ def add(
     if sum(given[name] is not None for name in ("delay", "deliver_at", "every")) != 1:
         raise click.UsageError("the schedule needs one time: --in DELAY, --at TIME or --every RULE")
     content = file.read() if file is not None else (body or "").encode("utf-8", errors="surrogateescape")
-    outgoing = {**given, "body": content, "headers": pairs(headers), "type": kind, "routing_key": routing_key or ""}
+    texts = pairs_of("--header", headers)
+    outgoing = {**given, "body": content, "headers": texts, "type": kind, "routing_key": routing_key or ""}
     check_schedule(OutgoingSchedule(**outgoing), sending_time())  # report invalid values before connecting
 
     async def work() -> int:

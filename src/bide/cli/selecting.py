@@ -1,4 +1,4 @@
-"""Options to choose failed messages."""
+"""Options to choose failed messages, and values of the form NAME=VALUE."""
 
 from __future__ import annotations
 
@@ -83,23 +83,23 @@ def _with_selection(command: _Decorated) -> _Decorated:
             reason=reason,
             older_than=None if older_than is None else parse_delay(older_than),
             newer_than=None if newer_than is None else parse_delay(newer_than),
-            headers=pairs(headers),
+            headers=pairs_of("--header", headers),
         )
         return command(*args, selection=selection, **kwargs)
 
     return wrapper  # type: ignore[return-value]  # fewer parameters
 
 
-def pairs(values: tuple[str, ...]) -> dict[str, str]:
-    """``NAME=VALUE`` options as a mapping.
+def pairs_of(option: str, pairs: tuple[str, ...], *, form: str = "NAME=VALUE") -> dict[str, str]:
+    """The values of an option of this form as a mapping.
 
     Raises:
-        click.UsageError: an option has no ``=``.
+        click.UsageError: a value does not have this form.
     """
     found = {}
-    for one in values:
-        name, equals, value = one.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"--header {one!r} is not NAME=VALUE")
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.UsageError(f"{option} {pair!r} is not of the form {form}")
         found[name] = value
     return found

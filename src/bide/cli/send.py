@@ -14,6 +14,7 @@ import click
 
 from bide.cli.output import echo, print_json_line, progress_bar, working
 from bide.cli.running import run_async
+from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import BideError
 
@@ -96,7 +97,7 @@ def send(
         "routing_key": routing_key or "",
         "delay": delay,
         "deliver_at": deliver_at,
-        "headers": _headers(headers),
+        "headers": pairs_of("--header", headers),
         "message_id": message_id,
         "type": kind,
         "content_type": content_type,
@@ -124,16 +125,6 @@ def _body(body: str | None, file: BinaryIO | None) -> bytes:
             echo("type the body, and end it with Ctrl-D on an empty line:", err=True)
         file = sys.stdin.buffer
     return file.read()
-
-
-def _headers(pairs: tuple[str, ...]) -> dict[str, str]:
-    headers = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"--header {pair!r} is not of the form NAME=VALUE")
-        headers[name] = value
-    return headers
 
 
 async def _send(

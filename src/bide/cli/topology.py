@@ -14,6 +14,7 @@ import click
 from bide.cli.definitions import read_definitions
 from bide.cli.output import echo, print_json, working
 from bide.cli.running import confirm, run_async
+from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, broker_options, json_option, management_options, pass_settings
 from bide.errors import InvalidInputError
 from bide.runtime.wording import quantity
@@ -303,12 +304,7 @@ def explain(
 def _message_headers(headers: tuple[str, ...], cc: tuple[str, ...], bcc: tuple[str, ...]) -> dict[str, Any]:
     from bide.patterns.options import header_value
 
-    made: dict[str, Any] = {}
-    for text in headers:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"--header {text!r} is not of the form NAME=VALUE")
-        made[name] = header_value(value)
+    made: dict[str, Any] = {name: header_value(text) for name, text in pairs_of("--header", headers).items()}
     for name, keys in (("CC", cc), ("BCC", bcc)):
         if keys:
             made[name] = list(keys)

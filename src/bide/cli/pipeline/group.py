@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, pairs_of, refuse_without_arrow, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_without_arrow, refuse_without_spark
 from bide.cli.pipeline.schedule_rows import OnSpark, ScheduleRows, SourceTable, engine_for
 from bide.cli.pipeline.view import engine_facts, progress, span_for, summary, summary_lines, survey_lines
+from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
 from bide.errors import InvalidRowError
 from bide.pipelines.formats import FORMATS, guess_format, is_uri, refuse_missing, refuse_unwritable
@@ -114,7 +115,7 @@ def schedule(
     refuse_without_arrow()
     plan = _schedule_plan(settings, **rest)
     plan.check_messages()
-    options = pairs_of("--read-option", read_options)
+    options = pairs_of("--read-option", read_options, form="KEY=VALUE")
     refuse_missing(source, format, reads_here=reads_here)
     if ledger is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from bide.cli.pipeline.engine_choice import WANTED, EngineChoice, Wanted
+from bide.cli.selecting import pairs_of
 from bide.errors import InvalidInputError
 from bide.pipelines.engine import Engine
 from bide.runtime.logs import logger
@@ -43,8 +45,7 @@ def engine_options(command: _Decorated) -> _Decorated:
 
     @wraps(command)
     def wrapper(*args: Any, engine: Wanted, choice: EngineChoice, **kwargs: Any) -> Any:
-        wanted = EngineChoice(wanted=engine, master=choice.master, configuration=choice.configuration)
-        return command(*args, choice=wanted, **kwargs)
+        return command(*args, choice=replace(choice, wanted=engine), **kwargs)
 
     option = click.option("--engine", type=click.Choice(WANTED), default="auto", show_default=True,
                           help="Run in this process, or with Spark.")  # fmt: skip
@@ -84,7 +85,7 @@ def refuse_without_spark(engine: Engine | None = None) -> None:
 def _session_options(command: Callable[..., Any], *, with_choice: bool = False) -> Any:
     @wraps(command)
     def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
-        configuration = pairs_of("--spark-conf", spark_conf)
+        configuration = pairs_of("--spark-conf", spark_conf, form="KEY=VALUE")
 
         def open_session(name: str, *, quiet: bool) -> Any:
             from bide.pipelines.session import session
@@ -118,18 +119,3 @@ def _session_options(command: Callable[..., Any], *, with_choice: bool = False) 
     ):
         wrapped = option(wrapped)
     return wrapped
-
-
-def pairs_of(option: str, pairs: tuple[str, ...]) -> Mapping[str, str]:
-    """Parse the values of an option of the form ``KEY=VALUE``.
-
-    Raises:
-        UsageError: a value does not have this form.
-    """
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.UsageError(f"{option} {pair!r} is not of the form KEY=VALUE")
-        found[name] = value
-    return found

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, pairs_of, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_without_spark
 from bide.cli.pipeline.plan_view import plan_lines
 from bide.cli.pipeline.view import engine_facts, progress
+from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings, verbose_option
 from bide.errors import InvalidInputError
 from bide.pipelines.formats import FORMATS, is_uri, refuse_missing, refuse_unwritable
@@ -287,7 +288,7 @@ def _given(
 
     step = duration_of("--grain", grain)
     check_grain(step)
-    options = pairs_of("--read-option", read_options)
+    options = pairs_of("--read-option", read_options, form="KEY=VALUE")
     flows = _flows(source=source, size=size, **rest)
     if flows is not None:
         for layout in layouts:
