@@ -102,7 +102,7 @@ class StreamFilters:
             return OffsetRange(stream=one.stream, start=one.end, end=one.end)
         start, end = max(one.start, self.offsets.lowest), min(one.end, self.offsets.highest + 1)
         if self.times.lowest > _LOWEST and start < end:
-            start = max(start, logs.since(one.stream, self.times.lowest // 1000))
+            start = max(start, logs.since(one.stream, -(-self.times.lowest // 1000)))
         if self.times.highest < _HIGHEST and start < end:
             end = min(end, logs.since(one.stream, self.times.highest // 1000 + 1))
         return OffsetRange(stream=one.stream, start=start, end=max(start, end))

@@ -106,7 +106,8 @@ class ReadOptions:
             _refuse(start, "latest", "startingOffsets", "the batch would be empty")
         _refuse(end, "earliest", "endingOffsets", "the batch would be empty")
         streams = _names(given.text("stream"))
-        for name, positions in (("startingOffsets", start), ("endingOffsets", end)):
+        for which, positions in (("starting", start), ("ending", end)):
+            name = _positions_option(given, which)
             if isinstance(positions, Mapping) and streams and set(positions) != set(streams):
                 raise InvalidOptionError(
                     f"the option {name} gives positions of {', '.join(sorted(positions)) or 'no stream'}, "
@@ -249,6 +250,11 @@ def _position(value: object, option: str) -> Position:
         f"the option {option} is {value!r}: give earliest, latest, a time such as 2026-11-21T06:00:00Z, or JSON "
         'with one of these or an offset for each stream, such as {"orders": 23}'
     )
+
+
+def _positions_option(given: Options, which: str) -> str:
+    by_times = f"{which}OffsetsByTimestamp"
+    return by_times if by_times in given else f"{which}Offsets"
 
 
 def _refuse(positions: Positions, word: NamedPosition, option: str, reason: str) -> None:
