@@ -1,4 +1,4 @@
-"""Messages of a stream, through a table, in a queue: as RabbitMQ itself delivers them from the stream."""
+"""Round trip of messages: from a stream through a table into a queue."""
 
 from __future__ import annotations
 

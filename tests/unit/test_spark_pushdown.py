@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -87,11 +88,11 @@ def test_every_message_that_a_time_selects_is_in_the_range() -> None:
         moment = at(10) + timedelta(microseconds=microseconds)
         stored = [(offset, at(offset)) for offset in range(20)]
         for kind, holds in (
-            (GreaterThan, lambda one, bound: one > bound),
-            (GreaterThanOrEqual, lambda one, bound: one >= bound),
-            (LessThan, lambda one, bound: one < bound),
-            (LessThanOrEqual, lambda one, bound: one <= bound),
-            (EqualTo, lambda one, bound: one == bound),
+            (GreaterThan, operator.gt),
+            (GreaterThanOrEqual, operator.ge),
+            (LessThan, operator.lt),
+            (LessThanOrEqual, operator.le),
+            (EqualTo, operator.eq),
         ):
             found = narrowed(kind(TIME, moment)) or (0, 0)
             selected = [offset for offset, time in stored if holds(time, moment)]

@@ -263,7 +263,7 @@ def test_headers_that_bide_has_set_are_refused_dropped_or_kept(name: str) -> Non
     kind = pa.map_(pa.string(), pa.string()) if name == "headers" else pa.string()
     value: Any = [("bide-sent", "5"), ("a", "b")] if name == "headers" else '{"bide-sent":5,"a":"b"}'
     batch = pa.record_batch([pa.array(["x"]), pa.array([value], kind)], ["value", name])
-    found = {}
+    found: dict[str, Any] = {}
     for choice in BIDE_HEADERS:
         rows = Rows(("value", name), {"to": "q"}, CLOCK, bide_headers=choice)
         if problems := rows.problems(batch, NOW):

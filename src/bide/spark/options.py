@@ -48,6 +48,11 @@ class Options:
                 f"known are {', '.join(sorted(known))}"
             )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no option was given."""
+        return not self._given
+
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._given
 

@@ -1,4 +1,4 @@
-"""Filter pushdown of batch reads: filters on offset, timestamp and stream as ranges of offsets.
+"""Filter pushdown of batch reads: filters on offset, timestamp and stream as ranges.
 
 Needs PySpark 4.1. Spark still applies each filter to the rows, so a range may have more rows than the filters select.
 """

@@ -90,6 +90,12 @@ class ReadOptions:
             InvalidOptionError: an option is unknown, has an invalid value, or contradicts another one.
             InvalidUrlError: the URL is invalid, or ``BIDE_STREAM_PORT`` is not a port.
         """
+        if given.is_empty:
+            raise InvalidOptionError(
+                "there are no options: give stream, superStream or queue. Spark does not pass on the options of CREATE "
+                "TABLE ... USING rabbitmq: use CREATE TEMPORARY VIEW ... USING rabbitmq OPTIONS (...), or a DataFrame "
+                "and its createOrReplaceTempView"
+            )
         given.refuse_unknown(_STREAM_OPTIONS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
             raise InvalidOptionError(
