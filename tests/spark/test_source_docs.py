@@ -39,6 +39,7 @@ def test_the_examples_read_messages(
     for example in examples:
         here = (
             example.replace("amqp://user:password@broker/vhost", vhost.url)
+            .replace('.format("rabbitmq")', f'.format("rabbitmq").option("url", "{vhost.url}")')
             .replace('.option("stream"', f'.option("streamPort", {stream_port(vhost.broker)}).option("stream"')
             .replace("/data/", f"{tmp_path}/")
         )
@@ -48,9 +49,7 @@ def test_the_examples_read_messages(
     assert [one.body for one in drain(vhost.url, "restored", 2)] == [b"hello"] * 2
 
 
-def test_a_view_reads_a_stream_and_a_table_names_it(
-    spark: SparkSession, vhost: Vhost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_view_reads_a_stream_and_a_table_names_it(spark: SparkSession, vhost: Vhost) -> None:
     with closing(pika.BlockingConnection(pika.URLParameters(vhost.idle_url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -61,7 +60,6 @@ def test_a_view_reads_a_stream_and_a_table_names_it(
     spark.sql(example.replace("OPTIONS (", place))
     assert [(bytes(row.value), row.offset) for row in spark.table("orders").collect()] == [(b"hello", 0)]
     spark.catalog.dropTempView("orders")
-    monkeypatch.setenv("BIDE_URL", vhost.url)
     spark.sql("CREATE TABLE stored_orders (value binary) USING rabbitmq OPTIONS (stream 'orders')")
     try:
         with pytest.raises(PySparkException, match=r"use CREATE TEMPORARY VIEW .* or a DataFrame and its"):

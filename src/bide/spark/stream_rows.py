@@ -129,6 +129,7 @@ class RowReader:
         self._times = bool(wanted & {"due", "scheduled"})
         self._type = "type" in wanted
         self._app_id = "app_id" in wanted
+        self._only_body = not (self._annotated or self._properties or self._times)
         self._annotations_cache = BoundedCache[bytes, Annotations]()
         self._delivery_cache = BoundedCache[bytes, DeliveryFields]()
 
@@ -139,6 +140,8 @@ class RowReader:
             UndecodableMessageError: the bytes are not a message of AMQP 1.0, or a section has the wrong type.
         """
         message = sections(data)
+        if self._only_body:
+            return Row(message.body if message.body is not None else _body(message))
         annotations, delivery, due, sent = _NO_ANNOTATIONS, _NO_DELIVERY_FIELDS, None, None
         kind = old_app_id = headers = headers_json = None
         if self._annotated and message.annotations:

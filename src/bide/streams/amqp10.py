@@ -134,12 +134,10 @@ def sections(data: bytes) -> Sections:
                 values.append(data[start:at])
     except (IndexError, struct.error):
         raise UndecodableMessageError("it ends too early") from None
-    if parts:
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return Sections(annotations, properties, application, body, tuple(values), header)
-    if not values:
+    if not parts and not values:
         raise UndecodableMessageError("it has no body")
-    return Sections(annotations, properties, application, None, tuple(values), header)
+    body = b"".join(parts) if parts else None
+    return Sections(annotations, properties, application, body, tuple(values), header)
 
 
 def _end_of_value(data: bytes, at: int) -> int:
@@ -192,8 +190,6 @@ def escaped(raw: bytes) -> str:
 def first_properties(properties: bytes, count: int) -> list[Any]:
     """The first *count* values of an encoded list of properties; None for each that is not set.
 
-    Text that is not UTF-8 is escaped. This is faster than decoding the whole list.
-
     Raises:
         UndecodableMessageError: the properties are not a list, or end too early.
     """
@@ -228,8 +224,7 @@ def first_properties(properties: bytes, count: int) -> list[Any]:
             raise IndexError
     except (IndexError, struct.error):
         raise UndecodableMessageError("its properties end too early") from None
-    found += [None] * (count - len(found))
-    return found
+    return found + [None] * (count - len(found))
 
 
 def lookup(application: bytes, *names: bytes) -> list[Any]:
