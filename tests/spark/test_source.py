@@ -16,6 +16,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from bide.spark.offsets import document
+from bide.spark.source import LIMITS
 from bide.streams.log import Address
 from tests import stream_publisher
 from tests.spark.streams import Streams
@@ -54,7 +55,7 @@ def test_a_table_ends_at_the_end_of_the_stream_at_first_use(streams: Streams) ->
     assert values(streams.batch(stream="s")) == ["a", "b"]
 
 
-def test_every_column_is_read(streams: Streams) -> None:
+def test_every_column_is_read(streams: Streams, release: tuple[int, ...]) -> None:
     streams.declare("s")
     streams.channel.exchange_declare("shop", "topic")
     streams.channel.queue_bind("s", "shop", "#")
@@ -101,6 +102,14 @@ def test_every_column_is_read(streams: Streams) -> None:
             "raw": "/w==",
         },
         "type": "Shop.OrderCreated",
+        "content_encoding": None,
+        "reply_to": None,
+        "app_id": None,
+        "user_id": None,
+        "priority": None,
+        "expiration": None,
+        "persistent": None if release < (4,) else False,
+        "creation_time": None,
     }
     stored = first.timestamp.astimezone(UTC)
     assert before <= stored <= datetime.now(UTC)
@@ -415,3 +424,45 @@ def until(condition: Callable[[], Any], seconds: float = TIMEOUT) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
+
+
+def test_filters_read_only_what_they_select(streams: Streams) -> None:
+    """A message that cannot be decoded fails each read that reaches it."""
+    address = Address.of(streams.vhost.url, stream_port(streams.vhost.broker))
+    streams.declare_super("super", 0, 1)
+    streams.fill("super-0", range(3))
+    bad = [stream_publisher.message(b"\0Sw")]
+    assert stream_publisher.publish(address, "super-0", bad) == bad
+    assert stream_publisher.publish(address, "super-1", bad) == bad
+    stored = datetime.fromtimestamp(moment() / 1000, UTC)
+    streams.fill("super-0", range(4, 7))
+    setting = "spark.sql.python.filterPushdown.enabled"
+    streams.spark.conf.set(setting, "true")
+    try:
+        late = streams.batch(superStream="super").where(f"stream = 'super-0' and timestamp > '{stored.isoformat()}'")
+        assert sorted(row.offset for row in late.select("offset").collect()) == [4, 5, 6]
+        early = streams.batch(superStream="super", columns="offset, stream").where("stream = 'super-0' and offset < 3")
+        assert sorted(early.collect()) == [(0, "super-0"), (1, "super-0"), (2, "super-0")]
+        assert streams.batch(superStream="super").where("offset > 6").collect() == []
+    finally:
+        streams.spark.conf.unset(setting)
+    with pytest.raises(Exception, match="cannot be decoded"):
+        streams.batch(superStream="super").where("stream = 'super-0' and offset < 3").collect()
+
+
+@pytest.mark.skipif(not LIMITS, reason="PySpark before 4.2 has no limits")
+def test_limits_in_bytes_and_a_least_number_do_not_hold_up_available_now(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("s")
+    streams.fill("s", ["x" * 1_000] * 6)
+    query = streams.run(
+        tmp_path / "c", tmp_path / "f", stream="s", startingOffsets="earliest", maxBytesPerTrigger=3_500
+    )
+    counts = [one.numInputRows for one in query.recentProgress if one.numInputRows]
+    assert sum(counts) == 6
+    assert counts[0] < 4
+    progress = json.loads(query.recentProgress[0].sources[0].latestOffset)
+    assert progress["streams"] == {"s": 6}
+    assert progress["behind"] == {"s": 6 - counts[0]}
+    streams.fill("s", ["more"])
+    more = streams.run(tmp_path / "c", tmp_path / "f", stream="s", minOffsetsPerTrigger=1_000)
+    assert sum(one.numInputRows for one in more.recentProgress) == 1

@@ -19,11 +19,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bide.errors import UndecodableMessageError
 from bide.spark import batches
-from bide.spark.batches import Batches, decompress, text_of
+from bide.spark.batches import Batches, decompress
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
-from bide.streams.amqp10 import Symbol, identity, lookup
+from bide.spark.stream_rows import text_of
+from bide.spark.typed_headers import headers_from_json
+from bide.streams.amqp10 import Symbol, first_properties, lookup
 from bide.streams.chunk import HEADER, Chunk
-from tests.unit.test_amqp10 import FROM_3_10, FROM_4_3, encode, section
+from tests.unit.test_amqp10 import FROM_3_10, FROM_4_3, HEADERS, encode, section
 from tests.unit.test_stream_chunk import batch, entry
 from tests.unit.test_stream_chunk import chunk as chunk_of
 
@@ -63,6 +65,14 @@ def test_a_message_stored_by_rabbitmq_becomes_a_row(stored: bytes) -> None:
         "due": datetime.fromtimestamp(1700000000.123, UTC),
         "scheduled": None,
         "type": "T",
+        "content_encoding": None,
+        "reply_to": "r",
+        "app_id": "a",
+        "user_id": "bide",
+        "priority": 3,
+        "expiration": 60000,
+        "persistent": True,
+        "creation_time": datetime.fromtimestamp(1700000000, UTC),
     }
     # Wherever the release keeps them.
     assert headers["x-foo"] == "bar"
@@ -72,8 +82,40 @@ def test_a_message_stored_by_rabbitmq_becomes_a_row(stored: bytes) -> None:
     assert headers["n"] is None
     assert headers["d"] == "2026-01-01T00:00:00Z"
     assert "x-exchange" not in headers
-    assert "x-basic-type" not in headers
+    assert not [name for name in headers if name.startswith("x-basic-")]
     assert "x-routing-key" not in headers
+
+
+@pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
+@pytest.mark.parametrize("name", [*table_schema(STREAM_COLUMNS, include_headers=True, headers_as_json=True).names])
+def test_a_column_read_alone_has_the_value_that_it_has_beside_others(stored: bytes, name: str) -> None:
+    schema = arrow_schema(table_schema(STREAM_COLUMNS, include_headers=True, headers_as_json=True), STREAM_COLUMNS)
+    found = []
+    for one in (schema, pa.schema([schema.field(name)])):
+        made = Batches(one, "s", raw=False)
+        assert list(made.add(chunk([stored]), 0, 1)) == []
+        found.append(made.take().column(name).to_pylist())
+    assert found[0] == found[1]
+    assert found[0] != [None] or name in ("scheduled", "content_encoding")
+
+
+@pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
+def test_headers_as_json_keep_their_types(stored: bytes) -> None:
+    made = Batches(pa.schema([("headers_json", pa.string())]), "s", raw=False)
+    assert list(made.add(chunk([stored]), 0, 1)) == []
+    (text,) = made.take().column("headers_json").to_pylist()
+    found = headers_from_json(text)
+    found.pop("x-cc", None)
+    assert found == {**HEADERS, "x-foo": "bar"}
+
+
+def test_impossible_priorities_and_expirations_are_null() -> None:
+    header = section(0x70, encode([True, 2**40, -5]))
+    (row,) = read(header + section(0x75, encode(b"")))
+    assert (row["priority"], row["expiration"], row["persistent"]) == (None, None, True)
+    annotations = {"x-basic-priority": -1, "x-basic-expiration": "soon", "x-basic-delivery-mode": 1}
+    (row,) = read(section(0x72, encode(annotations)) + section(0x75, encode(b"")))
+    assert (row["priority"], row["expiration"], row["persistent"]) == (None, None, False)
 
 
 @pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
@@ -198,16 +240,17 @@ properties = st.lists(st.none() | st.text(max_size=20) | st.binary(max_size=5) |
 
 
 @given(properties)
-def test_identity_equals_that_of_the_decoded_list(values: list[Any]) -> None:
+def test_the_first_properties_are_those_of_the_decoded_list(values: list[Any]) -> None:
     padded = [*values, *[None] * 13]
-    assert identity(encode(values)) == (padded[0], padded[5], padded[6])
+    for count in (7, 11):
+        assert first_properties(encode(values), count) == padded[:count]
 
 
 def test_a_truncated_property_list_is_undecodable() -> None:
-    assert identity(b"\x45") == (None, None, None)
+    assert first_properties(b"\x45", 7) == [None] * 7
     for data in (b"\xc0\x05\x01\xa1\x03a", b"\xc0\x02\x02\x40", b"\xd0\0\0"):
         with pytest.raises(UndecodableMessageError, match="end too early"):
-            identity(data)
+            first_properties(data, 7)
 
 
 def short(text: str) -> bytes:
@@ -319,7 +362,7 @@ def test_large_annotations_are_not_cached() -> None:
     for number in range(50):
         annotations = section(0x72, encode({"x-a": f"{number}" + "a" * 2_000}))
         list(made.add(chunk([annotations + message()]), 0, 1))
-    assert len(made._annotations_cache) == 0
+    assert len(made._reader._annotations_cache) == 0
 
 
 @given(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from bide.durations import to_milliseconds
 from bide.errors import InvalidOptionError, InvalidUrlError
+from bide.spark.admission import TriggerLimits
 from bide.spark.options import Options
 from bide.spark.read_options import QueueOptions, ReadOptions
 
@@ -21,7 +22,8 @@ def test_a_batch_reads_everything_and_a_query_starts_at_the_end() -> None:
     batch, query = read(stream="s"), read(stream="s", streaming=True)
     assert (batch.start, batch.end, query.start) == ("earliest", "latest", "latest")
     assert batch.streams == ("s",)
-    assert (batch.super_stream, batch.port, batch.max_offsets, batch.min_partitions) == (None, None, None, None)
+    assert (batch.super_stream, batch.port, batch.min_partitions) == (None, None, None)
+    assert not batch.limits.is_set
     assert batch.fail_on_data_loss
     assert not batch.raw
 
@@ -58,6 +60,46 @@ def test_exactly_one_source_is_required(given: dict[str, Any]) -> None:
 )
 def test_starting_offsets_are_parsed(text: str, expected: object) -> None:
     assert read(stream="s", startingOffsets=text).start == expected
+
+
+def test_times_of_single_streams_are_parsed() -> None:
+    six = datetime(2026, 11, 21, 6, tzinfo=UTC)
+    text = f'{{"a": "2026-11-21T06:00:00Z", "b": {to_milliseconds(six)}}}'
+    assert read(stream="a,b", startingOffsetsByTimestamp=text).start == {"a": six, "b": six}
+    assert read(stream="a,b", endingOffsetsByTimestamp=text).end == {"a": six, "b": six}
+
+
+@pytest.mark.parametrize("text", ["5", "[]", "noon", '{"a": "noon", "b": 1}', '{"a": 1, "a": 2}', '{"a": 1}'])
+def test_invalid_times_of_single_streams_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="the option startingOffsetsByTimestamp"):
+        read(stream="a,b", startingOffsetsByTimestamp=text)
+
+
+def test_limits_of_micro_batches_are_parsed() -> None:
+    found = read(
+        stream="s",
+        streaming=True,
+        maxOffsetsPerTrigger="100",
+        minOffsetsPerTrigger="10",
+        maxBytesPerTrigger="1000",
+        maxTriggerDelay="5m",
+    ).limits
+    assert found == TriggerLimits(max_offsets=100, min_offsets=10, max_bytes=1000, max_delay=timedelta(minutes=5))
+    assert read(stream="s", streaming=True, minOffsetsPerTrigger=1).limits.max_delay == timedelta(minutes=15)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"minOffsetsPerTrigger": 10, "maxOffsetsPerTrigger": 9}, "10, more than maxOffsetsPerTrigger, 9"),
+        ({"maxTriggerDelay": "5m"}, "maxTriggerDelay goes with minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": 1, "maxTriggerDelay": "soon"}, "the option maxTriggerDelay"),
+        ({"maxBytesPerTrigger": "1m"}, "the option maxBytesPerTrigger is '1m'"),
+    ],
+)
+def test_invalid_limits_of_micro_batches_are_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidOptionError, match=reason):
+        read(stream="s", streaming=True, **given)
 
 
 def test_ending_offsets_and_timestamps_are_parsed() -> None:

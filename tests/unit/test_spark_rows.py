@@ -20,6 +20,7 @@ from bide.messages.outgoing import OutgoingMessage
 from bide.schedules.encoding import encode
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
+from bide.spark.header_values import BIDE_HEADERS
 from bide.spark.rows import REQUEST, Rows
 from tests.examples import examples
 
@@ -52,6 +53,16 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
         pa.map_(pa.string(), pa.string()),
         mostly(None, {}, {"a": "v"}, {"x-death": ""}, bad=({"CC": ""}, {"bide-x": ""}, {"x" * 256: ""})),
     ),
+    "headers_json": (
+        pa.string(),
+        mostly(
+            None,
+            "",
+            '{"a":1,"x":{"$bytes":"/w=="},"t":{"$time":"2026-01-01T00:00:00Z"},"n":null}',
+            bad=("[]", '{"bide-x":1}', '{"a":{"$time":"noon"}}', '{"a":{"$number":"nan"}}', '{"CC":["k"]}', "{"),
+        ),
+    ),
+    "creation_time": (pa.timestamp("us", tz="UTC"), mostly(None, NOW, bad=(NOW - timedelta(days=99 * 365),))),
     "correlation_id": (pa.string(), TEXT),
     "type": (pa.string(), TEXT),
     "priority": (pa.int32(), mostly(None, 0, 255, bad=(256, -1))),
@@ -94,6 +105,8 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array:
 @st.composite
 def batches(draw: st.DrawFn) -> pa.RecordBatch:
     names = draw(st.sets(st.sampled_from([*COLUMNS][1:])))
+    if "headers_json" in names:
+        names.discard("headers")
     chosen = {name: COLUMNS[name] for name in ("value", *sorted(names))}
     if "headers" in chosen:
         chosen["headers"] = draw(st.sampled_from([COLUMNS["headers"], PAIRS, TIMES]))
@@ -243,6 +256,26 @@ def test_a_body_can_be_any_bytes() -> None:
     rows = Rows(("value",), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
     assert [one.body for one in rows.messages(batch, [0], run="r")] == [NO_TEXT]
+
+
+@pytest.mark.parametrize("name", ["headers", "headers_json"])
+def test_headers_that_bide_has_set_are_refused_dropped_or_kept(name: str) -> None:
+    kind = pa.map_(pa.string(), pa.string()) if name == "headers" else pa.string()
+    value: Any = [("bide-sent", "5"), ("a", "b")] if name == "headers" else '{"bide-sent":5,"a":"b"}'
+    batch = pa.record_batch([pa.array(["x"]), pa.array([value], kind)], ["value", name])
+    found: dict[str, Any] = {}
+    for choice in BIDE_HEADERS:
+        rows = Rows(("value", name), {"to": "q"}, CLOCK, bide_headers=choice)
+        if problems := rows.problems(batch, NOW):
+            found[choice] = problems[0]
+            continue
+        (message,) = rows.messages(batch, [0], run="r")
+        assert isinstance(message, OutgoingMessage)
+        prepared = MessageChecker().check(message)
+        found[choice] = prepared.wire_values(None, NOW)["headers"]
+    assert found["fail"].endswith("reserved for bide: rename it, or set the option bideHeaders to drop or keep")
+    assert found["drop"] == {"a": "b", "bide-sent": NOW.timestamp() * 1000}
+    assert found["keep"] == {"bide-sent": "5" if name == "headers" else 5, "a": "b"}
 
 
 def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:

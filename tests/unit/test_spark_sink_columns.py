@@ -30,6 +30,7 @@ TYPES: dict[str, DataType] = {
     "headers": MapType(TEXT, TEXT),
     "priority": IntegerType(),
     "persistent": BooleanType(),
+    "creation_time": TimestampType(),
     "expiration": DayTimeIntervalType(),
 }
 VALUES = {
@@ -50,12 +51,16 @@ def sent(schema: StructType, options: dict[str, str]) -> tuple[str, ...]:
     return columns_to_send(schema, SinkSettings.read(Options(options), {}).constants)
 
 
+ONE_HEADERS = tuple(name for name in COLUMNS if name != "headers_json")
+"""All columns but the second one for headers."""
+
+
 def every_column(*, but: str | None = None) -> StructType:
-    return schema_of(*(name for name in COLUMNS if name != but))
+    return schema_of(*(name for name in ONE_HEADERS if name != but))
 
 
 def test_all_columns_are_sent_in_the_order_of_the_table() -> None:
-    assert sent(every_column(), {}) == tuple(COLUMNS)
+    assert sent(every_column(), {}) == ONE_HEADERS
     assert sent(schema_of("Delay", "QUEUE", "value"), {}) == ("delay", "queue", "value")
 
 
@@ -80,7 +85,7 @@ def test_an_option_replaces_only_the_column_of_its_name(name: str) -> None:
     ids=lambda one: str(one) if isinstance(one, dict) else str(sorted(one)),  # a set has another order each time
 )
 def test_a_target_option_replaces_the_target_columns(options: dict[str, str], replaced: set[str]) -> None:
-    assert sent(every_column(), options) == tuple(name for name in COLUMNS if name not in replaced)
+    assert sent(every_column(), options) == tuple(name for name in ONE_HEADERS if name not in replaced)
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -88,6 +93,17 @@ def test_a_column_of_the_wrong_type_is_refused_with_the_right_type(name: str) ->
     schema = StructType([*every_column(but=name).fields, StructField(name, ArrayType(TEXT))])
     with pytest.raises(InvalidColumnError, match=rf"^the column '{name}' is array<string>: it has to be \w"):
         sent(schema, {})
+
+
+def test_two_columns_of_headers_are_refused() -> None:
+    with pytest.raises(InvalidColumnError, match="'headers' and 'headers_json' both hold the headers: drop one"):
+        sent(schema_of("value", "headers", "headers_json"), {"queue": "q"})
+
+
+@pytest.mark.parametrize("name", ["offset", "due", "failed_at"])
+def test_a_column_of_the_source_alone_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(InvalidColumnError, match="says where a message was read, or when it was due"):
+        sent(schema_of("value", name), {"queue": "q"})
 
 
 def test_columns_that_differ_only_in_case_are_refused() -> None:

@@ -138,6 +138,11 @@ class Tally:
         self.confirm(report.confirmed)
         self.fail(report.failures)
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether any message was not confirmed."""
+        return bool(self._failures)
+
     def confirm(self, number: int) -> None:
         """Count confirmed messages."""
         self._counts["confirmed"] += number

@@ -9,7 +9,7 @@ from typing import Any, Final
 from bide.delay.protocol import MAX_NAME_BYTES, check_name
 from bide.durations import DelayLike, parse_delay, parse_due_time
 from bide.errors import InvalidInputError
-from bide.messages.outgoing import OutgoingMessage
+from bide.messages.outgoing import MessageCopy, OutgoingMessage
 from bide.messages.prepared import (
     MessageTemplate,
     PreparedMessage,
@@ -91,8 +91,9 @@ def _from_template(outgoing: OutgoingMessage, template: MessageTemplate) -> Prep
     elif outgoing.deliver_at is not None:
         due = parse_due_time(outgoing.deliver_at)
     values = template.values.copy()
+    is_copy = isinstance(outgoing, MessageCopy)
     if outgoing.headers:
-        values["headers"] = checked_headers(outgoing.headers, delayed=template.is_delayed)
+        values["headers"] = checked_headers(outgoing.headers, delayed=template.is_delayed, is_copy=is_copy)
     for name, value in (("message_id", outgoing.message_id), ("correlation_id", outgoing.correlation_id)):
         if value is not None:
             if value.__class__ is not str:
@@ -115,6 +116,7 @@ def _from_template(outgoing: OutgoingMessage, template: MessageTemplate) -> Prep
         due=due,
         values=values,
         template=template,
+        is_copy=is_copy,
     )
 
 

@@ -69,6 +69,11 @@ class OutgoingMessage(MessageFields):
     mandatory: bool = True
 
 
+@dataclass(slots=True)
+class MessageCopy(OutgoingMessage):
+    """A copy of a message that was sent before, with all of its headers, bide's own included."""
+
+
 _Fields = ParamSpec("_Fields")
 _Self = TypeVar("_Self")
 _Sent = TypeVar("_Sent")

@@ -32,7 +32,7 @@ from bide.errors import (
     InvalidNameError,
     ReservedHeaderError,
 )
-from bide.messages.outgoing import OutgoingMessage
+from bide.messages.outgoing import MessageCopy, OutgoingMessage
 from bide.runtime.arguments import whole_number
 
 _DELIVERY_HEADERS: Final = DEATH_HEADERS | {"x-delivery-count", "x-acquired-count"}
@@ -237,8 +237,11 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
         )
     wait = None if outgoing.delay is None else parse_delay(outgoing.delay)
     due = None if outgoing.deliver_at is None else parse_due_time(outgoing.deliver_at)
+    is_copy = isinstance(outgoing, MessageCopy)
     if outgoing.headers:
-        values["headers"] = checked_headers(outgoing.headers, delayed=wait is not None or due is not None)
+        values["headers"] = checked_headers(
+            outgoing.headers, delayed=wait is not None or due is not None, is_copy=is_copy
+        )
     values["delivery_mode"] = 2 if outgoing.persistent else 1
     message_id = values.setdefault("message_id", new_message_id())
     if outgoing.priority is not None:
@@ -260,6 +263,7 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
         delay=wait,
         due=due,
         values=values,
+        is_copy=is_copy,
     )
 
 
@@ -283,11 +287,12 @@ def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bo
     return ExchangeTarget(exchange, routing_key)
 
 
-def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, Any]:
+def checked_headers(headers: Mapping[str, Any], *, delayed: bool, is_copy: bool = False) -> dict[str, Any]:
     """Check headers and return a copy to send.
 
     Args:
         delayed: whether the message will be delayed.
+        is_copy: whether bide's own headers are allowed.
 
     Raises:
         InvalidInputError: a header name cannot be sent.
@@ -300,7 +305,7 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool) -> dict[str, A
         if not isinstance(name, str):
             raise InvalidInputError(f"the header name {name!r} is not text")
         check_name("header", name)
-        if name.startswith(OWN_PREFIX):
+        if name.startswith(OWN_PREFIX) and not is_copy:
             raise ReservedHeaderError(f"the header {name!r} starts with {OWN_PREFIX!r}, reserved for bide: rename it")
         if delayed and name in ("CC", "BCC"):
             raise ReservedHeaderError(

@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
 from collections.abc import Iterator
-from datetime import datetime
-from decimal import Decimal
 from itertools import islice
-from math import isfinite
-from typing import Any, Final, NamedTuple
-from uuid import UUID
+from typing import Any, Final
 
 import pyarrow as pa
 
-from bide.delay.protocol import HEADER_DUE, HEADER_SENT
 from bide.errors import UndecodableMessageError
-from bide.runtime.bounded_cache import BoundedCache
-from bide.streams.amqp10 import Sections, decode, escaped, identity, lookup, sections
+from bide.spark.stream_rows import Row, RowReader
 from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, decompress_gzip
 
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 8 << 20
 """Limits of a batch, which has at least one row."""
 
-_MAX_CACHED: Final = 1 << 10
-"""Largest encoded annotations that are cached, in bytes. Those of most messages have about a hundred bytes."""
-
-_LATEST: Final = 253_402_300_800_000
-"""Milliseconds from 1970 to the year 10000, the end of the range that Spark and Python share."""
-
 _BY_ARROW: Final = frozenset({"lz4", "zstd"})
-_DUE: Final = HEADER_DUE.encode()
-_SENT: Final = HEADER_SENT.encode()
-_TYPE_NAME: Final = "x-basic-type"
-_TYPE: Final = _TYPE_NAME.encode()
-"""The annotation in which RabbitMQ keeps the property ``type``; before 3.13 it was an application property."""
-
-_OWN_ANNOTATIONS: Final = ("x-exchange", "x-routing-key")
-_BROKER_PREFIXES: Final = ("x-opt-", "x-basic-", "x-stream-")
-
-Annotations = tuple[str | None, str | None, str | None, dict[str, Any]]
-"""Exchange, routing key and type from the annotations, and the headers that RabbitMQ 4 keeps there."""
 
 
 def decompress(compression: int, data: bytes, length: int) -> bytes:
@@ -68,22 +43,6 @@ def decompress(compression: int, data: bytes, length: int) -> bytes:
     return raw
 
 
-class Row(NamedTuple):
-    """The columns of a message that come from its own contents."""
-
-    value: bytes
-    exchange: str | None = None
-    routing_key: str | None = None
-    message_id: str | None = None
-    correlation_id: str | None = None
-    content_type: str | None = None
-    due: int | None = None
-    scheduled: int | None = None
-    headers: list[tuple[str, str | None]] | None = None
-    type: str | None = None
-    undecodable: str | None = None
-
-
 class Batches:
     """Converts the chunks of one stream into record batches with the columns of a schema.
 
@@ -95,13 +54,7 @@ class Batches:
         self._schema = schema
         self._stream = stream
         self._raw = raw
-        wanted = set(schema.names)
-        self._headers = "headers" in wanted
-        self._routing = bool(wanted & {"exchange", "routing_key", "headers", "type"})
-        self._identity = bool(wanted & {"message_id", "correlation_id", "content_type"})
-        self._times = bool(wanted & {"due", "scheduled"})
-        self._type = "type" in wanted
-        self._annotations_cache = BoundedCache[bytes, Annotations]()
+        self._reader = RowReader(set(schema.names))
         self._rows: list[Row] = []
         self._offsets: list[int] = []
         self._timestamps: list[int] = []
@@ -114,7 +67,7 @@ class Batches:
             UndecodableMessageError: a message cannot be decoded, and ``raw`` is false.
         """
         timestamp = chunk.timestamp * 1000
-        rows, read = self._rows, self._row
+        rows, read = self._rows, self._reader.read
         for offset, data in enumerate(islice(chunk.messages(decompress), first, last), chunk.first + first):
             if data is None:
                 # Part of an undecodable batch, which is an earlier row.
@@ -155,121 +108,3 @@ class Batches:
         arrays = [pa.array(columns[field.name], type=field.type) for field in self._schema]
         self._rows, self._offsets, self._timestamps, self._bytes = [], [], [], 0
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-    def _row(self, data: bytes) -> Row:
-        message = sections(data)
-        exchange = routing_key = message_id = correlation_id = content_type = headers = due = sent = kind = None
-        annotated: dict[str, Any] = {}
-        if self._routing and message.annotations:
-            exchange, routing_key, kind, annotated = self._annotations(message.annotations)
-        if self._identity and message.properties:
-            message_id, correlation_id, content_type = map(text_of, identity(message.properties))
-        if message.application:
-            if self._headers:
-                application = decode(message.application)
-                if not isinstance(application, dict):
-                    raise UndecodableMessageError("its application properties are not a map")
-                due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
-                kind = kind or _name(application.pop(_TYPE_NAME, None))
-                annotated = {**annotated, **application}
-            elif (self._times and b"bide-" in message.application) or (self._type and _TYPE in message.application):
-                due, sent, found = lookup(message.application, _DUE, _SENT, _TYPE)
-                kind = kind or _name(found)
-        if self._headers and annotated:
-            headers = [(str(name), text_of(value)) for name, value in annotated.items()]
-        return Row(
-            message.body if message.body is not None else _body(message),
-            exchange,
-            routing_key,
-            message_id,
-            correlation_id,
-            content_type,
-            due if due is None else microseconds(due),
-            sent if sent is None else microseconds(sent),
-            headers,
-            kind,
-        )
-
-    def _annotations(self, data: bytes) -> Annotations:
-        """Decode annotations, through a cache: most messages of a stream have the same ones."""
-        if (known := self._annotations_cache.get(data)) is None:
-            found = decode(data)
-            if not isinstance(found, dict):
-                raise UndecodableMessageError("its annotations are not a map")
-            exchange, routing_key = (found.get(name) for name in _OWN_ANNOTATIONS)
-            known = (
-                _name(exchange),
-                _name(routing_key),
-                _name(found.get(_TYPE_NAME)),
-                {
-                    name: value
-                    for name, value in found.items()
-                    if str(name).startswith("x-")
-                    and name not in _OWN_ANNOTATIONS
-                    and not str(name).startswith(_BROKER_PREFIXES)
-                },
-            )
-            if len(data) <= _MAX_CACHED:
-                self._annotations_cache[data] = known
-        return known
-
-
-def _body(message: Sections) -> bytes:
-    """A body of AMQP values or sequences: bytes unchanged, text as UTF-8, other types as JSON."""
-    values = [decode(one) for one in message.value]
-    value = (
-        values[0]
-        if len(values) == 1
-        else [item for one in values for item in (one if isinstance(one, list) else [one])]
-    )
-    if isinstance(value, bytes):
-        return value
-    return (text_of(value) or "").encode()
-
-
-def microseconds(value: Any) -> int | None:
-    """Convert the milliseconds in a header to microseconds; None if the value is not a time."""
-    return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
-
-
-def _name(value: Any) -> str | None:
-    """A name as text; bytes that are not UTF-8 are escaped."""
-    return escaped(value) if isinstance(value, bytes) else text_of(value)
-
-
-def text_of(value: Any) -> str | None:
-    """An AMQP value as text: bytes as UTF-8 if they are valid UTF-8, else as Base64; lists and maps as JSON."""
-    # The most frequent cases first.
-    if value is None or type(value) is str:
-        return value
-    match value:
-        case str():
-            return str(value)
-        case bool():
-            return "true" if value else "false"
-        case list() | dict():
-            return json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
-        case _:
-            return str(_plain(value))
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case bytes():
-            try:
-                return value.decode()
-            except UnicodeDecodeError:
-                return b64encode(value).decode()
-        case datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case UUID() | Decimal():
-            return str(value)
-        case float() if not isfinite(value):
-            # JSON cannot represent infinity and NaN.
-            return str(value)
-        case list() | tuple():
-            return [_plain(one) for one in value]
-        case dict():
-            return {text_of(name) or "": _plain(one) for name, one in value.items()}
-        case _:
-            return value

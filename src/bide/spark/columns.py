@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
+    BooleanType,
     DataType,
+    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -20,6 +23,7 @@ from bide.errors import InvalidOptionError
 
 VALUE: Final = "value"
 HEADERS: Final = "headers"
+HEADERS_JSON: Final = "headers_json"
 UNDECODABLE: Final = "undecodable"
 
 _TEXT: Final = pa.string()
@@ -37,7 +41,16 @@ _OF_MESSAGES: Final[Columns] = {
     "due": (TimestampType(), _TIME),
     "scheduled": (TimestampType(), _TIME),
     HEADERS: (MapType(StringType(), StringType()), pa.map_(_TEXT, _TEXT)),
+    HEADERS_JSON: (StringType(), _TEXT),
     "type": (StringType(), _TEXT),
+    "content_encoding": (StringType(), _TEXT),
+    "reply_to": (StringType(), _TEXT),
+    "app_id": (StringType(), _TEXT),
+    "user_id": (StringType(), _TEXT),
+    "priority": (IntegerType(), pa.int32()),
+    "expiration": (LongType(), pa.int64()),
+    "persistent": (BooleanType(), pa.bool_()),
+    "creation_time": (TimestampType(), _TIME),
 }
 
 STREAM_COLUMNS: Final[Columns] = {
@@ -67,10 +80,27 @@ QUEUE_COLUMNS: Final[Columns] = {
 """Columns of queues, in the order of the table."""
 
 
-def table_schema(columns: Columns, *, include_headers: bool, undecodable: bool = False) -> StructType:
-    """The schema of the table; ``headers`` and ``undecodable`` are optional, as headers are in Spark's Kafka source."""
-    omitted = {name for name, wanted in ((HEADERS, include_headers), (UNDECODABLE, undecodable)) if not wanted}
+def table_schema(
+    columns: Columns, *, include_headers: bool, headers_as_json: bool = False, undecodable: bool = False
+) -> StructType:
+    """The schema of the table; headers and ``undecodable`` are optional, as headers are in Spark's Kafka source."""
+    optional = ((HEADERS, include_headers), (HEADERS_JSON, headers_as_json), (UNDECODABLE, undecodable))
+    omitted = {name for name, wanted in optional if not wanted}
     return StructType([StructField(name, kind) for name, (kind, _) in columns.items() if name not in omitted])
+
+
+def schema_of_names(columns: Columns, names: Iterable[str]) -> StructType:
+    """The schema of a table with these columns, in this order.
+
+    Raises:
+        InvalidOptionError: a column is unknown.
+    """
+    fields = []
+    for name in names:
+        if name not in columns:
+            raise InvalidOptionError(f"the option columns names {name!r}: choose from {', '.join(columns)}")
+        fields.append(StructField(name, columns[name][0]))
+    return StructType(fields)
 
 
 def arrow_schema(schema: StructType, columns: Columns) -> pa.Schema:

@@ -7,7 +7,9 @@ it holds nothing but the options. Options are checked when a reader or writer is
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import MutableMapping
+from typing import Final
 
 from pyspark.sql import datasource
 from pyspark.sql.datasource import (
@@ -19,8 +21,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, table_schema
+from bide.errors import InvalidOptionError
+from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, schema_of_names, table_schema
 from bide.spark.options import VARIABLES, Options
+
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class RabbitMQDataSource(DataSource):
@@ -39,11 +44,21 @@ class RabbitMQDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of a read, of which a schema given by the user may select some."""
         given = Options(self.options)
-        headers = given.flag("includeHeaders", default=False)
-        if "queue" in given:
-            return table_schema(QUEUE_COLUMNS, include_headers=headers)
-        raw = given.choice("undecodable", "fail", "raw") == "raw"
-        return table_schema(STREAM_COLUMNS, include_headers=headers, undecodable=raw)
+        columns = QUEUE_COLUMNS if "queue" in given else STREAM_COLUMNS
+        if (names := given.names("columns")) is not None:
+            if "includeHeaders" in given:
+                raise InvalidOptionError(
+                    "give one of the options columns and includeHeaders: the headers are the columns headers (text) "
+                    "and headers_json (with types)"
+                )
+            return schema_of_names(columns, names)
+        headers = given.choice("includeHeaders", "false", "true", "json")
+        return table_schema(
+            columns,
+            include_headers=headers == "true",
+            headers_as_json=headers == "json",
+            undecodable=columns is STREAM_COLUMNS and given.choice("undecodable", "fail", "raw") == "raw",
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Create a reader for a batch."""
@@ -52,9 +67,15 @@ class RabbitMQDataSource(DataSource):
         from bide.spark.source import StreamsReader
 
         given = Options(self.options)
+        _check_columns(given, schema)
         if "queue" in given:
             return QueueReader(QueueOptions.read(given, self.environment, streaming=False), schema)
-        return StreamsReader(ReadOptions.read(given, self.environment, streaming=False), schema)
+        options = ReadOptions.read(given, self.environment, streaming=False)
+        if is_pushing_filters():
+            from bide.spark.pushdown import FilteredStreamsReader
+
+            return FilteredStreamsReader(options, schema)
+        return StreamsReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
         """Create a reader for a streaming query."""
@@ -62,6 +83,7 @@ class RabbitMQDataSource(DataSource):
         from bide.spark.source import StreamsQueryReader
 
         given = Options(self.options)
+        _check_columns(given, schema)
         if "queue" in given:
             QueueOptions.read(given, self.environment, streaming=True)  # always raises
         return StreamsQueryReader(ReadOptions.read(given, self.environment, streaming=True), schema)
@@ -82,3 +104,22 @@ class RabbitMQDataSource(DataSource):
         from bide.spark.sink import RowStreamWriter
 
         return RowStreamWriter(self.options, self.environment, schema, overwrite=overwrite)
+
+
+def _check_columns(given: Options, schema: StructType) -> None:
+    """Refuse the option ``columns`` beside a schema of the user, which Spark takes instead."""
+    names = given.names("columns")
+    if names is not None and list(names) != schema.fieldNames():
+        raise InvalidOptionError(
+            f"the option columns names {', '.join(names)}, but the schema has {', '.join(schema.fieldNames())}: "
+            "leave out the option or the schema"
+        )
+
+
+def is_pushing_filters() -> bool:
+    """Whether Spark plans this read with filters, in a worker for that purpose (since 4.1, behind a setting).
+
+    Elsewhere, Spark refuses a reader that takes filters.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 from bide.amqp.codec import field_value
+from bide.delay.received import OWN_PREFIX
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.messages.json_headers import headers_from_json
 from bide.messages.prepared import checked_headers
+from bide.spark import typed_headers
+
+BideHeaders = Literal["fail", "drop", "keep"]
+
+BIDE_HEADERS: Final[tuple[BideHeaders, ...]] = get_args(BideHeaders)
+"""What to do with headers that bide has set itself, in the rows of a write."""
 
 
 def headers_from_entries(pairs: list[Any]) -> dict[str, Any] | InvalidInputError:
@@ -33,8 +40,29 @@ def stored_headers(stored: Any) -> dict[str, Any] | InvalidInputError:
         return InvalidRowError(str(error))
 
 
-def are_headers(found: dict[str, Any] | InvalidInputError) -> bool:
-    """Whether headers from JSON can be sent. JSON can hold text that is not UTF-8."""
+def headers_with_types(stored: Any) -> dict[str, Any] | InvalidInputError | None:
+    """The headers from a JSON object that keeps types, see :mod:`bide.spark.typed_headers`."""
+    try:
+        return stored if stored is None or not isinstance(stored, str) else typed_headers.headers_from_json(stored)
+    except InvalidInputError as error:
+        return InvalidRowError(str(error))
+
+
+def without_bide_headers(found: Any) -> Any:
+    """Headers without those that bide has set itself; an error is returned unchanged."""
+    if not isinstance(found, dict):
+        return found
+    return {name: value for name, value in found.items() if name is None or not name.startswith(OWN_PREFIX)}
+
+
+def are_headers(found: dict[str, Any] | InvalidInputError | None, *, is_copy: bool = False) -> bool:
+    """Whether headers from JSON can be sent. JSON can hold text that is not UTF-8.
+
+    Args:
+        is_copy: whether bide's own headers are allowed.
+    """
+    if found is None:
+        return True
     if isinstance(found, InvalidInputError):
         return False
     try:
@@ -42,14 +70,18 @@ def are_headers(found: dict[str, Any] | InvalidInputError) -> bool:
             field_value(value, name)
     except InvalidInputError:
         return False
-    return all(map(is_header_name, found))
+    return all(is_header_name(name, is_copy=is_copy) for name in found)
 
 
 @lru_cache(maxsize=4096)
-def is_header_name(name: str | None) -> bool:
-    """Whether a header of this name is allowed in any message, delayed or not."""
+def is_header_name(name: str | None, *, is_copy: bool = False) -> bool:
+    """Whether a header of this name is allowed in any message, delayed or not.
+
+    Args:
+        is_copy: whether bide's own headers are allowed.
+    """
     try:
-        checked_headers({name: ""}, delayed=True)  # type: ignore[dict-item]  # None is refused, too
+        checked_headers({name: ""}, delayed=True, is_copy=is_copy)  # type: ignore[dict-item]  # None is refused, too
     except InvalidInputError:
         return False
     return True

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from bide.admin.locate import STREAM_PORT_VARIABLE
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE
-from bide.errors import InvalidOptionError
+from bide.durations import parse_delay
+from bide.errors import InvalidInputError, InvalidOptionError
 
 VARIABLES: Final = (ENVIRONMENT_VARIABLE, STREAM_PORT_VARIABLE)
 """Environment variables of the driver that locate the broker."""
@@ -17,6 +18,7 @@ VARIABLES: Final = (ENVIRONMENT_VARIABLE, STREAM_PORT_VARIABLE)
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark itself reads."""
 
+_DIGITS: Final = re.compile(r"[0-9]{1,16}")
 _BOOLEANS: Final = {"true": True, "false": False}
 
 
@@ -46,6 +48,11 @@ class Options:
                 f"known are {', '.join(sorted(known))}"
             )
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no option was given."""
+        return not self._given
+
     def __contains__(self, name: str) -> bool:
         return name.lower() in self._given
 
@@ -59,6 +66,36 @@ class Options:
         if value is not None and not value.strip():
             raise InvalidOptionError(f"the option {name} is empty: give a value, or leave it out")
         return value
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """The value of an option that is a list of different names, separated by commas; None if it is not set.
+
+        Raises:
+            InvalidOptionError: a name is empty or repeated.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        found = tuple(one.strip() for one in text.split(","))
+        if not all(found) or len(set(found)) < len(found):
+            raise InvalidOptionError(f"the option {name} is {text!r}: give different names, separated by commas")
+        return found
+
+    def duration(self, name: str) -> timedelta | None:
+        """The value of an option that is a duration. A plain number is milliseconds, as in a column of integers.
+
+        Raises:
+            InvalidOptionError: the value is not a duration.
+        """
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            if _DIGITS.fullmatch(text.strip()):
+                return timedelta(milliseconds=int(text))
+            return parse_delay(text)
+        except (InvalidInputError, OverflowError) as error:
+            raise InvalidOptionError(f"the option {name}: {error}") from error
 
     def choice(self, name: str, *choices: str) -> str:
         """The value of an option that is one of a few words, in upper or lower case; the first is the default.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -11,13 +12,17 @@ from pyspark.sql.types import StructType
 
 from bide.client.sync import connect_sync
 from bide.delay.protocol import HEADER_DUE, HEADER_SENT
+from bide.durations import to_microseconds
 from bide.error_queues.error_queue import ErrorQueue
 from bide.recoverability.failed import FailedMessage
-from bide.spark.batches import microseconds, text_of
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema
 from bide.spark.read_options import QueueOptions
+from bide.spark.stream_rows import expiration_of, microseconds, text_of
+from bide.spark.typed_headers import headers_to_json
 
 _BATCH_ROWS: Final = 1000
+_PERSISTENT: Final = 2
+"""The delivery mode of persistent messages."""
 
 
 def rows_of(queue: str, messages: Iterable[FailedMessage], schema: pa.Schema) -> pa.RecordBatch:
@@ -29,7 +34,9 @@ def rows_of(queue: str, messages: Iterable[FailedMessage], schema: pa.Schema) ->
 
 
 def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
-    headers = message.values.get("headers") or {}
+    values = message.values
+    headers = values.get("headers") or {}
+    mode, created = values.get("delivery_mode"), values.get("timestamp")
     return {
         "value": message.body,
         "queue": queue,
@@ -45,12 +52,17 @@ def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "message_id": message.message_id,
-        "correlation_id": text_of(message.values.get("correlation_id")),
-        "content_type": text_of(message.values.get("content_type")),
+        "correlation_id": text_of(values.get("correlation_id")),
+        "content_type": text_of(values.get("content_type")),
         "due": microseconds(headers.get(HEADER_DUE)),
         "scheduled": microseconds(headers.get(HEADER_SENT)),
         "headers": [(str(name), text_of(value)) for name, value in headers.items()] or None,
+        "headers_json": headers_to_json(headers) if headers else None,
         "type": message.message_type,
+        **{name: values.get(name) for name in ("content_encoding", "reply_to", "app_id", "user_id", "priority")},
+        "expiration": expiration_of(values.get("expiration")),
+        "persistent": None if mode is None else mode == _PERSISTENT,
+        "creation_time": None if not isinstance(created, datetime) else to_microseconds(created),
     }
 
 

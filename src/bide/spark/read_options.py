@@ -12,6 +12,7 @@ from typing import Final, Literal
 from bide.admin.locate import stream_port
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidOptionError
+from bide.spark.admission import DEFAULT_MAX_DELAY, TriggerLimits
 from bide.spark.options import Options, parse_time
 
 NamedPosition = Literal["earliest", "latest"]
@@ -23,16 +24,22 @@ Positions = Position | Mapping[str, Position]
 
 KNOWN: Final = frozenset(
     {
+        "columns",
         "endingOffsets",
+        "endingOffsetsByTimestamp",
         "endingTimestamp",
         "failOnDataLoss",
         "includeHeaders",
         "limit",
+        "maxBytesPerTrigger",
         "maxOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minOffsetsPerTrigger",
         "minPartitions",
         "mode",
         "queue",
         "startingOffsets",
+        "startingOffsetsByTimestamp",
         "startingTimestamp",
         "stream",
         "streamPort",
@@ -41,8 +48,10 @@ KNOWN: Final = frozenset(
         "url",
     }
 )
-QUEUE_OPTIONS: Final = frozenset({"includeHeaders", "limit", "mode", "queue", "url"})
+QUEUE_OPTIONS: Final = frozenset({"columns", "includeHeaders", "limit", "mode", "queue", "url"})
 _STREAM_OPTIONS: Final = KNOWN - {"limit", "mode", "queue"}
+_FOR_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_FOR_QUERIES: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,7 @@ class ReadOptions:
         super_stream: the name of the super stream; None with ``streams``.
         start: where a batch, or a new query, begins.
         end: where a batch ends; not used by a query.
-        max_offsets: the largest number of offsets in a micro-batch.
+        limits: the limits of micro-batches.
         min_partitions: split a read into at least this many tasks, if it has enough offsets.
         fail_on_data_loss: fail when messages are missing, rather than leave them out.
         raw: read undecodable messages as raw bytes, rather than fail.
@@ -68,7 +77,7 @@ class ReadOptions:
     super_stream: str | None
     start: Positions
     end: Positions
-    max_offsets: int | None
+    limits: TriggerLimits
     min_partitions: int | None
     fail_on_data_loss: bool
     raw: bool
@@ -81,12 +90,18 @@ class ReadOptions:
             InvalidOptionError: an option is unknown, has an invalid value, or contradicts another one.
             InvalidUrlError: the URL is invalid, or ``BIDE_STREAM_PORT`` is not a port.
         """
+        if given.is_empty:
+            raise InvalidOptionError(
+                "there are no options: give stream, superStream or queue. Spark does not pass on the options of CREATE "
+                "TABLE ... USING rabbitmq: use CREATE TEMPORARY VIEW ... USING rabbitmq OPTIONS (...), or a DataFrame "
+                "and its createOrReplaceTempView"
+            )
         given.refuse_unknown(_STREAM_OPTIONS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
             raise InvalidOptionError(
                 "give one of the options stream (names separated by commas), superStream and queue"
             )
-        for name in ("endingOffsets", "endingTimestamp") if streaming else ("maxOffsetsPerTrigger",):
+        for name in _FOR_BATCHES if streaming else _FOR_QUERIES:
             if name in given:
                 raise InvalidOptionError(
                     f"the option {name} is for {'batches' if streaming else 'streaming queries'} only"
@@ -97,7 +112,8 @@ class ReadOptions:
             _refuse(start, "latest", "startingOffsets", "the batch would be empty")
         _refuse(end, "earliest", "endingOffsets", "the batch would be empty")
         streams = _names(given.text("stream"))
-        for name, positions in (("startingOffsets", start), ("endingOffsets", end)):
+        for which, positions in (("starting", start), ("ending", end)):
+            name = _positions_option(given, which)
             if isinstance(positions, Mapping) and streams and set(positions) != set(streams):
                 raise InvalidOptionError(
                     f"the option {name} gives positions of {', '.join(sorted(positions)) or 'no stream'}, "
@@ -111,7 +127,7 @@ class ReadOptions:
             super_stream=given.text("superStream"),
             start=start,
             end=end,
-            max_offsets=given.count("maxOffsetsPerTrigger"),
+            limits=_limits(given),
             min_partitions=given.count("minPartitions", highest=100_000),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
             raw=given.choice("undecodable", "fail", "raw") == "raw",
@@ -161,6 +177,23 @@ class QueueOptions:
         return cls(url=url, queue=queue, limit=given.count("limit"))
 
 
+def _limits(given: Options) -> TriggerLimits:
+    most, least = given.count("maxOffsetsPerTrigger"), given.count("minOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise InvalidOptionError(
+            f"the option minOffsetsPerTrigger is {least:,}, more than maxOffsetsPerTrigger, {most:,}: give at most that"
+        )
+    delay = given.duration("maxTriggerDelay")
+    if delay is not None and least is None:
+        raise InvalidOptionError("the option maxTriggerDelay goes with minOffsetsPerTrigger: give both")
+    return TriggerLimits(
+        max_offsets=most,
+        max_bytes=given.count("maxBytesPerTrigger"),
+        min_offsets=least,
+        max_delay=DEFAULT_MAX_DELAY if delay is None else delay,
+    )
+
+
 def _names(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
@@ -178,9 +211,17 @@ def _names(text: str | None) -> tuple[str, ...]:
 
 
 def _positions(given: Options, which: str, default: NamedPosition) -> Positions:
-    by_offset, by_time = f"{which}Offsets", f"{which}Timestamp"
-    if by_offset in given and by_time in given:
-        raise InvalidOptionError(f"give one of the options {by_offset} and {by_time}, not both")
+    by_offset, by_time, by_times = f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp"
+    if len(chosen := [name for name in (by_offset, by_time, by_times) if name in given]) > 1:
+        raise InvalidOptionError(f"give one of the options {' and '.join(chosen)}, not both")
+    if (times := given.text(by_times)) is not None:
+        found = _json(times, by_times)
+        if not isinstance(found, dict):
+            raise InvalidOptionError(
+                f'the option {by_times} is {times!r}: give JSON with a time for each stream, such as {{"orders": '
+                '"2026-11-21T06:00:00Z"}'
+            )
+        return {name: parse_time(str(value), f"{by_times} of {name}") for name, value in found.items()}
     if (time := given.time(by_time)) is not None:
         return time
     text = given.text(by_offset)
@@ -215,6 +256,11 @@ def _position(value: object, option: str) -> Position:
         f"the option {option} is {value!r}: give earliest, latest, a time such as 2026-11-21T06:00:00Z, or JSON "
         'with one of these or an offset for each stream, such as {"orders": 23}'
     )
+
+
+def _positions_option(given: Options, which: str) -> str:
+    by_times = f"{which}OffsetsByTimestamp"
+    return by_times if by_times in given else f"{which}Offsets"
 
 
 def _refuse(positions: Positions, word: NamedPosition, option: str, reason: str) -> None:

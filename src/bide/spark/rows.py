@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import repeat
@@ -15,26 +15,32 @@ import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
 from bide.delay.protocol import DelayInfrastructure
-from bide.durations import format_delay, from_microseconds, parse_delay, to_microseconds
-from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError
+from bide.durations import EPOCH, parse_delay, to_microseconds
+from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError, ReservedHeaderError
 from bide.messages.checker import MessageChecker
-from bide.messages.outgoing import OutgoingMessage
+from bide.messages.outgoing import MessageCopy, OutgoingMessage
 from bide.runtime.bounded_cache import BoundedCache
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
 from bide.spark.column_checks import are_keys, fits, has_no_empty_text, is_between, is_text
-from bide.spark.header_values import are_headers, headers_from_entries, is_header_name, stored_headers
+from bide.spark.column_values import EARLIEST, LATEST, is_text_type, numbers_of, value_of, values_of
+from bide.spark.header_values import (
+    BideHeaders,
+    are_headers,
+    is_header_name,
+    without_bide_headers,
+)
 from bide.spark.request_ids import request_ids
 
 _MICROSECOND: Final = timedelta(microseconds=1)
-_EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
-_LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY: Final = timedelta(days=1) // _MICROSECOND
-_PER_ROW: Final = frozenset({"value", "key", "delay", "deliver_at", "message_id", "correlation_id", "headers"})
+_PER_ROW: Final = frozenset(
+    {"value", "key", "delay", "deliver_at", "message_id", "correlation_id", "headers", "headers_json", "creation_time"}
+)
 """Columns whose values usually differ in each row. Of the other columns, each combination of values is checked once."""
 
-_FIELDS: Final = {"value": "body", "queue": "to"}
+_FIELDS: Final = {"value": "body", "queue": "to", "headers_json": "headers", "creation_time": "timestamp"}
 """Fields of a message whose name differs from that of the column."""
 
 _WAYS_OUT: Final = {
@@ -42,9 +48,6 @@ _WAYS_OUT: Final = {
     "deliver_at": "the due time is missing or cannot be parsed; give one",
     "key": "give each row a key, or write the rows without keys separately",
 }
-
-_DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
-"""Columns in which null stands for another value than None."""
 
 REQUEST: Final = "request"
 """The column with the request id of a row with a key, in the buffer. A table cannot have a column of this name."""
@@ -62,6 +65,7 @@ class Rows:
         infrastructure: the delay infrastructure.
         required: columns that must not be null.
         refused: queues that the column ``queue`` must not name, with the reasons.
+        bide_headers: what to do with bide's own headers in the rows; None refuses them without naming the option.
     """
 
     columns: tuple[str, ...]
@@ -69,6 +73,7 @@ class Rows:
     infrastructure: DelayInfrastructure
     required: tuple[str, ...] = ("value",)
     refused: Mapping[str, str] = field(default_factory=dict)
+    bide_headers: BideHeaders | None = None
     _checker: MessageChecker = field(default_factory=MessageChecker, init=False)
     _valid_combinations: BoundedCache[Any, None] = field(default_factory=BoundedCache, init=False)
 
@@ -123,7 +128,7 @@ class Rows:
         constants = dict(self.constants)
         seed = self._seed().encode()
         body_at = names.index("body")
-        make: Any = NumberedSchedule if self.is_keyed else OutgoingMessage
+        make: Any = NumberedSchedule if self.is_keyed else self._message_class
         requests = map(RequestId.parse, batch.column(REQUEST).to_pylist()) if self.is_keyed else None
         for place, (given, *values) in zip(places, zip(ids, *lists.values(), strict=False), strict=True):
             if given is None:
@@ -131,6 +136,10 @@ class Rows:
             if requests is not None:
                 constants["request"] = next(requests)
             yield make(message_id=given, **dict(zip(names, values, strict=True)), **constants)
+
+    @property
+    def _message_class(self) -> type[OutgoingMessage]:
+        return MessageCopy if self.bide_headers == "keep" else OutgoingMessage
 
     def _seed(self) -> str:
         """The fields that all messages have in common, for digests."""
@@ -159,11 +168,20 @@ class Rows:
         values = {_FIELDS.get(name, name): value for name, value in row.items()}
         try:
             headers = self._check_fields({**values, **self.constants}, now)
+        except ReservedHeaderError as error:
+            if self.bide_headers is None:
+                raise
+            raise InvalidRowError(f"{error}, or set the option bideHeaders to drop or keep") from error
         except InvalidDelayError as error:
             if due is None:
                 raise
             # The error mentions a delay, but the table has the column deliver_at.
             raise InvalidRowError(f"the column deliver_at: {error}") from error
+        if (created := row.get("creation_time")) is not None and created < EPOCH:
+            raise InvalidRowError(
+                f"the column creation_time is {created.isoformat()}, but AMQP timestamps begin in 1970: give a later "
+                "time, or null"
+            )
         for name, value in headers.items():
             try:
                 # Otherwise the error would come when the message is encoded, after others have been sent.
@@ -181,7 +199,7 @@ class Rows:
             schedule = check_schedule(OutgoingSchedule(**fields), now)
             schedule.record(_SAMPLE, now)
             return schedule.message.headers
-        message = self._checker.check(OutgoingMessage(**fields))
+        message = self._checker.check(self._message_class(**fields))
         message.starting(now).route(self.infrastructure, now)
         return message.headers
 
@@ -212,6 +230,8 @@ class Rows:
             and all(has_no_empty_text(columns[name]) for name in ("message_id", "key") if name in columns)
             and ("key" not in columns or are_keys(columns["key"]))
             and self._has_valid_headers(columns.get("headers"))
+            and ("headers_json" not in columns or self._are_all_headers("headers_json", columns["headers_json"]))
+            and ("creation_time" not in columns or is_between(numbers_of(columns["creation_time"]), 0, LATEST))
             and self._has_valid_combinations(columns, now)
         )
 
@@ -220,28 +240,28 @@ class Rows:
         longest = self.infrastructure.max_delay // _MICROSECOND
         if self.is_keyed:
             # Schedules wait in the log, not in the infrastructure.
-            longest = _LATEST - to_microseconds(now)
+            longest = LATEST - to_microseconds(now)
             times = [pc.is_valid(one) for one in (delay, due) if one is not None]
             if times and not pc.all(times[0] if len(times) == 1 else pc.or_(*times)).as_py():
                 return False
         if delay is not None:
             if due is not None and pc.any(pc.and_(pc.is_valid(delay), pc.is_valid(due))).as_py():
                 return False
-            if _is_text(delay.type):
+            if is_text_type(delay.type):
                 if not all(_is_delay(text, longest) for text in pc.unique(delay).to_pylist()):
                     return False
             else:
                 scale = 1 if pa.types.is_duration(delay.type) else 1_000
                 if not is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
                     return False
-        latest = min(_LATEST, to_microseconds(now) + longest)
-        return due is None or is_between(pc.cast(due, pa.int64()), _EARLIEST, latest)
+        latest = min(LATEST, to_microseconds(now) + longest)
+        return due is None or is_between(pc.cast(due, pa.int64()), EARLIEST, latest)
 
     def _has_valid_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
             return True
-        if _is_text(headers.type):
-            return all(are_headers(one) for one in _values("headers", headers))
+        if is_text_type(headers.type):
+            return self._are_all_headers("headers", headers)
         if pa.types.is_map(headers.type):
             keys, values = headers.keys, headers.items
         else:
@@ -252,9 +272,13 @@ class Rows:
                 return False
         # A timestamp column can hold times before 1970, which AMQP has no value for, and times after the year 9999 in
         # their zone, which Python has no value for.
-        if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, _LATEST - _DAY):
+        if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, LATEST - _DAY):
             return False
-        return all(is_header_name(name) for name in pc.unique(keys).to_pylist())
+        allowed = self.bide_headers in ("drop", "keep")
+        return all(is_header_name(name, is_copy=allowed) for name in pc.unique(keys).to_pylist())
+
+    def _are_all_headers(self, name: str, column: pa.Array) -> bool:
+        return all(are_headers(one, is_copy=self.bide_headers == "keep") for one in self._column(name, column))
 
     def _has_valid_combinations(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
         """Whether each combination of values in the columns other than :data:`_PER_ROW` is valid."""
@@ -271,7 +295,7 @@ class Rows:
                 continue
             if values.get("queue") in self.refused:
                 return False
-            fields = {_FIELDS.get(name, name): _value(name, value) for name, value in values.items()}
+            fields = {_FIELDS.get(name, name): value_of(name, value) for name, value in values.items()}
             try:
                 sample: dict[str, Any] = {"delay": self.infrastructure.resolution} if is_delayed else {}
                 if self.is_keyed:
@@ -284,81 +308,13 @@ class Rows:
 
     def _lists(self, batch: pa.RecordBatch) -> dict[str, list[Any]]:
         """The values of each column, converted to fields of a message; an invalid value is replaced by its error."""
-        return {name: _values(name, batch.column(name)) for name in self.columns}
+        return {name: self._column(name, batch.column(name)) for name in self.columns}
 
-
-def _values(name: str, column: pa.Array) -> list[Any]:
-    kind = column.type
-    if name == "value":
-        return column.cast(pa.large_binary() if _is_large(kind) else pa.binary()).to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_duration(kind):
-        return [None if one is None else _delay(one) for one in column.cast(pa.int64()).to_pylist()]
-    if name in ("delay", "expiration") and pa.types.is_integer(kind):
-        return [None if one is None else _delay(one * 1_000) for one in column.to_pylist()]
-    if name == "deliver_at":
-        return [None if one is None else _moment(one) for one in column.cast(pa.int64()).to_pylist()]
-    values = _read(column)
-    if name == "headers":
-        if _is_text(kind):
-            return [stored_headers(one) for one in values]
-        return [headers_from_entries(one) if isinstance(one, list) else one for one in values]
-    default = _DEFAULTS.get(name)
-    if default is not None and column.null_count:
-        return [default if one is None else one for one in values]
-    return values
-
-
-def _read(column: pa.Array) -> list[Any]:
-    """The values of a column; one that Python cannot represent is replaced by its error."""
-    try:
-        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
-    except (ValueError, OverflowError):
-        return [_read_one(scalar) for scalar in column]
-
-
-def _read_one(scalar: Any) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError:
-        return InvalidRowError("text that is not UTF-8")
-    except (ValueError, OverflowError):
-        return InvalidRowError("a time outside the years 1 to 9999")
-
-
-def _value(name: str, value: Any) -> Any:
-    """Convert a single value as :func:`_values` does, for the columns that are not in :data:`_PER_ROW`."""
-    if value is None:
-        return _DEFAULTS.get(name)
-    if name == "expiration" and isinstance(value, int):
-        return _delay(value * 1_000)
-    return value
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_large(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
-
-
-@lru_cache(maxsize=4096)
-def _delay(microseconds: int) -> timedelta | InvalidInputError:
-    try:
-        delay = timedelta(microseconds=microseconds)
-    except OverflowError:
-        return InvalidRowError(f"a delay of {microseconds // 1_000:,} ms is longer than any infrastructure supports")
-    return (
-        delay
-        if microseconds >= 0
-        else InvalidRowError(f"the delay {format_delay(delay)} is negative: give zero or more")
-    )
-
-
-def _moment(microseconds: int) -> datetime | InvalidInputError:
-    if _EARLIEST <= microseconds <= _LATEST:
-        return from_microseconds(microseconds)
-    return InvalidRowError("a time outside the years 1 to 9999")
+    def _column(self, name: str, column: pa.Array) -> list[Any]:
+        values = values_of(name, column)
+        if name in ("headers", "headers_json") and self.bide_headers == "drop":
+            return [without_bide_headers(one) for one in values]
+        return values
 
 
 @lru_cache(maxsize=4096)

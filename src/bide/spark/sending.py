@@ -25,7 +25,10 @@ from bide.spark.sink_settings import SinkSettings
 from bide.spark.spool import Spool
 
 CHUNK: Final = 50_000
-"""Messages after which a task waits for all confirms. This limits the rows in memory, and when a failure is noticed."""
+"""Messages after which a task waits for all confirms. This limits the rows in memory."""
+
+_CHECKED: Final = 1_000
+"""Messages after which a task looks for failures."""
 
 CHUNK_BYTES: Final = 64 << 20
 """The same limit in bytes, for large rows."""
@@ -166,8 +169,12 @@ def _publish(
     ) as publisher:
         while batch is not None:
             chunk.append((put, batch))
-            for message in rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place)):
+            messages = rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place))
+            for number, message in enumerate(messages):
                 publisher.put(message)
+                if rejects is None and number % _CHECKED == 0 and publisher.has_failures:
+                    # A queue deleted in mid-write, for example: all other messages would fail too.
+                    _settle(publisher, chunk, rejects)
             put += len(batch)
             kept += batch.nbytes
             batch = next(batches, None)

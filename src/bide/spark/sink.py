@@ -91,7 +91,7 @@ class Sink:
     def send(self, batches: Iterator[pa.RecordBatch]) -> TaskSent:
         """Send the rows of the current task; see :func:`bide.spark.sending.send`."""
         settings = self._settings
-        rows = Rows(self._columns, settings.constants, settings.infrastructure)
+        rows = Rows(self._columns, settings.constants, settings.infrastructure, bide_headers=settings.bide_headers)
         place = place_of_task(settings, self._write_id)
         # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
         # a table is not, because several tables may be written with one id prefix, or in one foreachBatch.

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from bide.errors import InvalidColumnError, InvalidOptionError
+from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS
 from bide.spark.sink_settings import TARGETS, TEXTS
 
 VALUE: Final = "value"
@@ -70,12 +71,18 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
         _is_headers,
         "map<string, string>, array<struct<key: string, value: binary>>, or JSON in a string",
     ),
+    "headers_json": _TEXT,
     **dict.fromkeys(TEXTS, _TEXT),
     "priority": (_any_of(*_WHOLE), "a whole number"),
     "persistent": (_any_of(BooleanType), "boolean"),
     "expiration": _DURATION,
+    "creation_time": (_any_of(TimestampType), "timestamp"),
 }
 """Each column with a test of its type, and the type in words."""
+
+
+_OF_SOURCE: Final = (STREAM_COLUMNS.keys() | QUEUE_COLUMNS.keys()) - COLUMNS.keys()
+"""Columns of the source that are not those of a message."""
 
 
 def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[str, ...]:
@@ -95,8 +102,7 @@ def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[s
         name = field.name.lower()
         if name not in COLUMNS:
             raise InvalidColumnError(
-                f"the column {field.name!r} is not a field of a message: drop it, or rename it to one of "
-                f"{', '.join(COLUMNS)}"
+                f"the column {field.name!r} {_reason(name)}: drop it, or rename it to one of {', '.join(COLUMNS)}"
             )
         if name in found:
             raise InvalidColumnError(f"the columns {found[name]!r} and {field.name!r} have the same name: drop one")
@@ -140,10 +146,20 @@ def _refuse_contradictions(found: Mapping[str, str], constants: Mapping[str, Any
             raise InvalidOptionError(
                 f"the option isolated is for messages without keys: leave it out, or drop the column {found['key']!r}"
             )
+    if {"headers", "headers_json"} <= found.keys():
+        raise InvalidColumnError(
+            f"the columns {found['headers']!r} and {found['headers_json']!r} both hold the headers: drop one"
+        )
     if not {"to", "exchange"} & constants.keys() and not {"queue", "exchange"} & found.keys():
         raise InvalidColumnError(
             "the messages have no target: give the option queue or exchange, or a column of that name"
         )
+
+
+def _reason(name: str) -> str:
+    if name in _OF_SOURCE:
+        return "says where a message was read, or when it was due, and cannot be sent"
+    return "is not a field of a message"
 
 
 def _hint(found: DataType) -> str:

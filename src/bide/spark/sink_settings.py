@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,11 +14,12 @@ from pyarrow import fs
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE, BrokerUrl
 from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
 from bide.delay.protocol import DelayInfrastructure
-from bide.durations import parse_delay, parse_due_time
+from bide.durations import parse_due_time
 from bide.errors import InvalidInputError, InvalidOptionError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.runtime.arguments import whole_number
+from bide.spark.header_values import BIDE_HEADERS, BideHeaders
 from bide.spark.options import Options
 from bide.spark.overdue import GRACE, PAST, Past
 
@@ -39,14 +39,12 @@ _FOR_ROWS: Final = (*TARGETS, "delay", "deliver_at", "priority", "persistent", "
 
 KNOWN: Final = frozenset(
     {
-        *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects", "past"),
+        *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects", "past", "bideHeaders"),
         *("layout", "prefix", "maxDelay", "resolution", "lanes", "routing", "queueType"),
         *_FOR_ROWS,
     }
 )
 """All options of a write. An option that replaces a column has the name of the column."""
-
-_DIGITS: Final = re.compile(r"[0-9]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +62,7 @@ class SinkSettings:
         rejects: the folder for invalid rows and unconfirmed messages; None to fail the task.
         past: what to do with rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
             None to fail the task.
+        bide_headers: what to do with headers that bide set itself when the message was sent before.
     """
 
     url: str = field(repr=False)
@@ -75,6 +74,7 @@ class SinkSettings:
     id_prefix: str | None = None
     rejects: str | None = None
     past: Past | None = None
+    bide_headers: BideHeaders | None = None
 
     @classmethod
     def make(
@@ -128,7 +128,7 @@ class SinkSettings:
         options.refuse_unknown(KNOWN, purpose="writing")
         url = options.url(environment)
         BrokerUrl.parse(url)
-        timeout = _duration(options, "timeout")
+        timeout = options.duration("timeout")
         if timeout == timedelta(0):
             raise InvalidOptionError("the option timeout is zero: give 1s or more")
         infrastructure = _infrastructure(options)
@@ -143,6 +143,7 @@ class SinkSettings:
             id_prefix=_id_prefix(options),
             rejects=_folder(options, "rejects"),
             past=_past(options, constants),
+            bide_headers=_bide_headers(options, is_keyed=is_keyed),
         )
 
 
@@ -159,13 +160,22 @@ def _past(options: Options, constants: Mapping[str, Any]) -> Past | None:
     return past
 
 
+def _bide_headers(options: Options, *, is_keyed: bool) -> BideHeaders:
+    chosen = cast("BideHeaders", options.choice("bideHeaders", *BIDE_HEADERS))
+    if chosen == "keep" and is_keyed:
+        raise InvalidOptionError(
+            "the option bideHeaders is 'keep', but rows with keys are new schedules: set it to drop"
+        )
+    return chosen
+
+
 def _infrastructure(options: Options) -> DelayInfrastructure:
     try:
         return make_infrastructure(
             options.choice("layout", *LAYOUTS),
             prefix=options.text("prefix"),
-            max_delay=_duration(options, "maxDelay"),
-            resolution=_duration(options, "resolution"),
+            max_delay=options.duration("maxDelay"),
+            resolution=options.duration("resolution"),
             lanes=options.count("lanes", highest=64),
             routing=cast("Routing", options.choice("routing", *ROUTINGS)) if "routing" in options else None,
             queue_type=cast("QueueType", options.choice("queueType", *QUEUE_TYPES)) if "queueType" in options else None,
@@ -189,8 +199,8 @@ def _constants(options: Options, infrastructure: DelayInfrastructure | None) -> 
         "to": options.text("queue"),
         "exchange": options.text("exchange"),
         "routing_key": options.text("routing_key"),
-        "delay": _duration(options, "delay"),
-        "expiration": _duration(options, "expiration"),
+        "delay": options.duration("delay"),
+        "expiration": options.duration("expiration"),
         "priority": options.count("priority", lowest=0, highest=255),
         **{name: options.text(name) for name in TEXTS},
     }
@@ -217,21 +227,6 @@ def _constants(options: Options, infrastructure: DelayInfrastructure | None) -> 
         except InvalidInputError as error:
             raise InvalidOptionError(f"the option {'queue' if name == 'to' else name}: {error}") from error
     return constants
-
-
-def _duration(options: Options, name: str) -> timedelta | None:
-    text = options.text(name)
-    return None if text is None else _parsed(name, text)
-
-
-def _parsed(name: str, text: str) -> timedelta:
-    """Parse a duration. A plain number is milliseconds, as in a column of integers."""
-    try:
-        if _DIGITS.fullmatch(text.strip()):
-            return timedelta(milliseconds=int(text))
-        return parse_delay(text)
-    except (InvalidInputError, OverflowError) as error:
-        raise InvalidOptionError(f"the option {name}: {error}") from error
 
 
 def _id_prefix(options: Options) -> str | None:

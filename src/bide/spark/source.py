@@ -16,18 +16,27 @@ from pyspark.sql.types import StructType
 
 from bide.durations import to_milliseconds
 from bide.errors import InvalidOptionError, OffsetsLostError
+from bide.spark.admission import Admission
 from bide.spark.batches import Batches
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema
-from bide.spark.offsets import Document, begin_of, document, limited, positions_of, split
+from bide.spark.offsets import Document, begin_of, document, positions_of, split
 from bide.spark.read_options import Position, Positions, ReadOptions
 from bide.streams.log import Address, StreamLogs
 from bide.streams.range_reader import OffsetRange, read_range
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
 except ImportError:  # PySpark before 4.2 does not have limits
     LIMITS = False
-    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+    ReadAllAvailable = ReadLimit = ReadMaxRows = object  # type: ignore[assignment, misc]
+    ReadMaxBytes = ReadMinRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 else:
     LIMITS = True
 
@@ -127,7 +136,12 @@ class StreamsReader(DataSourceReader):
                         "give an earlier startingOffsets or startingTimestamp, or a later endingOffsets or "
                         "endingTimestamp"
                     )
-        return streams.tasks([OffsetRange(stream=name, start=start[name], end=end[name]) for name in names])
+            ranges = [OffsetRange(stream=name, start=start[name], end=end[name]) for name in names]
+            return streams.tasks(self.narrowed(ranges, logs))
+
+    def narrowed(self, ranges: list[OffsetRange], logs: StreamLogs) -> list[OffsetRange]:
+        """The parts of the ranges that have to be read: all of them."""
+        return ranges
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of one range."""
@@ -138,11 +152,14 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads streams in micro-batches. Spark calls :meth:`read` in tasks and all other methods on the driver."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        if options.max_offsets is not None and not LIMITS:
+        if options.limits.is_set and not LIMITS:
             raise InvalidOptionError(
-                "the option maxOffsetsPerTrigger needs PySpark 4.2 or newer: older ones do not pass their position"
+                "the options maxOffsetsPerTrigger, maxBytesPerTrigger and minOffsetsPerTrigger need PySpark 4.2 or "
+                "newer: older ones do not pass their position"
             )
         self._streams = _StreamsRead(options, schema)
+        self._admission = Admission(options.limits)
+        self._behind: dict[str, int] | None = None
         self._logs: StreamLogs | None = None
         self._initial: dict[str, int] | None = None
         self._target: dict[str, int] | None = None
@@ -185,9 +202,13 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-        """The option ``maxOffsetsPerTrigger``."""
-        most = self._streams.options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """One of the limits. :meth:`latestOffset` applies all of them, because Spark passes on only one."""
+        limits = self._streams.options.limits
+        if limits.max_offsets is not None:
+            return ReadMaxRows(limits.max_offsets)
+        if limits.max_bytes is not None:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
         """Limit the query to the messages that the streams have now."""
@@ -222,18 +243,26 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             since[stream] = self._connected.first(stream)
         begin = {stream: known.get(stream, since.get(stream, 0)) for stream in ends}
         restarts = self._check(known, begin, ends)
-        if isinstance(limit, ReadMaxRows) and LIMITS:
-            ends = limited(begin, ends, limit.max_rows)
-        left_out = known.keys() - ends.keys()
-        if not restarts and not left_out and all(ends[stream] == begin[stream] for stream in ends):
-            # The same document as before, so that Spark starts no batch. With failOnDataLoss=false, a missing stream
-            # does start one, which removes its position from the checkpoint: a loss is allowed only once.
+        # With failOnDataLoss=false, a missing stream starts a batch, which removes its position from the checkpoint: a
+        # loss is allowed only once.
+        can_wait = not restarts and not known.keys() - ends.keys()
+        # Trigger.Once ignores the limits, and Trigger.AvailableNow would wait forever for the least number.
+        is_limited = LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable)
+        if can_wait and is_limited and self._target is None and self._admission.waits(begin, ends):
+            ends = {stream: min(begin[stream], end) for stream, end in ends.items()}
+        elif is_limited:
+            ends = self._admission.limit(begin, ends, self._connected.message_size)
+        if self._latest is not None:
+            self._behind = {name: max(0, end - ends.get(name, 0)) for name, end in self._latest.items()}
+        if can_wait and all(ends[stream] == begin[stream] for stream in ends):
+            # The same document as before, so that Spark starts no batch.
             return dict(start)
         return document(ends, since=since)
 
     def _ends(self) -> dict[str, int]:
         logs = self._connected
         self._latest = {name: logs.end(name) for name in self._streams.names(logs)}
+        self._admission.observe(self._latest)
         return self._latest
 
     def _check(
@@ -272,8 +301,15 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return restarts
 
     def reportLatestOffset(self) -> Document | None:  # noqa: N802 (Spark's name)
-        """The ends of the streams, for the progress that Spark reports."""
-        return None if self._latest is None else document(self._latest)
+        """The ends of the streams, how far the query is behind, and the rate, for the progress that Spark reports."""
+        if self._latest is None:
+            return None
+        found = document(self._latest)
+        if self._behind is not None:
+            found["behind"] = dict(sorted(self._behind.items()))
+        if (rate := self._admission.arriving_per_second) is not None:
+            found["arrivingPerSecond"] = rate
+        return found
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         """The ranges of a batch.

@@ -20,6 +20,7 @@ _MAX_DEPTH: Final = 32
 MAX_VALUES: Final = 1 << 20
 """Limit on the values of a section, needed because elements of an array can take no bytes at all."""
 
+_HEADER: Final = 0x70
 _ANNOTATIONS: Final = 0x72
 _PROPERTIES: Final = 0x73
 _APPLICATION: Final = 0x74
@@ -74,6 +75,7 @@ class Sections(NamedTuple):
         application: the encoded map of application properties; empty if the message has none.
         body: the bytes of the data sections; None if the body is an ``amqp-value`` or ``amqp-sequence``.
         value: the encoded ``amqp-value`` or ``amqp-sequence`` sections.
+        header: the encoded list of the header section (durability, priority, TTL); empty if the message has none.
     """
 
     annotations: bytes
@@ -81,6 +83,7 @@ class Sections(NamedTuple):
     application: bytes
     body: bytes | None
     value: tuple[bytes, ...] = ()
+    header: bytes = b""
 
 
 def sections(data: bytes) -> Sections:
@@ -89,7 +92,7 @@ def sections(data: bytes) -> Sections:
     Raises:
         UndecodableMessageError: the bytes are not a message of AMQP 1.0.
     """
-    annotations = properties = application = b""
+    annotations = properties = application = header = b""
     parts: list[bytes] = []
     values: list[bytes] = []
     at, end = 0, len(data)
@@ -125,16 +128,16 @@ def sections(data: bytes) -> Sections:
                 properties = data[start:at]
             elif kind == _APPLICATION:
                 application = data[start:at]
+            elif kind == _HEADER:
+                header = data[start:at]
             elif kind in (_VALUE, _SEQUENCE):
                 values.append(data[start:at])
     except (IndexError, struct.error):
         raise UndecodableMessageError("it ends too early") from None
-    if parts:
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        return Sections(annotations, properties, application, body, tuple(values))
-    if not values:
+    if not parts and not values:
         raise UndecodableMessageError("it has no body")
-    return Sections(annotations, properties, application, None, tuple(values))
+    body = b"".join(parts) if parts else None
+    return Sections(annotations, properties, application, body, tuple(values), header)
 
 
 def _end_of_value(data: bytes, at: int) -> int:
@@ -184,8 +187,8 @@ def escaped(raw: bytes) -> str:
     return raw.decode(errors="backslashreplace")
 
 
-def identity(properties: bytes) -> tuple[Any, Any, Any]:
-    """Message id, correlation id and content type of an encoded list of properties; None for each that is not set.
+def first_properties(properties: bytes, count: int) -> list[Any]:
+    """The first *count* values of an encoded list of properties; None for each that is not set.
 
     Raises:
         UndecodableMessageError: the properties are not a list, or end too early.
@@ -193,15 +196,15 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
     try:
         match properties[0]:
             case 0xC0:
-                count, at = properties[2], 3
+                length, at = properties[2], 3
             case 0xD0:
-                count, at = _LENGTH.unpack_from(properties, 5)[0], 9
+                length, at = _LENGTH.unpack_from(properties, 5)[0], 9
             case 0x45:
-                return None, None, None
+                return [None] * count
             case _:
                 raise UndecodableMessageError("its properties are not a list")
         found: list[Any] = []
-        for _ in range(min(count, 7)):
+        for _ in range(min(length, count)):
             kind = properties[at]
             if kind == 0x40:
                 found.append(None)
@@ -221,8 +224,7 @@ def identity(properties: bytes) -> tuple[Any, Any, Any]:
             raise IndexError
     except (IndexError, struct.error):
         raise UndecodableMessageError("its properties end too early") from None
-    found += [None] * (7 - len(found))
-    return found[0], found[5], found[6]
+    return found + [None] * (count - len(found))
 
 
 def lookup(application: bytes, *names: bytes) -> list[Any]:

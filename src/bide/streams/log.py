@@ -147,6 +147,20 @@ class StreamLogs:
 
         return self._query(stream, find)
 
+    def message_size(self, stream: str, offset: int) -> float:
+        """The mean size of the messages in the chunk at this offset, in bytes as stored; 0 if there is no chunk.
+
+        Raises:
+            TargetNotFoundError: the stream does not exist.
+            BrokerError: the query failed.
+        """
+
+        def measure(connection: StreamConnection, stream: str) -> float:
+            chunk = _chunk_at(connection, stream, frames.at_offset(offset))
+            return 0.0 if chunk is None else len(chunk.data) / chunk.count
+
+        return self._retry(lambda: measure(self.leader(stream), stream))
+
     def _query(self, stream: str, query: _Query) -> int:
         return self._retry(lambda: query(self.leader(stream), stream))
 

@@ -74,6 +74,11 @@ class BatchPublisher:
             self.put(one)
         return self.flush()
 
+    @property
+    def has_failures(self) -> bool:
+        """Whether messages since the last flush are known to have failed; :meth:`flush` names them."""
+        return self._tally.has_failures
+
     def flush(self) -> PublishSummary:
         """Wait until all messages since the last flush are confirmed.
 
