@@ -43,6 +43,9 @@ for _name in [name for name in os.environ if name.startswith("BIDE_")]:
     if _name not in _KEPT:
         del os.environ[_name]
 
+# Each process that imports numpy would start a thread for each core, which spin before they sleep.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A shell ignores Ctrl-C in what it runs in the background, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,8 +26,9 @@ async def test_a_stalled_broker_does_not_use_up_the_channels(
     vhost: Vhost, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What many publishes need again is asked for once, and those that time out leave that running."""
+    rebind_after = timedelta(milliseconds=200)
     for module in ("broker_state", "declared_infrastructure"):
-        monkeypatch.setattr(f"bide.client.{module}.REBIND_AFTER", timedelta(milliseconds=200))
+        monkeypatch.setattr(f"bide.client.{module}.REBIND_AFTER", rebind_after)
     shop, queue = fresh("shop"), fresh("q")
     topology = bide.Topology([bide.Exchange(shop, "fanout")], [bide.Queue.quorum(queue)], [bide.Binding(shop, queue)])
     async with bide.connect(proxy.url, timeout="300ms", max_in_flight=100_000) as client:
@@ -48,7 +49,8 @@ async def test_a_stalled_broker_does_not_use_up_the_channels(
 
         await eventually(works)
         connection = await connection_of(client)
-        await asyncio.sleep(0.3)
+        # What was bound for these messages has to be bound again for the next.
+        await asyncio.sleep(1.5 * rebind_after.total_seconds())
         proxy.stall()
         failed: Counter[str] = Counter()
         for _ in range(4):
@@ -71,7 +73,11 @@ async def test_a_shortage_of_channels_does_not_fail_a_publish(vhost: Vhost, prox
         connection = await connection_of(client)
         proxy.stall()
         opening = [asyncio.create_task(connection.channel()) for _ in range(connection.channel_max - 2)]
-        await asyncio.sleep(0.1)
+
+        async def are_opened() -> bool:
+            return len(connection._channels) > len(opening)
+
+        await eventually(are_opened)
         for task in opening:
             task.cancel()
         await asyncio.wait(opening)
@@ -80,7 +86,7 @@ async def test_a_shortage_of_channels_does_not_fail_a_publish(vhost: Vhost, prox
             for number in range(1, 4)
         ]
         others = [asyncio.create_task(client.publish(b"", exchange=f"{queue}-{number}")) for number in range(50)]
-        # They must not have failed after a moment.
+        # Time for a publish to fail that does not wait for a channel; nothing else shows that it waits.
         await asyncio.sleep(0.5)
         assert not any(one.done() for one in (*publishing, *others))
         proxy.moving.set()

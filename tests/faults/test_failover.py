@@ -43,6 +43,16 @@ async def address(client: bide.Client) -> str:
     return (await connection_of(client)).address
 
 
+async def until_sent(client: bide.Client) -> None:
+    """Wait until the broker has to confirm a message."""
+    connection = await connection_of(client)
+
+    async def is_waiting() -> bool:
+        return connection.is_waiting
+
+    await eventually(is_waiting)
+
+
 async def fill(client: bide.Client, queue: str) -> None:
     while True:
         await client.publish(b"", to=queue)
@@ -202,7 +212,7 @@ async def test_a_refusing_target_does_not_keep_a_client_on_a_broken_node(
             await fill(client, full)
         first.rewrite = without_confirms
         refused = asyncio.create_task(client.publish(b"", to=full))
-        await asyncio.sleep(0.1)
+        await until_sent(client)
         begun = asyncio.get_running_loop().time()
         await client.publish(b"", to=queue)
         assert asyncio.get_running_loop().time() - begun < MAX_LATENESS.total_seconds()
@@ -226,7 +236,7 @@ async def test_a_target_without_a_leader_does_not_keep_a_client_on_a_broken_node
         try:
             first.rewrite = without_confirms
             waiting = asyncio.create_task(client.publish(b"", to=lost))
-            await asyncio.sleep(0.1)
+            await until_sent(client)
             await client.publish(b"", to=queue)
             assert moves - before == {"unconfirmed": 1}
         finally:
@@ -349,6 +359,6 @@ async def test_a_blocked_event_loop_is_not_taken_for_a_silent_broker(vhost: Vhos
     async with bide.connect(f"{proxy.url}?heartbeat=1", infrastructure=CLOCK) as client:
         connection = await connection_of(client)
         # The proxy is in the same event loop. (The broker hears nothing meanwhile either, and may give up by itself.)
-        time.sleep(3)  # noqa: ASYNC251
-        await asyncio.sleep(0.1)
+        time.sleep(3)  # noqa: ASYNC251 (to block the event loop is the test)
+        await asyncio.sleep(0.1)  # time for the watch, whose timers are overdue, to take the broker for silent
         assert not connection.lost.done() or "silent" not in str(connection.lost.result())

@@ -68,22 +68,19 @@ def imported(code: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("code", [PUBLISHER, LAYOUTS])
-@pytest.mark.parametrize("name", HEAVY)
-def test_import_bide_imports_nothing_heavy(name: str, code: str) -> None:
+def test_import_bide_imports_nothing_heavy(code: str) -> None:
     assert "bide.client.client" in imported(code)
-    assert name not in imported(code)
+    assert not imported(code).intersection(HEAVY)
 
 
-@pytest.mark.parametrize("name", NOT_FOR_PUBLISHERS)
-def test_a_publisher_does_not_import_consumers_or_other_layouts(name: str) -> None:
+def test_a_publisher_does_not_import_consumers_or_other_layouts() -> None:
     assert "bide.client.publisher" in imported(PUBLISHER)
-    assert name not in imported(PUBLISHER)
+    assert not imported(PUBLISHER).intersection(NOT_FOR_PUBLISHERS)
 
 
-@pytest.mark.parametrize("name", NOT_FOR_HELP)
-def test_help_imports_no_command(name: str) -> None:
+def test_help_imports_no_command() -> None:
     assert "bide.cli.app" in imported(HELP)
-    assert name not in imported(HELP)
+    assert not imported(HELP).intersection(NOT_FOR_HELP)
 
 
 @pytest.mark.parametrize("name", NOT_FOR_SEND_HELP)

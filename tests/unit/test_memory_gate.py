@@ -157,6 +157,10 @@ async def test_the_error_of_a_filter_that_ended_in_some_partitions_only_says_wha
     assert all(repr(one) in str(caught.value) for one in others)
 
 
+# Thousands of schedules; the claims of a gate do not depend on the release, so one of them is enough by default.
+@pytest.mark.parametrize(
+    "b", [pytest.param(one, marks=[pytest.mark.long] if one != RELEASES[-1] else []) for one in RELEASES], indirect=True
+)
 async def test_a_target_that_refuses_is_not_claimed_for_without_end_and_holds_up_no_other(b: MemoryBroker) -> None:
     full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     numbers = (f"k{number}" for number in itertools.count())

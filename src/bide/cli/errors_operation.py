@@ -60,7 +60,7 @@ def operation_options(verb: str) -> Callable[[_Decorated], _Decorated]:
             click.option("--all", "everything", is_flag=True, help="Choose all messages of the queue."),
         ):
             wrapped = option(wrapped)
-        return wrapped  # type: ignore[no-any-return]
+        return wrapped  # type: ignore[no-any-return]  # the same parameters
 
     return decorate
 

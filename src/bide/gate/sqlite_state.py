@@ -94,7 +94,7 @@ class SqliteState:
         """Read the position, and forget sessions that were not written: after a rollback."""
         self._changed_sessions.clear()
         self._waiting_count = None
-        row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()  # noqa: S608 (our names)
+        row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()
         self.position = LogPosition(**dict(zip(_POSITION_FIELDS, row, strict=True)))
 
     def flush(self) -> None:
@@ -105,14 +105,14 @@ class SqliteState:
         )
         self._changed_sessions.clear()
         self._sql.execute(
-            f"UPDATE position SET {', '.join(f'{column} = ?' for column in _POSITION)}",  # noqa: S608 (our names)
+            f"UPDATE position SET {', '.join(f'{column} = ?' for column in _POSITION)}",
             [getattr(self.position, name) for name in _POSITION_FIELDS],
         )
 
     def clear(self) -> None:
         """Remove all entries, and set the position before the first record."""
         for table in _TABLES:
-            self._sql.execute(f"DELETE FROM {table}")  # noqa: S608 (names of our own)
+            self._sql.execute(f"DELETE FROM {table}")
         self._changed_sessions.clear()
         self._waiting_count = None
         self.position = LogPosition()
@@ -256,7 +256,7 @@ class SqliteState:
         Args:
             without: targets to leave out.
         """
-        query = f"SELECT due FROM waiting WHERE NOT is_paused {_others(without)}ORDER BY due LIMIT 1"  # noqa: S608
+        query = f"SELECT due FROM waiting WHERE NOT is_paused {_others(without)}ORDER BY due LIMIT 1"
         row = self._sql.execute(query, tuple(without)).fetchone()
         return None if row is None else int(row[0])
 
@@ -279,13 +279,13 @@ class SqliteState:
     def number(self, wanted: ScheduleFilter) -> int:
         """The number of waiting schedules that a filter matches."""
         where, values = _where(wanted)
-        found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]  # noqa: S608
+        found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]
         return found
 
     def size(self) -> int:
         """The bytes of what waits and is under way, about. Large messages are not read."""
         queries = (
-            f"SELECT total(length(key) + length(properties) + length(body) + {_ENTRY_BYTES}) FROM {table}"  # noqa: S608
+            f"SELECT total(length(key) + length(properties) + length(body) + {_ENTRY_BYTES}) FROM {table}"
             for table in ("waiting", "under_way")
         )
         return sum(int(self._sql.execute(one).fetchone()[0]) for one in queries)

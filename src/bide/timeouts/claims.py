@@ -85,7 +85,7 @@ class ClaimedTable:
     def open(self) -> None:
         """Read the columns of the table, and the number of the last batch."""
         with self._database.transaction() as cursor:
-            cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())  # noqa: S608 (names are quoted)
+            cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())
             cursor.fetchall()
             names = [one[0] for one in cursor.description]
             cursor.execute(
@@ -98,7 +98,7 @@ class ClaimedTable:
             quote = self._database.dialect.quote
             self._all = ", ".join(map(quote, names))
             self._restored = ", ".join(quote(name) for name in names if name not in generated)
-            cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())  # noqa: S608
+            cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())
             self._batch = int(cursor.fetchall()[0][0])
 
     def create(self, cursor: Cursor) -> None:
@@ -109,13 +109,13 @@ class ClaimedTable:
     def interrupted(self) -> Iterator[Batch]:
         """The batches that an earlier process claimed and did not finish. They count as repeated."""
         numbers = self._database.query(
-            f"SELECT DISTINCT bide_batch FROM {self._claims} WHERE bide_status = %s ORDER BY bide_batch",  # noqa: S608
+            f"SELECT DISTINCT bide_batch FROM {self._claims} WHERE bide_status = %s ORDER BY bide_batch",
             (CLAIMED,),
         )
         for (number,) in numbers:
             with self._database.transaction() as cursor:
                 cursor.execute(
-                    f"SELECT {self._read} FROM {self._claims} WHERE bide_status = %s AND bide_batch = %s",  # noqa: S608
+                    f"SELECT {self._read} FROM {self._claims} WHERE bide_status = %s AND bide_batch = %s",
                     (CLAIMED, number),
                 )
                 rows = [stored_timeout(row) for row in cursor.fetchall()]
@@ -156,7 +156,7 @@ class ClaimedTable:
     def _try_claim(self, earliest: datetime, size: int) -> Batch | None:
         with self._database.transaction() as cursor:
             cursor.execute(
-                f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
+                f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "
                 f"AND {self._is_time} AND NOT EXISTS (SELECT 1 FROM {self._claims} claims WHERE claims.{self._id} = "
                 f"source.{self._id} AND claims.bide_status = %s) ORDER BY {self._time} LIMIT {size} "
                 "FOR UPDATE SKIP LOCKED",
@@ -169,12 +169,12 @@ class ClaimedTable:
             ids = [row.id for row in rows]
             marks = ", ".join(["%s"] * len(ids))
             cursor.execute(
-                f"INSERT INTO {self._claims} ({self._all}, bide_batch, bide_status) "  # noqa: S608
+                f"INSERT INTO {self._claims} ({self._all}, bide_batch, bide_status) "
                 f"SELECT {self._all}, {number}, {CLAIMED} FROM {self._source} WHERE {self._id} IN ({marks})",
                 ids,
             )
             copied = cursor.rowcount
-            cursor.execute(f"DELETE FROM {self._source} WHERE {self._id} IN ({marks})", ids)  # noqa: S608
+            cursor.execute(f"DELETE FROM {self._source} WHERE {self._id} IN ({marks})", ids)
             if not copied == cursor.rowcount == len(ids):
                 raise TimeoutStoreError(
                     f"the ids of {self.table.name} are not unique: {len(ids)} rows were read, {copied} copied and "
@@ -201,12 +201,12 @@ class ClaimedTable:
                 )
                 for identity, reason in left.items():
                     cursor.execute(
-                        f"UPDATE {self._claims} SET bide_status = %s, bide_reason = %s "  # noqa: S608
+                        f"UPDATE {self._claims} SET bide_status = %s, bide_reason = %s "
                         f"WHERE {self._id} = %s AND bide_batch = %s",
                         (LEFT, reason[:_MAX_REASON], identity, batch.number),
                     )
             cursor.execute(
-                f"UPDATE {self._claims} SET bide_status = %s WHERE bide_status = %s AND bide_batch = %s",  # noqa: S608
+                f"UPDATE {self._claims} SET bide_status = %s WHERE bide_status = %s AND bide_batch = %s",
                 (SENT, CLAIMED, batch.number),
             )
             self._add(cursor, "sent", cursor.rowcount)
@@ -216,15 +216,14 @@ class ClaimedTable:
         """Put all rows back that are claimed and not sent, and return their number."""
         with self._database.transaction() as cursor:
             number = self._restore(cursor, "bide_status = %s", (CLAIMED,))
-            cursor.execute(f"DELETE FROM {self._claims} WHERE bide_status = %s", (CLAIMED,))  # noqa: S608
+            cursor.execute(f"DELETE FROM {self._claims} WHERE bide_status = %s", (CLAIMED,))
             self._add(cursor, "repeated", number)
         return number
 
     def count(self, earliest: datetime, latest: datetime) -> int:
         """The number of stored timeouts that are due between two times."""
         ((number,),) = self._database.query(
-            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s "  # noqa: S608
-            f"AND {self._is_time}",
+            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s AND {self._is_time}",
             (database_time(earliest), database_time(latest)),
         )
         return int(number)
@@ -232,7 +231,7 @@ class ClaimedTable:
     def count_unreadable(self) -> int:
         """The number of stored timeouts without a due time, or with one that Python cannot read."""
         ((number,),) = self._database.query(
-            f"SELECT COUNT(*) FROM {self._source} WHERE ({self._is_time}) IS NOT TRUE OR {self._time} < %s "  # noqa: S608
+            f"SELECT COUNT(*) FROM {self._source} WHERE ({self._is_time}) IS NOT TRUE OR {self._time} < %s "
             f"OR {self._time} > %s",
             (database_time(EARLIEST), database_time(LATEST)),
         )
@@ -242,12 +241,12 @@ class ClaimedTable:
         """The counts."""
         with self._database.transaction() as cursor:
             cursor.execute(
-                f"SELECT sent, repeated FROM {self._endpoints} WHERE run_id = %s AND number = %s",  # noqa: S608
+                f"SELECT sent, repeated FROM {self._endpoints} WHERE run_id = %s AND number = %s",
                 self._key,
             )
             ((sent, repeated),) = cursor.fetchall()
             cursor.execute(
-                f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "  # noqa: S608
+                f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "
                 "GROUP BY bide_status, bide_reason ORDER BY bide_reason",
                 (SENT,),
             )
@@ -263,7 +262,7 @@ class ClaimedTable:
     def _restore(self, cursor: Cursor, condition: str, values: Sequence[Any]) -> int:
         overriding = self._database.dialect.overriding
         cursor.execute(
-            f"INSERT INTO {self._source} ({self._restored}) {overriding} "  # noqa: S608
+            f"INSERT INTO {self._source} ({self._restored}) {overriding} "
             f"SELECT {self._restored} FROM {self._claims} WHERE {condition}",
             values,
         )
@@ -271,6 +270,6 @@ class ClaimedTable:
 
     def _add(self, cursor: Cursor, column: str, number: int) -> None:
         cursor.execute(
-            f"UPDATE {self._endpoints} SET {column} = {column} + %s WHERE run_id = %s AND number = %s",  # noqa: S608
+            f"UPDATE {self._endpoints} SET {column} = {column} + %s WHERE run_id = %s AND number = %s",
             (number, *self._key),
         )

@@ -172,7 +172,7 @@ class PostgreSql(Dialect):
         """See :meth:`Dialect.claim_table`."""
         columns = "source.*, 0 AS bide_batch, 0 AS bide_status, CAST(NULL AS text) AS bide_reason"
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns} FROM {source} source WHERE 1 = 0",  # noqa: S608
+            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns} FROM {source} source WHERE 1 = 0",
             f"CREATE INDEX ON {table} (bide_status, bide_batch)",
             f"CREATE INDEX ON {table} ({id_column})",
         )
@@ -264,7 +264,7 @@ class MySql(Dialect):
     def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
         """See :meth:`Dialect.claim_table`. One statement, because each statement commits."""
         statement = (
-            f"CREATE TABLE IF NOT EXISTS {table} (bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL "  # noqa: S608
+            f"CREATE TABLE IF NOT EXISTS {table} (bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL "
             f"DEFAULT 0, bide_reason {self.text}, KEY (bide_status, bide_batch), KEY ({id_column})) "
             f"ENGINE=InnoDB SELECT source.* FROM {source} source WHERE 1 = 0"
         )

@@ -46,7 +46,7 @@ class DueRows:
         with ExitStack() as stack:
             cursor = stack.enter_context(self._database.transaction())
             cursor.execute(
-                f"SELECT {self._read} FROM {self._name} WHERE {self._time} >= %s AND {self._time} <= %s {condition}"  # noqa: S608
+                f"SELECT {self._read} FROM {self._name} WHERE {self._time} >= %s AND {self._time} <= %s {condition}"
                 f"AND {self._is_time} ORDER BY {self._time}, {self._id} LIMIT {size} FOR UPDATE SKIP LOCKED",
                 (database_time(earliest), database_time(datetime.now(UTC)), *values),
             )
@@ -67,7 +67,7 @@ class DueRows:
         with transaction:
             for identity in ids:
                 # One by one: for many ids MariaDB may scan the table, wait for rows of other processes, and deadlock.
-                cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))  # noqa: S608
+                cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))
 
     def restart(self) -> None:
         """Begin with the first due row again."""
@@ -76,4 +76,4 @@ class DueRows:
     def clear_saga(self, saga: str) -> None:
         """Delete the timeouts of a saga."""
         with self._database.transaction() as cursor:
-            cursor.execute(f"DELETE FROM {self._name} WHERE {self._saga} = %s", (saga,))  # noqa: S608
+            cursor.execute(f"DELETE FROM {self._name} WHERE {self._saga} = %s", (saga,))

@@ -180,7 +180,7 @@ def _inspect_table(database_url: str, found: Retirement) -> None:
             names = ", ".join(one.name for one in tables)
             found.problems.append(f"the endpoint has {len(tables)} tables ({names}): drop the empty ones but one")
         found.table = tables[0].name
-        ((count,),) = database.query(f"SELECT COUNT(*) FROM {database.table(found.table)}")  # noqa: S608 (it is quoted)
+        ((count,),) = database.query(f"SELECT COUNT(*) FROM {database.table(found.table)}")
         found.stored = int(count)
         if found.stored:
             found.problems.append(f"the table {found.table!r} has {quantity(found.stored, 'timeout')}")
@@ -192,7 +192,7 @@ def _drop_table(database_url: str, found: Retirement) -> None:
         table = database.table(found.table)
         with database.transaction() as cursor:
             cursor.execute(database.dialect.lock_table.format(table), ())
-            cursor.execute(f"SELECT COUNT(*) FROM {table}", ())  # noqa: S608 (it is quoted)
+            cursor.execute(f"SELECT COUNT(*) FROM {table}", ())
             if cursor.fetchall()[0][0]:
                 raise TimeoutStoreError(f"the table {found.table!r} got a timeout just now, and was not dropped")
             cursor.execute(f"DROP TABLE {table}", ())

@@ -159,7 +159,7 @@ class Runs:
                     ended_at=None,
                 )
                 cursor.execute(
-                    f"INSERT INTO {self._runs} (run_id, status, parameters, started_at) VALUES (%s, %s, %s, %s)",  # noqa: S608
+                    f"INSERT INTO {self._runs} (run_id, status, parameters, started_at) VALUES (%s, %s, %s, %s)",
                     (run.run, RUNNING, json.dumps(parameters), database_time(run.started_at)),
                 )
             known = self._tables(cursor, run.run)
@@ -169,7 +169,7 @@ class Runs:
                     one = ClaimedTable(self._database, run.run, len(claimed), table)
                     one.create(cursor)
                     cursor.execute(
-                        f"INSERT INTO {self._endpoints} (run_id, number, source, sent, repeated) "  # noqa: S608
+                        f"INSERT INTO {self._endpoints} (run_id, number, source, sent, repeated) "
                         "VALUES (%s, %s, %s, 0, 0)",
                         (run.run, len(claimed), _table_as_json(table)),
                     )
@@ -180,7 +180,7 @@ class Runs:
         """Note that a run has ended."""
         with self._database.transaction() as cursor:
             cursor.execute(
-                f"UPDATE {self._runs} SET status = %s, ended_at = %s WHERE run_id = %s",  # noqa: S608
+                f"UPDATE {self._runs} SET status = %s, ended_at = %s WHERE run_id = %s",
                 (status, database_time(datetime.now(UTC)), run),
             )
 
@@ -212,7 +212,7 @@ class Runs:
 
     def _read_runs(self, cursor: Cursor) -> list[RunStatus]:
         cursor.execute(
-            f"SELECT run_id, status, parameters, started_at, ended_at FROM {self._runs} ORDER BY started_at",  # noqa: S608
+            f"SELECT run_id, status, parameters, started_at, ended_at FROM {self._runs} ORDER BY started_at",
             (),
         )
         return [
@@ -228,7 +228,7 @@ class Runs:
 
     def _tables(self, cursor: Cursor, run: str) -> dict[int, TimeoutTable]:
         cursor.execute(
-            f"SELECT number, source FROM {self._endpoints} WHERE run_id = %s ORDER BY number",  # noqa: S608
+            f"SELECT number, source FROM {self._endpoints} WHERE run_id = %s ORDER BY number",
             (run,),
         )
         return {int(number): TimeoutTable(**json.loads(source)) for number, source in cursor.fetchall()}

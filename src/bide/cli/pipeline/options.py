@@ -33,7 +33,7 @@ def spark_options(command: _Decorated) -> _Decorated:
         refuse_without_spark()
         return command(*args, **kwargs)
 
-    return _session_options(wrapper)  # type: ignore[no-any-return]
+    return _session_options(wrapper)  # type: ignore[no-any-return]  # the same parameters
 
 
 def engine_options(command: _Decorated) -> _Decorated:
@@ -49,7 +49,7 @@ def engine_options(command: _Decorated) -> _Decorated:
 
     option = click.option("--engine", type=click.Choice(WANTED), default="auto", show_default=True,
                           help="Run in this process, or with Spark.")  # fmt: skip
-    return option(_session_options(wrapper, with_choice=True))  # type: ignore[no-any-return]
+    return option(_session_options(wrapper, with_choice=True))  # type: ignore[no-any-return]  # the same parameters
 
 
 def refuse_without_arrow() -> None:

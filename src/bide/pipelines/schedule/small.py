@@ -159,7 +159,7 @@ def due_times(found: Messages, every: timedelta, *, now: datetime) -> list[tuple
 def message_ids(found: Messages) -> list[str | None]:
     """The message ids: those of the rows, or the digests, with a number appended for repeated rows."""
     if "message_id" in found.columns:
-        return found.columns["message_id"].to_pylist()  # type: ignore[no-any-return]
+        return found.columns["message_id"].to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     seen = Counter[str]()
     ids: list[str | None] = []
     for one in found.digests:
@@ -216,7 +216,7 @@ def _bodies(table: pa.Table, plan: SchedulePlan, zone: tzinfo) -> list[str | byt
         column = table.column(plan.body_column)
         if column.type not in (pa.string(), pa.binary()):
             raise NeedsSparkError(f"the column {plan.body_column!r} is {spark_name(column.type)}")
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     taken = {plan.time_column, *plan.header_columns}
     names = plan.body_columns or tuple(name for name in table.column_names if name not in taken)
     return [*json_objects(names, [table.column(name) for name in names], zone, table.num_rows)]

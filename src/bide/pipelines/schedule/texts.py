@@ -58,7 +58,7 @@ def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
     """
     kind = column.type
     if kind == pa.timestamp("us", "UTC"):
-        return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+        return column.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     if kind == pa.string():
         found = [None if one is None else _time_in(name, one, zone) for one in column.to_pylist()]
     elif kind == pa.timestamp("us"):
@@ -75,7 +75,7 @@ def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
 
 def _values(name: str, column: pa.ChunkedArray) -> list[Any]:
     try:
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     except (ValueError, OverflowError) as error:
         raise NeedsSparkError(f"the column {name!r} has times outside the years 1 to 9999") from error
 
@@ -120,7 +120,7 @@ def cast_texts(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str | N
     kind = column.type
     write: Callable[[Any], str]
     if kind == pa.string():
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     if pa.types.is_integer(kind):
         write = str
     elif kind == pa.bool_():
