@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,6 +16,8 @@ from bide.pipelines.report.figures import (
     Headline,
     PendingFigures,
     ReportStep,
+    ScheduleCounts,
+    ScheduleFigures,
     Target,
     UndecodableFigures,
 )
@@ -88,6 +90,10 @@ def cards(figures: Figures) -> list[Card]:
             Card(name="p50 late", value=texts.milliseconds(head.p50)),
             Card(name="p99 late", value=texts.milliseconds(head.p99)),
         ]
+        found += [
+            Card(name=name, value=texts.count(count), bad=name in ("undeliverable", "unknown"))
+            for name, count in head.ended.items()
+        ]
     if figures.failures is not None:
         total = figures.failures.total
         found.append(Card(name="failures", value=texts.count(total), bad=total > 0))
@@ -109,6 +115,8 @@ def summary(figures: Figures) -> str:
     elif head.p50 is not None and head.p99 is not None:
         half, most = texts.milliseconds(head.p50), texts.milliseconds(head.p99)
         sentence += f", half of them at most {half} late, 99 in 100 at most {most}"
+    if head.ended:
+        sentence += f". Not delivered: {_listed(head.ended)}"
     if not head.pending:
         return f"{sentence}. Nothing is pending."
     sentence += f". {head.pending:,} {_are(head.pending)} pending"
@@ -129,6 +137,21 @@ def failed(figures: Figures) -> str:
     return f"{quantity(found.total, 'attempt')} failed, in {groups}"
 
 
+def schedules(figures: Figures) -> str:
+    """A short text about schedules; empty without a schedule log."""
+    if figures.schedules is None:
+        return ""
+    total = figures.schedules.total
+    ended = _listed(total.outcomes)
+    overdue = f" ({total.overdue:,} overdue)" if total.overdue else ""
+    return f"schedules: {ended + ', ' if ended else ''}{total.pending:,} pending{overdue}"
+
+
+def _listed(outcomes: Mapping[str, int]) -> str:
+    """Counts with their outcomes, in a sentence; outcomes that nothing has are left out."""
+    return ", ".join(f"{count:,} {name}" for name, count in outcomes.items() if count)
+
+
 def undecodable(figures: Figures) -> str:
     """A short text about undecodable messages; empty without any."""
     total = figures.undecodable_total
@@ -144,6 +167,10 @@ def sections(figures: Figures) -> Iterator[Section]:
     if any(one.p50 is not None for one in figures.targets):
         yield _targets(figures.targets, figures.more_targets)
     yield _pending(figures.pending, figures.headline)
+    if figures.schedules is not None:
+        yield _schedules(figures.schedules)
+        if figures.schedules.spans:
+            yield _schedules_over_time(figures.schedules)
     yield _failures(figures.failures)
     if figures.undecodable:
         yield _undecodable(figures.undecodable, figures.undecodable_total)
@@ -246,6 +273,55 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
         note=note,
         draw=lambda width: plots.pending(found, now=now, width=width),
         table=Table(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, numbers=2),
+    )
+
+
+def _schedules(found: ScheduleFigures) -> Section:
+    names = [name for name, count in found.total.outcomes.items() if count]
+    rows = [
+        (name, *map(texts.count, _schedule_row(one, names)), texts.milliseconds(one.max))
+        for one, name in (
+            *((one, plots.schedule_name(found, one)) for one in found.targets),
+            *([(found.total, "all targets")] if len(found.targets) > 1 else []),
+        )
+    ]
+    late = " The gate reports a delivery up to 100 ms after it, so the latest one may be less late by that."
+    return Section(
+        name="schedules",
+        title="Schedules",
+        note="Occurrences of schedules with a key, by the schedule log: how they ended, and how many have not."
+        + (late if found.total.max is not None else ""),
+        table=Table(
+            head=("target", *names, "pending", "overdue", "all", "latest"),
+            rows=rows,
+            numbers=len(names) + 4,
+            aside=False,
+        ),
+    )
+
+
+def _schedule_row(one: ScheduleCounts, names: Sequence[str]) -> tuple[int, ...]:
+    return (*(one.outcomes[name] for name in names), one.pending, one.overdue, one.total)
+
+
+def _schedules_over_time(found: ScheduleFigures) -> Section:
+    names = [name for name, count in found.total.outcomes.items() if count]
+    rows = [
+        (
+            texts.moment(found.first + found.width * number),
+            *(texts.count(one.outcomes[name]) for name in names),
+            texts.count(one.total),
+        )
+        for number, one in enumerate(found.spans)
+        if one.total
+    ]
+    left_out = f" Not shown: {quantity(found.beyond, 'occurrence')} due long before or after." if found.beyond else ""
+    return Section(
+        name="schedules-over-time",
+        title="Ended schedules, by due time",
+        note=f"Delivered occurrences, those that were cancelled, replaced or skipped, and problems.{left_out}",
+        draw=lambda width: plots.schedules(found, width=width),
+        table=Table(head=("due from (UTC)", *names, "all"), rows=rows, numbers=len(names) + 1),
     )
 
 
