@@ -220,7 +220,7 @@ async def test_a_relay_serves_its_metrics(vhost: Vhost) -> None:
         async def is_counted() -> bool:
             # The relay counts a delivery after its confirm, which may be after the receipt.
             page = await asyncio.to_thread(read)
-            return 'bide_relay_messages_total{hall="bide.hall",result="delivered"} 1.0' in page
+            return f'bide_relay_messages_total{{hall="{QUICK.base}",result="delivered"}} 1.0' in page
 
         await eventually(is_counted)
     finally:

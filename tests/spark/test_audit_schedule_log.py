@@ -18,6 +18,7 @@ import bide
 from bide.errors import AccessRefusedError, OffsetsLostError
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.schedule_log import NAMES, PendingSchedules, read_schedule_log
+from bide.pipelines.audit.sources import find_sources
 from bide.schedules.names import PARTITIONS, partition_of
 from bide.schedules.recurrence import Recurrence
 from bide.streams.log import Address, StreamLogs
@@ -134,11 +135,17 @@ async def test_each_occurrence_is_in_the_table_once_with_its_outcome(vhost: Vhos
     assert (pending["target"], pending["count"], pending["paused"], pending["overdue"]) == ("q:mails", 1, 1, 0)
 
 
-async def test_an_audit_writes_nothing_and_needs_only_read_permission(vhost: Vhost, tmp_path: Path) -> None:
+async def test_an_audit_writes_nothing_and_needs_only_read_permission(
+    vhost: Vhost, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Without a gate, what is due stays, and becomes overdue."""
     await declared(vhost.url)
+    async with bide.connect(vhost.url) as client:
+        await client.declare(Topology(queues=[Queue("news", arguments={"x-queue-type": "stream"})]))
     vhost.broker.add_user("auditor", "secret")
-    vhost.broker.set_permissions(vhost.name, "auditor", configure="^$", write="^$", read=r"^bide\.v1\.schedule\.[0-7]$")
+    vhost.broker.set_permissions(
+        vhost.name, "auditor", configure="^$", write="^$", read=r"^news$|^bide\.v1\.schedule\.[0-7]$"
+    )
     url = vhost.broker.vhost_url(vhost.name, user="auditor", password="secret")
     audit = LogAudit(vhost, tmp_path, url=url)
     async with log_client(vhost.url) as log:
@@ -152,9 +159,13 @@ async def test_an_audit_writes_nothing_and_needs_only_read_permission(vhost: Vho
     pending = {row["due_hour"].year: row for row in audit.rows("schedules_pending") if row["target"] == "x:shop"}
     assert list(pending) == [9999]
 
-    vhost.broker.set_permissions(vhost.name, "auditor", configure="^$", write="^$", read="^$")
+    port = stream_port(vhost.broker)
+    assert find_sources(url, [], events=["news"], port=port).schedules == LOGS
+    vhost.broker.set_permissions(vhost.name, "auditor", configure="^$", write="^$", read="^news$")
     with pytest.raises(AccessRefusedError, match=r"schedule\.0"):
         await audit.run()
+    assert find_sources(url, [], events=["news"], port=port).schedules == ()
+    assert "schedules are left out" in caplog.text
 
 
 KILLED_AT = """

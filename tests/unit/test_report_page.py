@@ -14,7 +14,7 @@ import pytest
 from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
 from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
 from bide.pipelines.charts.svg import document
-from bide.pipelines.report import content, picture, plots
+from bide.pipelines.report import content, picture, plots, schedule_sections
 from bide.pipelines.report.figures import Failures, Figures, FlowFigures, PendingFigures, PendingTarget, ReportStep
 from bide.pipelines.report.page import NARROW, WIDE, page
 from tests.reports import MINUTE, NOON, figures, headline
@@ -187,14 +187,14 @@ def test_schedules_are_counted_by_target_and_outcome() -> None:
         ("all targets", "65", "30", "4", "1", "12", "1", "112", "240 ms"),
     ]
     assert [row[1:] for row in spans.rows] == [("40", "10", "0", "0", "50"), ("25", "20", "4", "1", "50")]
-    assert content.schedules(figures()) == (
+    assert schedule_sections.summary(figures()) == (
         "schedules: 65 delivered, 30 cancelled, 4 superseded, 1 undeliverable, 12 pending (1 overdue)"
     )
 
 
 def test_without_schedules_nothing_mentions_them() -> None:
     found = replace(figures(), schedules=None)
-    assert content.schedules(found) == ""
+    assert schedule_sections.summary(found) == ""
     assert 'id="schedules' not in page(found)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.drawing import Drawing
-from bide.pipelines.report import plots
+from bide.pipelines.report import plots, schedule_sections
 from bide.pipelines.report.figures import (
     Failures,
     Figures,
@@ -16,65 +14,11 @@ from bide.pipelines.report.figures import (
     Headline,
     PendingFigures,
     ReportStep,
-    ScheduleCounts,
-    ScheduleFigures,
     Target,
     UndecodableFigures,
 )
+from bide.pipelines.report.section import Card, Section, Table
 from bide.runtime.wording import quantity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table of texts.
-
-    Attributes:
-        head: the names of the columns.
-        rows: the cells, row by row.
-        numbers: how many columns at the end are numbers.
-        aside: whether the table is collapsed until the reader opens it.
-        long: the index of a column of long texts; None without one.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numbers: int
-    aside: bool = True
-    long: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the report.
-
-    Attributes:
-        name: an id that is unique in the report, of letters and dashes.
-        title: the heading.
-        note: one or two sentences below the drawing, or in its place.
-        draw: creates the drawing for a width; None if there is nothing to draw.
-        table: the same data as a table; None without one.
-    """
-
-    name: str
-    title: str
-    note: str
-    draw: Callable[[float], Drawing] | None = None
-    table: Table | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A figure of the headline.
-
-    Attributes:
-        name: the name of the figure.
-        value: the formatted value.
-        bad: whether the value indicates a problem.
-    """
-
-    name: str
-    value: str
-    bad: bool = False
 
 
 def cards(figures: Figures) -> list[Card]:
@@ -116,7 +60,7 @@ def summary(figures: Figures) -> str:
         half, most = texts.milliseconds(head.p50), texts.milliseconds(head.p99)
         sentence += f", half of them at most {half} late, 99 in 100 at most {most}"
     if head.ended:
-        sentence += f". Not delivered: {_listed(head.ended)}"
+        sentence += f". Not delivered: {schedule_sections.listed(head.ended)}"
     if not head.pending:
         return f"{sentence}. Nothing is pending."
     sentence += f". {head.pending:,} {_are(head.pending)} pending"
@@ -137,21 +81,6 @@ def failed(figures: Figures) -> str:
     return f"{quantity(found.total, 'attempt')} failed, in {groups}"
 
 
-def schedules(figures: Figures) -> str:
-    """A short text about schedules; empty without a schedule log."""
-    if figures.schedules is None:
-        return ""
-    total = figures.schedules.total
-    ended = _listed(total.outcomes)
-    overdue = f" ({total.overdue:,} overdue)" if total.overdue else ""
-    return f"schedules: {ended + ', ' if ended else ''}{total.pending:,} pending{overdue}"
-
-
-def _listed(outcomes: Mapping[str, int]) -> str:
-    """Counts with their outcomes, in a sentence; outcomes that nothing has are left out."""
-    return ", ".join(f"{count:,} {name}" for name, count in outcomes.items() if count)
-
-
 def undecodable(figures: Figures) -> str:
     """A short text about undecodable messages; empty without any."""
     total = figures.undecodable_total
@@ -168,9 +97,9 @@ def sections(figures: Figures) -> Iterator[Section]:
         yield _targets(figures.targets, figures.more_targets)
     yield _pending(figures.pending, figures.headline)
     if figures.schedules is not None:
-        yield _schedules(figures.schedules)
+        yield schedule_sections.by_target(figures.schedules)
         if figures.schedules.spans:
-            yield _schedules_over_time(figures.schedules)
+            yield schedule_sections.over_time(figures.schedules)
     yield _failures(figures.failures)
     if figures.undecodable:
         yield _undecodable(figures.undecodable, figures.undecodable_total)
@@ -273,55 +202,6 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
         note=note,
         draw=lambda width: plots.pending(found, now=now, width=width),
         table=Table(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, numbers=2),
-    )
-
-
-def _schedules(found: ScheduleFigures) -> Section:
-    names = [name for name, count in found.total.outcomes.items() if count]
-    rows = [
-        (name, *map(texts.count, _schedule_row(one, names)), texts.milliseconds(one.max))
-        for one, name in (
-            *((one, plots.schedule_name(found, one)) for one in found.targets),
-            *([(found.total, "all targets")] if len(found.targets) > 1 else []),
-        )
-    ]
-    late = " The gate reports a delivery up to 100 ms after it, so the latest one may be less late by that."
-    return Section(
-        name="schedules",
-        title="Schedules",
-        note="Occurrences of schedules with a key, by the schedule log: how they ended, and how many have not."
-        + (late if found.total.max is not None else ""),
-        table=Table(
-            head=("target", *names, "pending", "overdue", "all", "latest"),
-            rows=rows,
-            numbers=len(names) + 4,
-            aside=False,
-        ),
-    )
-
-
-def _schedule_row(one: ScheduleCounts, names: Sequence[str]) -> tuple[int, ...]:
-    return (*(one.outcomes[name] for name in names), one.pending, one.overdue, one.total)
-
-
-def _schedules_over_time(found: ScheduleFigures) -> Section:
-    names = [name for name, count in found.total.outcomes.items() if count]
-    rows = [
-        (
-            texts.moment(found.first + found.width * number),
-            *(texts.count(one.outcomes[name]) for name in names),
-            texts.count(one.total),
-        )
-        for number, one in enumerate(found.spans)
-        if one.total
-    ]
-    left_out = f" Not shown: {quantity(found.beyond, 'occurrence')} due long before or after." if found.beyond else ""
-    return Section(
-        name="schedules-over-time",
-        title="Ended schedules, by due time",
-        note=f"Delivered occurrences, those that were cancelled, replaced or skipped, and problems.{left_out}",
-        draw=lambda width: plots.schedules(found, width=width),
-        table=Table(head=("due from (UTC)", *names, "all"), rows=rows, numbers=len(names) + 1),
     )
 
 
