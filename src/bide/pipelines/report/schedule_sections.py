@@ -36,12 +36,11 @@ def by_target(found: ScheduleFigures) -> Section:
             *([(found.total, "all targets")] if len(found.targets) > 1 else []),
         )
     ]
-    late = " The gate reports a delivery up to 100 ms after it, so the latest one may be less late by that."
+    late = " Lateness includes up to 100 ms until the gate reports a delivery." if found.total.max is not None else ""
     return Section(
         name="schedules",
         title="Schedules",
-        note="Occurrences of schedules with a key, by the schedule log: how they ended, and how many have not."
-        + (late if found.total.max is not None else ""),
+        note=f"Occurrences in the schedule log, by target and outcome.{late}",
         table=Table(
             head=("target", *names, "pending", "overdue", "all", "latest"),
             rows=rows,
