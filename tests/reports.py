@@ -14,6 +14,8 @@ from bide.pipelines.report.figures import (
     PendingFigures,
     PendingTarget,
     ReportStep,
+    ScheduleCounts,
+    ScheduleFigures,
     Target,
 )
 
@@ -37,6 +39,32 @@ def headline() -> Headline:
         p95=21.0,
         p99=33.25,
         max=1500.0,
+        cancelled=30,
+        superseded=4,
+        undeliverable=1,
+    )
+
+
+def schedules(queue: str) -> ScheduleFigures:
+    orders = {"delivered": 60, "cancelled": 30, "superseded": 4, "skipped": 0, "undeliverable": 1, "unknown": 0}
+    shop = {**dict.fromkeys(orders, 0), "delivered": 5}
+    whole = {name: orders[name] + shop[name] for name in orders}
+    first = {**dict.fromkeys(orders, 0), "delivered": 40, "cancelled": 10}
+    return ScheduleFigures(
+        total=ScheduleCounts(outcomes=whole, pending=12, overdue=1, max=240.0),
+        targets=[
+            ScheduleCounts(name=queue, outcomes=orders, pending=12, overdue=1, max=240.0),
+            ScheduleCounts(name="x:shop", outcomes=shop, max=35.0),
+        ],
+        others=0,
+        first=NOON.replace(hour=0),
+        width=timedelta(days=1),
+        spans=[
+            ScheduleCounts(outcomes=first),
+            ScheduleCounts(outcomes=dict.fromkeys(orders, 0)),
+            ScheduleCounts(outcomes={name: whole[name] - first[name] for name in whole}),
+        ],
+        beyond=0,
     )
 
 
@@ -108,6 +136,7 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
             others=0,
             total=12,
         ),
+        schedules=schedules(queue),
     )
 
 

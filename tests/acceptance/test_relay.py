@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
+from urllib.request import urlopen
 
 import pytest
 
@@ -13,7 +14,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.topology import Queue, Topology
-from tests.broker.receiving import eventually, ready
+from tests.broker.receiving import eventually, ready, receive
 from tests.relay_process import Process, relay
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -199,3 +200,28 @@ def test_a_relay_that_cannot_start_gives_the_reason(vhost: Vhost) -> None:
     process = Process(vhost, "--levels", "0")
     _, err = process.process.communicate(timeout=TIMEOUT)
     assert (process.process.returncode, b"0 levels: give 1 to 28" in err) == (2, True)
+
+
+async def test_a_relay_serves_its_metrics(vhost: Vhost) -> None:
+    process = Process(vhost, "--metrics", "0", *QUICKLY)
+    try:
+        output = (await asyncio.to_thread(process.wait_until_it_says, b"relaying bide.hall")).decode()
+        url = output.partition("metrics on ")[2].split()[0]
+        async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+            await client.declare(Topology(queues=[Queue.quorum("orders")]))
+            await client.publish(b"1", to="orders", delay="1s")
+            await receive(client, "orders", 1)
+
+        def read() -> str:
+            with urlopen(url, timeout=TIMEOUT) as page:
+                text: str = page.read().decode()
+                return text
+
+        async def is_counted() -> bool:
+            # The relay counts a delivery after its confirm, which may be after the receipt.
+            page = await asyncio.to_thread(read)
+            return f'bide_relay_messages_total{{hall="{QUICK.base}",result="delivered"}} 1.0' in page
+
+        await eventually(is_counted)
+    finally:
+        process.kill()

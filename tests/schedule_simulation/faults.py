@@ -19,10 +19,11 @@ from bide.gate.leadership import PartitionLeadership
 from bide.gate.link import GateLink
 from bide.gate.log_follower import LogFollower
 from bide.gate.log_reader import LogReader, LogRecord
-from bide.gate.log_rebuild import LogOpener, _FoundCycle
+from bide.gate.log_rebuild import LogOpener
 from bide.gate.partition_index import AppliedRecords, PartitionIndex
 from bide.gate.partition_session import PartitionSession
 from bide.gate.room import LogRoom
+from bide.gate.snapshot_finder import FoundSnapshot
 from bide.gate.snapshot_writer import SnapshotWriter
 from bide.gate.spread import GateTime
 from bide.schedules import snapshot
@@ -208,7 +209,7 @@ def _forged() -> _Patches:
 
 
 def _partial_snapshot() -> _Patches:
-    return [(_FoundCycle, "is_complete", property(lambda self: True))]
+    return [(FoundSnapshot, "is_complete", property(lambda self: True))]
 
 
 _UNCOUNTED: _Patches = [(LogFollower, "_compare", lambda self, offset, count: None)]

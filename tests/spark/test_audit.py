@@ -34,6 +34,7 @@ from tests import stream_publisher
 from tests.broker import celery_app
 from tests.broker.endpoints import Recorder, running
 from tests.broker.receiving import receive
+from tests.broker.schedule_log import NAMES, gating
 from tests.spark.spark_processes import LOCAL, started
 from tests.support import RawText, Vhost, stream_port
 
@@ -477,3 +478,54 @@ def test_the_command_reports_missing_streams_bad_options_and_locks(
     (tmp_path / "mine.txt").write_text("x")
     assert cli.run(["pipeline", "audit", "--once", *where[2:], "--into", str(tmp_path)]) == 2
     assert "contains other files than an audit" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_schedules_are_in_the_tables_and_in_the_report(
+    audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As cancelled and superseded, and not as lost. An endpoint has handled one of the delivered ones."""
+
+    async def schedule(client: bide.Client) -> None:
+        recorder = Recorder()
+        app = bide.Endpoint("orders", name="shop", error_queue="errors", observers=[bide.EventStream(EVENTS), recorder])
+
+        @app.handler
+        async def handle(message: bide.Message) -> None: ...
+
+        async with gating(audited.url, tmp_path / "gate"):
+            for key, delay in (("a", "1h"), ("a", "1ms"), ("b", "1h"), ("c", "1h"), ("d", "1ms")):
+                await client.schedule(json={}, key=key, to="orders" if key == "a" else "gone", delay=delay)
+            await client.cancel("b")
+            await receive(client, NAMES.undeliverable, 1)
+            async with running(app, client, recorder):
+                await recorder.until("processed", count=1)
+
+    with_client(audited.url, CLOCK, schedule)
+    # The gate has ended, so it has reported what it has delivered.
+    once = ("pipeline", "audit", "--into", str(audited.place), "--once", "--layout", "clock", "--events", EVENTS)
+    url = ("--url", audited.url, "--stream-port", str(audited.sources.port))
+    assert cli.run([*once, *url]) == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("0 scheduled, 0 delivered, 1 processed, 0 failed in "), first
+    assert second == "schedules: 1 cancelled, 1 delivered, 1 superseded, 1 undeliverable, 1 pending"
+    rows = audited.messages()
+    outcomes = Counter((row["outcome"], row["layout"]) for row in rows)
+    kinds = ("processed", "cancelled", "superseded", "undeliverable")
+    assert outcomes == {(outcome, "schedules"): 1 for outcome in kinds}
+    assert all(row["scheduled"] is None and row["delivered"] is None for row in rows)
+
+    page = tmp_path / "report.html"
+    assert cli.run(["pipeline", "report", str(audited.place), "--out", str(page), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    counts = {"delivered": 1, "cancelled": 1, "superseded": 1, "skipped": 0, "undeliverable": 1, "unknown": 0}
+    assert found["schedules"] == {**counts, "pending": 1, "overdue": 0}
+    assert {name: found[name] for name in ("scheduled", "delivered", "pending", "lost")} == {
+        "scheduled": 5, "delivered": 1, "pending": 1, "lost": 0
+    }  # fmt: skip
+    assert found["scheduled"] == found["delivered"] + found["pending"] + sum(counts.values()) - counts["delivered"]
+    assert '<section id="schedules"' in page.read_text(encoding="utf-8")
+
+    assert cli.run([*once, *url]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "schedules: 1 pending", "each is counted once"
+    assert len(audited.table("occurrences").collect()) == 4

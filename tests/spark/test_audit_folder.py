@@ -65,7 +65,8 @@ def stories(
         "'orders' as routing_key", "'t' as type", "5 as size", "'clock' as layout", "concat('tap', day) as stream",
         f"id + {batch * number} as offset", "day", "'shop' as endpoint", "'orders' as queue", "1 as attempt",
         f"{due} as started", f"{due} + interval 1 second as ended", "'failed' as kind", "'ValueError' as exception",
-        "'no' as text", "'g' as group", "0d as delay_ms",
+        "'no' as text", "'g' as group", "0d as delay_ms", "'o' as occurrence", "'s' as schedule_id", "'k' as key",
+        "'v' as version", f"{due} as nominal", f"{due} as claimed", "'delivered' as outcome",
     )  # fmt: skip
     for table, schema in facts.SCHEMAS.items():
         rows = made.where("message_id like '%-7'") if table == "failed" else made
@@ -163,7 +164,7 @@ def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, m
     stories(spark, folder, {TODAY}, 3, number=1)
     stories(spark, folder, {TODAY}, 4, number=1)
     before = {table: rows(table) for table in facts.SCHEMAS}
-    delete, left = folder._files.delete_dir, [1]
+    delete, left = folder.files.delete_dir, [1]
 
     class Interrupted:
         """A file system that ends the process after a deletion."""
@@ -177,8 +178,8 @@ def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, m
         def __getattr__(self, name: str) -> Any:
             return getattr(usual, name)
 
-    usual = folder._files
-    folder._files = Interrupted()
+    usual = folder.files
+    folder.files = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         compact(spark, folder, {TODAY})
     again = Folder(str(tmp_path))
@@ -193,7 +194,7 @@ def test_messages_become_overdue_without_new_facts(spark: SparkSession, tmp_path
     folder = Folder(str(tmp_path))
     folder.begin()
     stories(spark, folder, {TODAY}, 0)
-    for table in ("delivered", "processed", "failed"):
+    for table in ("delivered", "processed", "failed", "occurrences"):
         shutil.rmtree(tmp_path / table)
     note = Note(name="scheduled-0", rows={"scheduled": 20}, days=(TODAY,))
     ten = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -231,6 +232,9 @@ class Lives:
             self._add("scheduled", {**tapped, "scheduled": same["sent"]}, copies)
             if due < NOON:
                 self._add("delivered", delivered, chance.choice([0, *[copies] * 3]))
+        outcome = chance.choice(["delivered", "cancelled", "superseded"])
+        occurrence = {**same, "target": "q:orders", "occurrence": message_id, "ended": due, "outcome": outcome}
+        self._add("occurrences", occurrence, chance.choice([0, 0, 1]))
         if due < NOON and chance.random() < 0.5:
             processed = {**same, "endpoint": "shop", "queue": "orders", "attempt": 1, "delivered": due, "started": due}
             failed = {
@@ -357,14 +361,14 @@ def test_notes_can_be_counted_while_they_are_removed(tmp_path: Path, monkeypatch
     for note in notes:
         folder.add_note(note)
     assert (folder.noted_rows(), folder.notes()) == (6, notes)
-    listed = Folder._entries
+    listed = Folder.entries
 
     def delete_notes(self: Folder, path: str) -> list[str]:
         found = listed(self, path)
         self.delete_notes(notes[:1])
         return found
 
-    monkeypatch.setattr(Folder, "_entries", delete_notes)
+    monkeypatch.setattr(Folder, "entries", delete_notes)
     assert folder.noted_rows() == 4
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+TODAY = NOON.date()
 READ = table_schema(STREAM_COLUMNS, include_headers=True)
 LAYOUTS = {"tap": "celery"}
 
@@ -64,6 +65,23 @@ def happened(kind: str, message_id: str | None, *, ended: float, **more: Any) ->
     event = {"endpoint": "shop", "queue": "orders", "attempt": 1, "retries": 0, "started": ms(ended - 0.2), **more}
     event |= {"event": kind, "message_id": message_id, "delivered": ms(ended - 0.3), "ended": ms(ended)}
     return {"value": json.dumps({name: value for name, value in event.items() if value is not None}).encode()}
+
+
+def ended(spark: SparkSession, *given: tuple[str, float, str]) -> DataFrame:
+    """Occurrences of schedules: message id, due time, and outcome."""
+    rows = [
+        {
+            "message_id": name,
+            "target": "q:orders",
+            "due": at(due),
+            "ended": NOON,
+            "outcome": outcome,
+            "day": NOON.date(),
+        }
+        for name, due, outcome in given
+    ]
+    schema = facts.SCHEMAS["occurrences"]
+    return spark.createDataFrame([tuple(row.get(name) for name in schema.names) for row in rows], schema)
 
 
 def test_facts_are_read_from_the_headers_of_each_system(spark: SparkSession) -> None:
@@ -228,6 +246,15 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
         {"value": b"not UTF-8: \xff"},
     ]
 
+    occurrences = [
+        ("done", 10.0, "delivered"),
+        ("cancelled", 90.0, "cancelled"),
+        ("replaced", 80.0, "superseded"),
+        ("replaced", 85.0, "delivered"),
+        ("replaced", 95.0, "cancelled"),
+        ("set aside", 5.0, "undeliverable"),
+    ]
+
     def table(*order: int) -> list[tuple[Any, ...]]:
         told_events = facts.events(tapped(spark, *(events * len(order))[:: order[-1]]))
         found = tables.messages(
@@ -235,6 +262,7 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
             facts.delivered(tapped(spark, *delivered[:: order[0]]), LAYOUTS),
             facts.processed(told_events),
             facts.failed(told_events),
+            ended(spark, *occurrences[:: order[0]]),
             now=at(30),
         )
         assert found.dtypes == [(one.name, one.dataType.simpleString()) for one in tables.MESSAGES]
@@ -248,14 +276,17 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
     assert once == [
         ("at once", "q:orders", None, None, None, None, 1, "processed", "shop", 2000, 200, 1800),
         ("back", "q:orders", None, 0, 10, 30, 2, "processed", "shop", 86_401_000, 200, 86_400_800),
+        ("cancelled", "q:orders", None, None, 90, None, 0, "cancelled", None, None, None, None),
         ("done", "q:orders", "reminder", 0, 10, 20, 1, "processed", "shop", 500, 200, 300),
         ("fan", "x:shop", None, 0, 10, 10, 2, "parked", "shop", None, None, None),
         ("first at once", "q:orders", None, None, None, None, 0, "delivered", None, None, None, None),
         ("first unseen", "q:orders", None, None, 10, None, 0, "delivered", None, None, None, None),
         ("gone", "q:orders", None, 0, 10, None, 0, "overdue", None, None, None, None),
         ("other", "q:orders", None, 0, 9, 40, 0, "delivered", None, None, None, None),
+        ("replaced", "q:orders", None, None, 80, None, 0, "delivered", None, None, None, None),
         ("retry", "q:orders", None, 0, 10, 50, 3, "processed", "shop", 11_000, 200, 10_800),
         ("seen", "q:orders", None, 0, 10, 10, 0, "delivered", None, None, None, None),
+        ("set aside", "q:orders", None, None, 5, None, 0, "undeliverable", None, None, None, None),
         ("waits", "q:orders", None, 0, 90, None, 0, "scheduled", None, None, None, None),
     ]
     assert table(-1, -1) == once, "in the opposite order, each event twice"
@@ -284,7 +315,8 @@ def test_pending_messages_are_counted_by_target_and_hour(spark: SparkSession) ->
 
     def counted(seconds: float) -> DataFrame:
         now = at(seconds)
-        found = tables.messages(scheduled, delivered, facts.processed(nothing), facts.failed(nothing), now=now)
+        none = (facts.processed(nothing), facts.failed(nothing), ended(spark))
+        found = tables.messages(scheduled, delivered, *none, now=now)
         return tables.pending_parts(found.withColumn("batch", F.lit(3)), now=now)
 
     parts = counted(25)

@@ -14,8 +14,9 @@ from bide.amqp.connection import Connection
 from bide.errors import ScheduleIndexError, ScheduleLogError
 from bide.gate import log_reader, log_rebuild
 from bide.gate.log_reader import LogReader, LogRecord
-from bide.gate.log_rebuild import LogOpener, _FoundCycle
+from bide.gate.log_rebuild import LogOpener
 from bide.gate.partition_index import PartitionIndex
+from bide.gate.snapshot_finder import FoundSnapshot
 from bide.schedules import snapshot
 from bide.schedules.encoding import encode
 from bide.schedules.entries import ScheduleSession
@@ -108,7 +109,7 @@ class OvertakenOpener(LogOpener):
             yield one
             await self._overtake("first record")
 
-    async def _search(self, start: log_rebuild._Start, end: int) -> tuple[_FoundCycle | None, int]:
+    async def _search(self, start: log_rebuild._Start, end: int) -> tuple[FoundSnapshot | None, int]:
         found = await super()._search(start, end)
         await self._overtake("search")
         return found

@@ -14,7 +14,7 @@ import pytest
 from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
 from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
 from bide.pipelines.charts.svg import document
-from bide.pipelines.report import content, picture, plots
+from bide.pipelines.report import content, picture, plots, schedule_sections
 from bide.pipelines.report.figures import Failures, Figures, FlowFigures, PendingFigures, PendingTarget, ReportStep
 from bide.pipelines.report.page import NARROW, WIDE, page
 from tests.reports import MINUTE, NOON, figures, headline
@@ -89,9 +89,9 @@ def test_every_drawing_has_a_title_and_a_table() -> None:
     for name in (value for key, value in reader.attributes if key == "aria-labelledby"):
         assert name in reader.ids
     sections = html.split("<section")[1:]
-    assert len(sections) == 6
+    assert len(sections) == 8
     for section in sections:
-        assert section.count("<svg") == 2
+        assert section.count("<svg") == (0 if 'id="schedules"' in section else 2)
         assert section.count("<table>") == 1
 
 
@@ -105,10 +105,14 @@ def test_the_headline_has_figures_and_a_sentence() -> None:
         ("lost?", "2", True),
         ("p50 late", "7.5 ms", False),
         ("p99 late", "33.2 ms", False),
+        ("cancelled", "30", False),
+        ("superseded", "4", False),
+        ("undeliverable", "1", True),
         ("failures", "12", True),
     ]
     assert content.summary(found) == (
         "999,000 of 1,000,000 messages were delivered, half of them at most 7.5 ms late, 99 in 100 at most 33.2 ms. "
+        "Not delivered: 30 cancelled, 4 superseded, 1 undeliverable. "
         "1,000 are pending, 13 of them overdue, 2 of these by more than 10 minutes: they may be lost."
     )
 
@@ -163,11 +167,46 @@ def test_overdue_messages_are_a_segment_of_their_bar(overdue: int, colours: list
 
 def test_a_report_can_have_a_single_message() -> None:
     one = replace(headline(), scheduled=1, delivered=1, pending=0, overdue=0, lost=0, until=NOON, p50=0.0, p95=0.0)
-    one = replace(one, p99=0.0, max=0.0)
+    one = replace(one, p99=0.0, max=0.0, cancelled=0, superseded=0, undeliverable=0)
     flow = FlowFigures(first=NOON, width=MINUTE / 60, scheduled=[1], delivered=[1], p50=[0.0], p99=[0.0])
     found = Figures(folder="x", missing=[], headline=one, flow=flow, lateness=[ReportStep(low=0.0, high=1.0, count=1)])
     read(page(found))
     assert content.summary(found) == ("1 of 1 message was delivered, 0 ms late. Nothing is pending.")
+
+
+def test_schedules_are_counted_by_target_and_outcome() -> None:
+    found = {section.name: section for section in content.sections(figures())}
+    table, spans = found["schedules"].table, found["schedules-over-time"].table
+    assert table is not None
+    assert spans is not None
+    outcomes = ("delivered", "cancelled", "superseded", "undeliverable")
+    assert table.head == ("target", *outcomes, "pending", "overdue", "all", "latest"), "no outcome that nothing has"
+    assert table.rows == [
+        ("queue orders", "60", "30", "4", "1", "12", "1", "107", "240 ms"),
+        ("exchange shop", "5", "0", "0", "0", "0", "0", "5", "35 ms"),
+        ("all targets", "65", "30", "4", "1", "12", "1", "112", "240 ms"),
+    ]
+    assert [row[1:] for row in spans.rows] == [("40", "10", "0", "0", "50"), ("25", "20", "4", "1", "50")]
+    assert schedule_sections.summary(figures()) == (
+        "schedules: 65 delivered, 30 cancelled, 4 superseded, 1 undeliverable, 12 pending (1 overdue)"
+    )
+
+
+def test_without_schedules_nothing_mentions_them() -> None:
+    found = replace(figures(), schedules=None)
+    assert schedule_sections.summary(found) == ""
+    assert 'id="schedules' not in page(found)
+
+
+def test_bars_of_schedules_have_a_part_for_each_kind_of_outcome() -> None:
+    found = figures().schedules
+    assert found is not None
+    bars = [mark for mark in plots.schedules(found, width=900).marks if isinstance(mark, Bar) and mark.tip]
+    assert [str(bar.role) for bar in bars] == ["in", "out", "bad", "in", "out"]
+    first, second = bars[:2], bars[2:]
+    assert first[1].height == pytest.approx(4 * first[0].height)
+    assert second[0].height >= 1.5
+    assert first[0].y + first[0].height == pytest.approx(second[0].y + second[0].height)
 
 
 def test_empty_tables_are_reported_as_empty() -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from bide.cli.metrics_page import make_metrics, metrics_option, served
 from bide.cli.output import echo, print_json
 from bide.cli.running import run_until_signal
 from bide.cli.settings import Settings, allow_option, broker_options, json_option, pass_settings
-from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
-    from bide.observability.metrics import Metrics
 
 
 @click.command()
@@ -39,13 +37,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Declare the schedule log if it is missing.",
 )
-@click.option(
-    "--metrics",
-    "metrics_port",
-    type=click.IntRange(0, 65_535),
-    metavar="PORT",
-    help="Loopback port for Prometheus metrics; 0 chooses one.",
-)
+@metrics_option
 @allow_option
 @json_option("the counts at the end")
 @broker_options
@@ -75,7 +67,7 @@ def gate(
     from bide.schedules.names import LOG_BYTES, ScheduleNames
 
     operations = ScheduleNames().operations
-    metrics = None if metrics_port is None else _metrics()
+    metrics = make_metrics(metrics_port)
     worker = Gate(
         settings.broker_url(),
         allow=allow,
@@ -91,11 +83,9 @@ def gate(
             err=True,
         )
 
-    with ExitStack() as stack:
-        if metrics is not None and metrics_port is not None:
-            metrics.watch_gate(worker)
-            page = stack.enter_context(metrics.serve(metrics_port))
-            echo(f"metrics on {page.url}", err=True)
+    if metrics is not None:
+        metrics.watch_gate(worker)
+    with served(metrics, metrics_port):
         done = run_until_signal(worker.run(on_start=started), worker.stop)
     if as_json:
         print_json(asdict(done))
@@ -104,11 +94,3 @@ def gate(
         f"{done.delivered} delivered, {done.refused} times refused by targets, {done.undeliverable} undeliverable, "
         f"{done.answered} answers"
     )
-
-
-def _metrics() -> Metrics:
-    try:
-        from bide.observability.metrics import Metrics
-    except ImportError as error:
-        raise InvalidInputError(f"--metrics: {error}") from error
-    return Metrics()

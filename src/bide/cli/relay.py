@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bide.cli.metrics_page import make_metrics, metrics_option, served
 from bide.cli.output import echo, print_json
 from bide.cli.running import run_until_signal
 from bide.cli.settings import Settings, allow_option, broker_options, hall_options, json_option, pass_settings
@@ -31,13 +32,21 @@ if TYPE_CHECKING:
     show_default=True,
     help="Declare the waiting hall if it is missing.",
 )
+@metrics_option
 @allow_option
 @hall_options
 @json_option("the counts at the end")
 @broker_options
 @pass_settings
 def relay(
-    settings: Settings, *, hall: WaitingHall, allow: tuple[str, ...], prefetch: int, declare: bool, as_json: bool
+    settings: Settings,
+    *,
+    hall: WaitingHall,
+    allow: tuple[str, ...],
+    prefetch: int,
+    declare: bool,
+    metrics_port: int | None,
+    as_json: bool,
 ) -> None:
     """Relay the messages of a waiting hall until Ctrl-C or SIGTERM.
 
@@ -52,12 +61,16 @@ def relay(
     """
     from bide.relay import Relay
 
+    metrics = make_metrics(metrics_port)
     worker = Relay(settings.broker_url(), hall=hall, allow=allow, prefetch=prefetch, declare=declare)
 
     def started(connection: Connection) -> None:
         echo(f"relaying {hall.base} on {connection.address}, virtual host {connection.url.vhost}", err=True)
 
-    done = run_until_signal(worker.run(on_start=started), worker.stop)
+    if metrics is not None:
+        metrics.watch_relay(worker)
+    with served(metrics, metrics_port):
+        done = run_until_signal(worker.run(on_start=started), worker.stop)
     if as_json:
         print_json(asdict(done))
         return

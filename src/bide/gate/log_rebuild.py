@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
 from bide.amqp.connection import Connection
 from bide.durations import to_milliseconds
 from bide.errors import ScheduleIndexError, ScheduleLogError, ScheduleRecordError
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.gate.partition_index import PartitionIndex
+from bide.gate.snapshot_finder import FoundSnapshot, SnapshotFinder
 from bide.runtime.logs import logger
 from bide.schedules.encoding import decode, encode
 from bide.schedules.names import ScheduleNames
@@ -28,35 +27,7 @@ _RECORD_WAIT: Final = 5.0
 _FENCE_AGAIN_AFTER: Final = 5.0
 """Seconds after which the end is marked again: retention may have removed the mark before this gate has read it."""
 
-_CHUNK: Final = re.compile(
-    rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\]+)","as_of":(?P<as_of>-?\d+),"count":(?P<count>\d+),'
-    rb'"tick":(?P<tick>\d+),"number":(?P<number>\d+)(?P<is_last>,"is_last":true)?,"entries":'
-)
-"""The beginning of a chunk. Its entries are not decoded to find a snapshot, because that takes most of the time."""
-
 _Start = int | Literal["first"]
-
-
-@dataclass(slots=True)
-class _FoundCycle:
-    name: bytes
-    position: LogPosition
-    numbers: set[int] = field(default_factory=set)
-    last: int | None = None
-    end: int = -1
-    """The offset of the chunk that was read last, a copy or not."""
-
-    @classmethod
-    def of(cls, head: re.Match[bytes], first_offset: int) -> Self:
-        count = int(head["count"])
-        position = LogPosition(
-            offset=int(head["as_of"]), count=count, tick=int(head["tick"]), carried=count, snapshot=first_offset
-        )
-        return cls(head["cycle"], position)
-
-    @property
-    def is_complete(self) -> bool:
-        return self.last is not None and len(self.numbers) == self.last + 1
 
 
 class LogOpener:
@@ -193,25 +164,18 @@ class LogOpener:
         finally:
             reader.close()
 
-    async def _search(self, start: _Start, end: int) -> tuple[_FoundCycle | None, int]:
+    async def _search(self, start: _Start, end: int) -> tuple[FoundSnapshot | None, int]:
         """The latest complete snapshot from an offset on, and the first offset there."""
-        cycles: dict[bytes, _FoundCycle] = {}
-        found: _FoundCycle | None = None
-        first = -1
+        finder, first = SnapshotFinder(), -1
+        found: FoundSnapshot | None = None
         async for one in self._read(start, end):
             first = one.offset if first < 0 else first
-            if one.exchange != self._names.gates or (head := _CHUNK.match(one.body)) is None:
-                continue
-            cycle = cycles.setdefault(head["cycle"], _FoundCycle.of(head, one.offset))
-            cycle.numbers.add(int(head["number"]))
-            cycle.end = one.offset
-            if head["is_last"]:
-                cycle.last = int(head["number"])
-            if cycle.is_complete and (found is None or found.position.offset < cycle.position.offset):
+            cycle = finder.add(one.offset, one.body) if one.exchange == self._names.gates else None
+            if cycle is not None and (found is None or found.position.offset < cycle.position.offset):
                 found = cycle
         return found, first
 
-    async def _take(self, cycle: _FoundCycle) -> None:
+    async def _take(self, cycle: FoundSnapshot) -> None:
         """Read the chunks of a snapshot into the index."""
         missing = set(cycle.numbers)
         assert cycle.position.snapshot is not None
@@ -221,9 +185,9 @@ class LogOpener:
                 for one in await reader.batch():
                     if missing and one.offset > cycle.end:
                         raise self._overtaken()
-                    head = _CHUNK.match(one.body) if one.exchange == self._names.gates else None
-                    if head is not None and head["cycle"] == cycle.name and int(head["number"]) in missing:
-                        missing.discard(int(head["number"]))
+                    number = cycle.number_of(one.body) if one.exchange == self._names.gates else None
+                    if number in missing:
+                        missing.discard(number)
                         await self._index.put_chunk(one.body, None if missing else cycle.position)
         finally:
             reader.close()

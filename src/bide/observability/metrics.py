@@ -1,8 +1,8 @@
-"""Metrics of endpoints and gates for Prometheus; the extra ``bide[metrics]``."""
+"""Metrics of endpoints, gates and relays for Prometheus; the extra ``bide[metrics]``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bide.endpoint.endpoint import Endpoint
     from bide.endpoint.event import Event
     from bide.gate.worker import Gate
+    from bide.relay.worker import Relay
 
 LATENESS_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 HANDLING_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -41,7 +42,7 @@ _FAILURE: Final = (*_MESSAGE, "exception")
 
 
 class Metrics(Observer, GateObserver):
-    """Prometheus metrics of all endpoints and gates of a process.
+    """Prometheus metrics of all endpoints, gates and relays of a process.
 
     Use one instance for all of them; the label ``endpoint`` distinguishes endpoints. The label ``type`` is the message
     type, empty if a message has none. Senders choose message types, and exception classes can be created at run time.
@@ -123,6 +124,8 @@ class Metrics(Observer, GateObserver):
             registry.register(_Moves())
             self._gates = _Gates()
             registry.register(self._gates)
+            self._relays = _Relays()
+            registry.register(self._relays)
             self._scheduled = Counter(
                 "bide_gate_messages",
                 "Results of deliveries of scheduled messages: delivered, refused or undeliverable.",
@@ -163,6 +166,13 @@ class Metrics(Observer, GateObserver):
         The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
         """
         self._gates.watched.append(lambda: gate)
+
+    def watch_relay(self, relay: Relay) -> None:
+        """Export the counts of a relay: ``bide_relay_messages_total``.
+
+        The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
+        """
+        self._relays.watched.append(relay)
 
     def serve(self, port: int, *, host: str = "127.0.0.1") -> MetricsPage:
         """Serve the registry over HTTP, in a thread, until :meth:`MetricsPage.close`.
@@ -297,6 +307,38 @@ class _Gates(Collector):
 
     describe = collect
 
+
+class _Relays(Collector):
+    """Exports the counts of relays. They are missing in the multiprocess mode of prometheus-client."""
+
+    def __init__(self) -> None:
+        self.watched: list[Relay] = []
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "bide_relay_messages",
+            "Messages that a relay has delivered, delayed, sent round, or set aside as undeliverable, and refusals.",
+            labels=["hall", "result"],
+        )
+        counts = dict[tuple[str, str], int]()
+        for relay in self.watched:
+            for name, result in _RELAY_COUNTS.items():
+                label = (relay.hall.base, result)
+                counts[label] = counts.get(label, 0) + getattr(relay.done, name)
+        for labels, count in counts.items():
+            family.add_metric(labels, count)
+        yield family
+
+    describe = collect
+
+
+_RELAY_COUNTS: Final[Mapping[str, str]] = {
+    "delivered": "delivered",
+    "delayed": "delayed",
+    "rounds": "sent_round",
+    "refused": "refused",
+    "undeliverable": "undeliverable",
+}
 
 _GATE_COUNTS: Final = ("claimed", "cancelled", "superseded", "skipped")
 

@@ -53,6 +53,7 @@ class Relay:
             their queue.
 
     Attributes:
+        hall: the waiting hall.
         done: the counts so far.
 
     Raises:
@@ -70,7 +71,7 @@ class Relay:
         grace: DelayLike = GRACE,
     ) -> None:
         self.done = Relayed()
-        self._hall = hall
+        self.hall = hall
         self._allowed = AllowedTargets.of(allow)
         self._prefetch = whole_number("prefetch", prefetch, 1, MAX_PREFETCH)
         self._declare = declare
@@ -103,7 +104,7 @@ class Relay:
     async def _work(self, connection: Connection, stopping: asyncio.Event) -> None:
         loop = ConnectionLoop(
             connection,
-            self._hall,
+            self.hall,
             self.done,
             allowed=self._allowed,
             prefetch=self._prefetch,
@@ -113,15 +114,15 @@ class Relay:
 
     async def _prepare(self, connection: Connection) -> None:
         check_release(connection)
-        probes = self._hall.probes()
+        probes = self.hall.probes()
         if not self._declare:
             if not await exists(connection, probes):
                 raise self._not_applied(connection)
             return
         try:
-            await check_streams(connection, prefix=self._hall.base)
-            await apply(connection, self._hall.topology(), last=probes)
-            await settle(connection, prefix=self._hall.base)
+            await check_streams(connection, prefix=self.hall.base)
+            await apply(connection, self.hall.topology(), last=probes)
+            await settle(connection, prefix=self.hall.base)
         except AccessRefusedError as error:
             if not await exists(connection, probes):
                 raise self._not_applied(connection) from error
@@ -129,7 +130,7 @@ class Relay:
 
     def _not_applied(self, connection: Connection) -> NotAppliedError:
         return NotAppliedError(
-            f"the waiting hall {self._hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
+            f"the waiting hall {self.hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
             f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
         )
 
@@ -143,6 +144,6 @@ class Relay:
             raise error
         if isinstance(error, TargetNotFoundError) and not is_temporary(error):
             raise NotAppliedError(
-                f"the waiting hall {self._hall.base!r} was deleted ({error}): start the relay again to declare it",
+                f"the waiting hall {self.hall.base!r} was deleted ({error}): start the relay again to declare it",
                 reply_code=error.reply_code,
             ) from error

@@ -14,6 +14,7 @@ from typing import Final, Self, TypeVar
 from bide.amqp import reply_codes
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
+    AccessRefusedError,
     BrokerError,
     BrokerUnreachableError,
     ConnectionLostError,
@@ -189,6 +190,7 @@ class StreamLogs:
 
         Raises:
             TargetNotFoundError: the stream does not exist.
+            AccessRefusedError: the user may not read the stream, whether or not it exists (RabbitMQ 4.3).
             BrokerError: the stream has no leader at the moment, or its leader cannot be reached.
         """
         if (known := self._leaders.get(stream)) is not None:
@@ -200,6 +202,8 @@ class StreamLogs:
                 f"there is no stream {stream!r} on the virtual host {self._address.url.vhost!r}, "
                 "or the queue of that name is not a stream"
             )
+        if metadata.code == frames.ACCESS_REFUSED:
+            raise AccessRefusedError(f"the user may not read the stream {stream!r}: give it the permission to read")
         if metadata.code != frames.OK or metadata.leader is None:
             code = metadata.code
             reason = frames.CODES.get(code, str(code)) if code != frames.OK else "it has no leader"

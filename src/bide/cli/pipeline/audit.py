@@ -1,4 +1,4 @@
-"""``bide pipeline audit``: taps and events as Parquet tables."""
+"""``bide pipeline audit``: taps, events and the schedule log as Parquet tables."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def audit(
     is_here: bool,
     reads_here: bool,
 ) -> None:
-    """Read taps and events of endpoints into Parquet tables, until Ctrl-C or SIGTERM, or once with --once.
+    """Read taps, events of endpoints and the schedule log into Parquet tables, until Ctrl-C or SIGTERM, or --once.
 
-    DIR gets tables of facts: scheduled, delivered, processed, failed, and undecodable (raw bytes of messages that are
-    not AMQP 1.0); and tables computed from them: messages (one row each), pending, lateness and failures. After an
-    interruption or a crash, the same command continues, and counts nothing twice. Turn on taps with 'bide tap on', and
-    give endpoints a bide.EventStream() to write events.
+    DIR gets tables of facts: scheduled, delivered, processed, failed, occurrences (how schedules ended), and
+    undecodable (raw bytes of messages that are not AMQP 1.0); and tables computed from them: messages (one row each),
+    pending, lateness and failures. After an interruption or a crash, the same command continues, and counts nothing
+    twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to write events.
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder
@@ -158,6 +158,8 @@ def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
         result = {**asdict(done), **seconds, "into": place}
+        if done.schedules is None:
+            del result["schedules"], result["ended"]
         if once:
             print_json(result)
         else:
@@ -171,6 +173,11 @@ def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
         f"{counts}{undecodable} in {done.read_seconds:.1f} s; {days} in {done.seconds - done.read_seconds:.1f} s; "
         f"{done.pending:,} pending{overdue}"
     )
+    if done.schedules is not None:
+        ended = "".join(f"{count:,} {outcome}, " for outcome, count in sorted(done.ended.items()))
+        late = f" ({done.schedules.overdue:,} overdue)" if done.schedules.overdue else ""
+        waiting = done.schedules.waiting + done.schedules.under_way
+        echo(f"schedules: {ended}{waiting:,} pending{late}")
     if once:
         echo(f"tables: {place}")
 

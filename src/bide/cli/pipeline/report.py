@@ -92,10 +92,11 @@ def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
 
 
 def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:
+    from bide.pipelines.report import schedule_sections
     from bide.pipelines.report.content import failed, summary, undecodable
 
     echo(summary(figures))
-    for line in (failed(figures), undecodable(figures)):
+    for line in (schedule_sections.summary(figures), failed(figures), undecodable(figures)):
         if line:
             echo(line)
     if figures.missing:

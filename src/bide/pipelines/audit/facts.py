@@ -1,4 +1,4 @@
-"""Tables of facts from taps and the events stream, with one row per delivery or event.
+"""Tables of facts from taps, events and schedules, with one row per delivery or event.
 
 The columns come from the message itself, published by bide, NServiceBus or Celery. If a message has no due time, the
 delay in its routing key is used. An invalid time or delay is read as null, so that one such message does not end the
@@ -75,6 +75,9 @@ SCHEMAS: Final[Mapping[str, StructType]] = {
         "failed": "message_id string, endpoint string, queue string, kind string, attempt int, retries int, "
         "sent timestamp, due timestamp, delivered timestamp, started timestamp, ended timestamp, exception string, "
         "text string, group string, delay_ms double, type string",
+        "occurrences": "message_id string, occurrence string, schedule_id string, key string, version string, "
+        "target string, type string, nominal timestamp, due timestamp, scheduled timestamp, claimed timestamp, "
+        "ended timestamp, outcome string, lateness_ms double",
     }.items()
 }
 """The columns of each table, in order; the tables are partitioned by ``day``."""

@@ -2,12 +2,13 @@
 
 ::
 
-    scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed
+    scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed, occurrences
     undecodable/source=events/day=2026-11-21/batch=7/*.parquet   bytes that are not AMQP 1.0
     messages/day=2026-11-21/batch=3/*.parquet      computed from facts, by the round with this number
     lateness/day=2026-11-21/*.parquet              computed from the facts of that day
     pending/*.parquet  failures/*.parquet          of all days
     _state/                                        parts of these two tables, and which facts are new
+    _state/schedules.json                          position in the schedule log, and the files of its state
     _checkpoint/                                   Spark's positions in the streams
 
 After a crash, the next run continues with the folder:
@@ -63,7 +64,7 @@ class Note:
 
     Attributes:
         name: the name of the source and the number of the batch.
-        rows: the number of rows, by table.
+        rows: the number of rows, by table; those of ``occurrences`` also by outcome, as ``occurrences/cancelled``.
         days: the days of these rows.
     """
 
@@ -100,6 +101,9 @@ class Folder:
     Args:
         place: a path, or a URI that Spark and Arrow support, which the driver and all executors can access.
 
+    Attributes:
+        files: the file system of the folder.
+
     Raises:
         InvalidInputError: Arrow does not support the URI.
     """
@@ -107,7 +111,7 @@ class Folder:
     def __init__(self, place: str) -> None:
         self.place = (place if "://" in place else os.path.abspath(place)).rstrip("/")  # noqa: PTH100 (as it is)
         try:
-            self._files, self._root = fs.FileSystem.from_uri(self.place)
+            self.files, self._root = fs.FileSystem.from_uri(self.place)
         except (ValueError, OSError) as error:
             raise InvalidInputError(f"the folder {place!r} cannot be used: {error}; name another one") from error
         self._locked_by: int | None = None
@@ -127,15 +131,15 @@ class Folder:
     def _begin(self) -> None:
         if not self._is_new():
             return
-        self._files.create_dir(self._path("_state"), recursive=True)
+        self.files.create_dir(self.path("_state"), recursive=True)
         with self.lock():
             if self._is_new():
-                self._write(self._path(_HEAD), {"version": VERSION})
+                self.write_json(self.path(_HEAD), {"version": VERSION})
 
     def _is_new(self) -> bool:
         """Whether the folder has no audit yet, or only the start of one that was killed."""
-        if self._exists(self._path(_HEAD)):
-            version = json.loads(self._read(self._path(_HEAD)))["version"]
+        if self.exists(self.path(_HEAD)):
+            version = json.loads(self.read_bytes(self.path(_HEAD)))["version"]
             if version != VERSION:
                 raise InvalidInputError(
                     f"the folder {self.place} has an audit of version {version}, but this bide writes version "
@@ -143,7 +147,7 @@ class Folder:
                 )
             return False
         begun = {LOCK, posixpath.basename(f"{_HEAD}{_NEW}")}
-        if {*self._entries(self._root)} - {"_state"} or {*self._entries(self._path("_state"))} - begun:
+        if {*self.entries(self._root)} - {"_state"} or {*self.entries(self.path("_state"))} - begun:
             raise InvalidInputError(f"the folder {self.place} contains other files than an audit: name another folder")
         return True
 
@@ -160,7 +164,7 @@ class Folder:
         if self._locked_by == own:
             yield
             return
-        with hold(self._files, self._path("_state"), what=f"the audit in {self.place}"):
+        with hold(self.files, self.path("_state"), what=f"the audit in {self.place}"):
             self._locked_by = own
             try:
                 yield
@@ -174,7 +178,7 @@ class Folder:
             InvalidInputError: the folder has no audit, or cannot be read.
         """
         try:
-            found = self._exists(self._path(_HEAD))
+            found = self.exists(self.path(_HEAD))
         except OSError as error:
             raise InvalidInputError(f"the folder {self.place} cannot be read: {error}; name another one") from error
         if not found:
@@ -188,7 +192,7 @@ class Folder:
 
     def has_positions(self, source: str) -> bool:
         """Whether the checkpoint has positions of a source."""
-        return bool(self._entries(self._path("_checkpoint", source, "offsets")))
+        return bool(self.entries(self.path("_checkpoint", source, "offsets")))
 
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
         """Replace the partitions that the rows belong to, and leave the others unchanged.
@@ -222,7 +226,7 @@ class Folder:
             days: read only the files of these days.
         """
         names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
-        existing = [to_read(self.location(name)) for name in names if self._exists(self._path(name))]
+        existing = [to_read(self.location(name)) for name in names if self.exists(self.path(name))]
         if not existing:
             return spark.createDataFrame([], schema)
         found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*existing)
@@ -243,16 +247,16 @@ class Folder:
 
     def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
         """Replace these batches by rows that have a day and a batch, and leave other batches unchanged."""
-        before = {one: self._entries(self._path(*_parts(table, one))) for one in batches if self.has(table, one)}
+        before = {one: self.entries(self.path(*_parts(table, one))) for one in batches if self.has(table, one)}
         self.write(rows, table, by=("day", "batch"))
         for one, entries in before.items():
             # Spark did not touch a batch without rows.
-            if self._entries(path := self._path(*_parts(table, one))) == entries:
-                self._files.delete_dir(path)
+            if self.entries(path := self.path(*_parts(table, one))) == entries:
+                self.files.delete_dir(path)
 
     def has(self, table: str, batch: Batch | None = None) -> bool:
         """Whether a table, or this batch of it, exists."""
-        return self._exists(self._path(table) if batch is None else self._path(*_parts(table, batch)))
+        return self.exists(self.path(table) if batch is None else self.path(*_parts(table, batch)))
 
     def batches(self, table: str, day: date, *, under: int | None = None) -> list[int]:
         """The numbers of the batches of a day.
@@ -260,12 +264,12 @@ class Folder:
         Args:
             under: only batches with fewer bytes than this.
         """
-        place = self._path(table, f"day={day}")
-        found = {int(match[1]): 0 for one in self._entries(place) if (match := _BATCH.fullmatch(one))}
+        place = self.path(table, f"day={day}")
+        found = {int(match[1]): 0 for one in self.entries(place) if (match := _BATCH.fullmatch(one))}
         if under is not None:
             for number in found:
                 files = fs.FileSelector(posixpath.join(place, f"batch={number}"), recursive=True)
-                found[number] = sum(one.size or 0 for one in self._files.get_file_info(files))
+                found[number] = sum(one.size or 0 for one in self.files.get_file_info(files))
         return sorted(number for number, size in found.items() if under is None or size < under)
 
     def merge(self, rows: DataFrame, table: str, day: date, batches: list[int]) -> None:
@@ -275,23 +279,23 @@ class Folder:
         :meth:`finish_merges` repeats them, so that no row is lost or duplicated.
         """
         rows.coalesce(1).drop("day").write.mode("overwrite").parquet(self.location(_MERGED))
-        self._write(self._path(_MERGE), {"table": table, "day": str(day), "batches": batches})
+        self.write_json(self.path(_MERGE), {"table": table, "day": str(day), "batches": batches})
         self.finish_merges()
 
     def finish_merges(self) -> None:
         """Finish an interrupted :meth:`merge`."""
-        if not self._exists(record := self._path(_MERGE)):
+        if not self.exists(record := self.path(_MERGE)):
             return
-        merge = json.loads(self._read(record))
-        folder = self._path(merge["table"], f"day={merge['day']}")
-        merged = self._path(_MERGED)
-        if self._exists(merged):
+        merge = json.loads(self.read_bytes(record))
+        folder = self.path(merge["table"], f"day={merge['day']}")
+        merged = self.path(_MERGED)
+        if self.exists(merged):
             for batch in merge["batches"]:
-                if self._exists(old := posixpath.join(folder, f"batch={batch}")):
-                    self._files.delete_dir(old)
+                if self.exists(old := posixpath.join(folder, f"batch={batch}")):
+                    self.files.delete_dir(old)
             # Under the number of the last batch, which is committed, so that Spark never writes it again.
-            self._files.move(merged, posixpath.join(folder, f"batch={merge['batches'][-1]}"))
-        self._files.delete_file(record)
+            self.files.move(merged, posixpath.join(folder, f"batch={merge['batches'][-1]}"))
+        self.files.delete_file(record)
 
     def begin_work(self, batches: Collection[Batch]) -> None:
         """Record which batches of messages will be replaced, and the existing files of their days.
@@ -304,13 +308,13 @@ class Folder:
             "changed": sorted(map(str, changed)),
             "files": {str(day): self._computed_files(day) for day in {day for day, _ in batches} - changed},
         }
-        self._write(self._path(_WORK), work)
+        self.write_json(self.path(_WORK), work)
 
     def unfinished_work(self) -> Work:
         """The recorded work of a round that did not finish; empty if there is none."""
-        if not self._exists(path := self._path(_WORK)):
+        if not self.exists(path := self.path(_WORK)):
             return Work(batches=set(), days=set())
-        work = json.loads(self._read(path))
+        work = json.loads(self.read_bytes(path))
         batches = {(date.fromisoformat(day), number) for day, number in work["batches"]}
         # A work file of an earlier bide has no list of files.
         before = work.get("files", {})
@@ -321,19 +325,19 @@ class Folder:
         """The files of the first and the last table that a round changes for a day; Spark never reuses a file name."""
         found = []
         for table in ("messages", "lateness"):
-            selector = fs.FileSelector(self._path(table, f"day={day}"), allow_not_found=True, recursive=True)
-            found += [one.path.removeprefix(self._root) for one in self._files.get_file_info(selector) if one.is_file]
+            selector = fs.FileSelector(self.path(table, f"day={day}"), allow_not_found=True, recursive=True)
+            found += [one.path.removeprefix(self._root) for one in self.files.get_file_info(selector) if one.is_file]
         return sorted(found)
 
     def finish_work(self) -> None:
         """Delete the record of :meth:`begin_work`."""
-        if self._exists(path := self._path(_WORK)):
-            self._files.delete_file(path)
+        if self.exists(path := self.path(_WORK)):
+            self.files.delete_file(path)
 
     def add_note(self, note: Note) -> None:
         """Write a note about the new facts of a batch."""
-        self._write(
-            self._path(_NOTES, f"{note.name}.json"), {"rows": note.rows, "days": [str(day) for day in note.days]}
+        self.write_json(
+            self.path(_NOTES, f"{note.name}.json"), {"rows": note.rows, "days": [str(day) for day in note.days]}
         )
 
     def notes(self) -> list[Note]:
@@ -345,45 +349,49 @@ class Folder:
         rows = 0
         for name in self._note_names():
             with suppress(FileNotFoundError):
-                rows += sum(self._read_note(name).rows.values())
+                rows += sum(count for table, count in self._read_note(name).rows.items() if "/" not in table)
         return rows
 
     def _note_names(self) -> list[str]:
         suffix = ".json"
-        found = self._entries(self._path(_NOTES))
+        found = self.entries(self.path(_NOTES))
         return [name.removesuffix(suffix) for name in found if name.endswith(suffix)]
 
     def _read_note(self, name: str) -> Note:
-        note = json.loads(self._read(self._path(_NOTES, f"{name}.json")))
+        note = json.loads(self.read_bytes(self.path(_NOTES, f"{name}.json")))
         return Note(name=name, rows=note["rows"], days=tuple(date.fromisoformat(day) for day in note["days"]))
 
     def delete_notes(self, notes: Iterable[Note]) -> None:
         """Delete notes, after all tables that depend on their facts are written."""
         for note in notes:
-            self._files.delete_file(self._path(_NOTES, f"{note.name}.json"))
+            self.files.delete_file(self.path(_NOTES, f"{note.name}.json"))
 
-    def _path(self, *parts: str) -> str:
+    def path(self, *parts: str) -> str:
+        """The path of a file or a folder, for :attr:`files`."""
         return posixpath.join(self._root, *parts)
 
-    def _exists(self, path: str) -> bool:
-        return bool(self._files.get_file_info(path).type != fs.FileType.NotFound)
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a folder."""
+        return bool(self.files.get_file_info(path).type != fs.FileType.NotFound)
 
-    def _entries(self, path: str) -> list[str]:
-        found = self._files.get_file_info(fs.FileSelector(path, allow_not_found=True))
+    def entries(self, path: str) -> list[str]:
+        """The names in a folder; none if it is missing."""
+        found = self.files.get_file_info(fs.FileSelector(path, allow_not_found=True))
         return sorted(one.base_name for one in found)
 
-    def _read(self, path: str) -> bytes:
-        with self._files.open_input_stream(path) as file:
+    def read_bytes(self, path: str) -> bytes:
+        """The content of a file."""
+        with self.files.open_input_stream(path) as file:
             read: bytes = file.read()
             return read
 
-    def _write(self, path: str, content: dict[str, Any]) -> None:
+    def write_json(self, path: str, content: dict[str, Any]) -> None:
         """Write a file atomically."""
-        self._files.create_dir(posixpath.dirname(path))
+        self.files.create_dir(posixpath.dirname(path))
         new = f"{path}{_NEW}"
-        with self._files.open_output_stream(new) as file:
+        with self.files.open_output_stream(new) as file:
             file.write(json.dumps(content, sort_keys=True).encode())
-        self._files.move(new, path)
+        self.files.move(new, path)
 
 
 def _parts(table: str, batch: Batch) -> tuple[str, str, str]:

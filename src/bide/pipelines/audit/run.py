@@ -20,9 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 import bide.spark
 from bide.pipelines.audit import facts, tables
 from bide.pipelines.audit.folder import Folder, Note
+from bide.pipelines.audit.occurrence_files import TABLE as OCCURRENCES
 from bide.pipelines.audit.refresh import FACTS, UNDECODABLE, compact, refresh
+from bide.pipelines.audit.schedule_log import PendingSchedules, read_schedule_log
 from bide.pipelines.session import NO_WORKER, error_of_query, parallelism
 from bide.runtime.logs import logger
+from bide.streams.log import Address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +56,7 @@ class Sources:
         scheduled: the streams of taps with scheduled messages, each with its layout.
         delivered: the streams of taps with delivered messages, each with its layout.
         events: the events streams.
+        schedules: the streams of the schedule log.
         port: the port of the stream protocol; None for the default.
         batch_rows: the largest number of messages in a batch. PySpark before 4.2 reads all messages in one batch.
         allow_gaps: continue when the retention of a stream has removed messages before they were read, or when a
@@ -63,6 +67,7 @@ class Sources:
     scheduled: Mapping[str, str] = field(default_factory=dict)
     delivered: Mapping[str, str] = field(default_factory=dict)
     events: Sequence[str] = ()
+    schedules: Sequence[str] = ()
     port: int | None = None
     batch_rows: int = BATCH_ROWS
     allow_gaps: bool = False
@@ -74,15 +79,19 @@ class Round:
 
     Attributes:
         rows: new facts by table, including those of an earlier run that was killed before it refreshed the tables.
+        ended: new occurrences of schedules by outcome.
+        schedules: schedules that have not ended; None without a schedule log.
         undecodable: messages that were written as raw bytes, because they are not AMQP 1.0.
         days: the number of days whose messages were computed again.
-        pending: messages that are scheduled and not delivered.
-        overdue: pending messages whose due time is over.
+        pending: messages that are scheduled and not delivered, without those in the schedule log.
+        overdue: those of them whose due time is over.
         read_seconds: time to read and write facts.
         seconds: time of the whole round.
     """
 
     rows: Mapping[str, int]
+    ended: Mapping[str, int]
+    schedules: PendingSchedules | None
     undecodable: int
     days: int
     pending: int
@@ -137,6 +146,13 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
         starts = _finish(starts, is_last=attempt == _ATTEMPTS)
         if not starts:
             break
+    schedules = read_schedule_log(
+        Address.of(sources.url, sources.port),
+        tuple(sources.schedules),
+        folder,
+        now=now,
+        allow_gaps=sources.allow_gaps,
+    )
     read = time.monotonic()
     notes = folder.notes()
     days = refresh(spark, folder, notes, now=now)
@@ -149,7 +165,9 @@ def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     ended = time.monotonic()
     return Round(
         undecodable=rows.pop(UNDECODABLE, 0),
-        rows=dict(rows),
+        ended={name.partition("/")[2]: count for name, count in rows.items() if "/" in name},
+        rows={name: rows[name] for name in FACTS if name != OCCURRENCES},
+        schedules=schedules,
         days=len(days),
         pending=counts[0] or 0,
         overdue=counts[1] or 0,

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Final
 from bide.admin.locate import stream_port
 from bide.delay.by_name import Layout, make_infrastructure
 from bide.endpoint.events import EVENTS
-from bide.errors import NotAppliedError, TargetNotFoundError
+from bide.errors import AccessRefusedError, NotAppliedError, TargetNotFoundError
 from bide.pipelines.audit.run import BATCH_ROWS, Sources
+from bide.pipelines.audit.schedule_log import NAMES
+from bide.runtime.logs import logger
+from bide.schedules.names import PARTITIONS
 from bide.streams.log import Address, StreamLogs
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 TAPPED: Final[tuple[Layout, ...]] = ("clock", "nservicebus", "nservicebus-v1", "celery")
 """The layouts that have taps."""
+
+log = logger(__name__)
 
 _PREFIXED: Final = ("clock", "celery")
 
@@ -45,7 +50,7 @@ def find_sources(
     batch_rows: int = BATCH_ROWS,
     allow_gaps: bool = False,
 ) -> Sources:
-    """Find the existing streams of the taps of these infrastructures, and the events streams.
+    """Find the existing streams of the taps of these infrastructures, of events, and of the schedule log.
 
     Args:
         url: the URL of the broker, with the password.
@@ -67,8 +72,10 @@ def find_sources(
             scheduled[taps.scheduled] = delivered[taps.delivered] = infrastructure.name
     named, events = events, events or (EVENTS,)
     port = port or stream_port(url, os.environ)
+    schedules = tuple(map(NAMES.log, range(PARTITIONS)))
     with StreamLogs(Address.of(url, port)) as logs:
         existing = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
+        existing |= _readable(logs, schedules)
     if missing := [name for name in named if name not in existing]:
         raise TargetNotFoundError(
             f"there is no events stream {', '.join(map(repr, missing))} on this virtual host: name one that endpoints "
@@ -83,13 +90,15 @@ def find_sources(
     if not existing:
         raise NotAppliedError(
             f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "
-            "exist. Run 'bide tap on' with the same layout and prefix, or give endpoints a bide.EventStream()"
+            f"nor those of a schedule log ({NAMES.operations}) exist. Run 'bide tap on' with the same layout and "
+            "prefix, or give endpoints a bide.EventStream()"
         )
     return Sources(
         url=url,
         scheduled=_filter(scheduled, existing),
         delivered=_filter(delivered, existing),
         events=tuple(name for name in events if name in existing),
+        schedules=tuple(name for name in schedules if name in existing),
         port=port,
         batch_rows=batch_rows,
         allow_gaps=allow_gaps,
@@ -98,6 +107,15 @@ def find_sources(
 
 def _filter(streams: Mapping[str, str], existing: set[str]) -> dict[str, str]:
     return {name: layout for name, layout in streams.items() if name in existing}
+
+
+def _readable(logs: StreamLogs, schedules: Sequence[str]) -> set[str]:
+    """The streams of the schedule log that exist; none if the user may not read them. Not every audit needs them."""
+    try:
+        return {name for name in schedules if _exists(logs, name)}
+    except AccessRefusedError as error:
+        log.warning("schedules are left out: %s", error)
+        return set()
 
 
 def _exists(logs: StreamLogs, stream: str) -> bool:

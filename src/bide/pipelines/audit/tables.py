@@ -66,6 +66,12 @@ _SEVERITY: Final = ("processed", "retried", "failed", "expired", "discarded", "p
 _EVENT_ORDER: Final = ("failed", "retried", "processed", "expired", "discarded", "parked")
 """Kinds of events in their order, for events of the same millisecond."""
 
+_END_ORDER: Final = ("skipped", "superseded", "cancelled", "unknown", "delivered", "undeliverable")
+"""Outcomes of occurrences. If several have the same message id, the last one in this order is the outcome."""
+
+SCHEDULES: Final = "schedules"
+"""The layout of messages that only the schedule log has delivered or ended."""
+
 KEY: Final = ("message_id", "day")
 """The columns that identify a message."""
 
@@ -73,7 +79,13 @@ _MICROS: Final = 1_000_000
 
 
 def messages(
-    scheduled: DataFrame, delivered: DataFrame, processed: DataFrame, failed: DataFrame, *, now: datetime
+    scheduled: DataFrame,
+    delivered: DataFrame,
+    processed: DataFrame,
+    failed: DataFrame,
+    occurrences: DataFrame,
+    *,
+    now: datetime,
 ) -> DataFrame:
     """The table ``messages``, with one row for each message id and day, from the facts of any days.
 
@@ -102,8 +114,18 @@ def messages(
         F.col("delivered").alias("at"),
         F.lit(1).alias("deliveries"),
     )
+    ends = _with_id(occurrences).select(
+        *KEY,
+        "target",
+        "type",
+        F.lit(SCHEDULES).alias("layout"),
+        "due",
+        F.coalesce("ended", "due").alias("at"),
+        F.struct(_rank(_END_ORDER, "outcome").alias("rank"), "outcome").alias("end"),
+    )
     outcomes = _outcomes(processed, failed)
-    together = sends.unionByName(deliveries, allowMissingColumns=True).unionByName(outcomes, allowMissingColumns=True)
+    parts = (sends, deliveries, ends, outcomes)
+    together = reduce(lambda some, more: some.unionByName(more, allowMissingColumns=True), parts)
     found = together.groupBy(*KEY).agg(
         *(_earliest(name).alias(name) for name in ("target", "type", "layout")),
         *(F.min(name).alias(name) for name in ("sent", "scheduled", "due", "delivered")),
@@ -111,6 +133,7 @@ def messages(
         F.coalesce(F.sum("deliveries"), F.lit(0)).alias("deliveries"),
         F.coalesce(F.sum("attempts"), F.lit(0)).cast("int").alias("attempts"),
         F.max("worst").alias("worst"),
+        F.max("end").alias("end"),
     )
     found = found.join(_waiting(scheduled, delivered), list(KEY), "left")
     waiting = F.when(_overdue(_last_due(), now), F.lit("overdue")).otherwise(F.lit("scheduled"))
@@ -118,7 +141,9 @@ def messages(
     ended, started = F.col("worst.ended"), F.col("worst.started")
     outcome = F.coalesce(
         "worst.kind",
-        F.when(F.col("sends") > F.col("deliveries"), waiting).otherwise(F.lit("delivered")),
+        F.when(F.col("sends") > F.col("deliveries"), waiting),
+        "end.outcome",
+        F.lit("delivered"),
     )
     return found.withColumns({"outcome": outcome, "endpoint": F.col("worst.endpoint")}).select(
         "message_id",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,8 @@ from bide.pipelines.report.figures import (
     PendingFigures,
     PendingTarget,
     ReportStep,
+    ScheduleCounts,
+    ScheduleFigures,
     Target,
     UndecodableFigures,
 )
@@ -35,10 +38,14 @@ _FAILURE_SPANS: Final = 60
 _TARGETS: Final = 10
 _PENDING_TARGETS: Final = 6
 _GROUPS: Final = 12
+_SCHEDULE_SPANS: Final = 96
+_SCHEDULE_TARGETS: Final = 12
 _MAX_WIDENING: Final = 3
 """Messages with extreme due times are left out of the plot if they would make its time axis wider by this factor."""
 
 _HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+_NO_OCCURRENCES: Final = ("target", "due_hour as due", "'' as outcome", "0d as lateness_ms")
 _SHORTEST: Final = timedelta(seconds=1)
 
 
@@ -53,6 +60,10 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
     """
     found = tables.read(spark, folder)
     pending, failures = found.get("pending"), found.get("failures")
+    waiting = found.get("schedules_pending")
+    if pending is not None and waiting is not None:
+        pending = pending.unionByName(waiting)
+    schedules = None if waiting is None else _schedules(found.get("occurrences"), waiting)
     messages = counting.delayed(found["messages"]) if "messages" in found else None
     pending_figures = None if pending is None else _pending(pending)
     headline = None if messages is None else _headline(messages, grace)
@@ -62,6 +73,8 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
             headline,
             pending=sum(one.pending for one in pending_figures.targets),
             overdue=sum(one.pending_overdue for one in pending_figures.targets),
+            # The table of messages has schedules only when they have ended.
+            scheduled=headline.scheduled + (0 if schedules is None else schedules.total.pending),
         )
     shown, more = ([], 0) if messages is None else _targets(messages)
     undecodable, total = _undecodable(found["undecodable"]) if "undecodable" in found else ([], 0)
@@ -75,6 +88,7 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
         more_targets=more,
         pending=pending_figures,
         failures=None if failures is None else _failures(failures, found.get("failed")),
+        schedules=schedules,
         undecodable=undecodable,
         undecodable_total=total,
     )
@@ -215,6 +229,59 @@ def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
         before=row["before"] or 0,
         text="" if newest is None else own[newest]["text"],
         counts=[own[span]["count"] if span in own else 0 for span in range(spans)] if own else [],
+    )
+
+
+def _schedules(occurrences: DataFrame | None, pending: DataFrame) -> ScheduleFigures | None:
+    """None if there has never been a schedule."""
+    ended = pending.selectExpr(*_NO_OCCURRENCES).limit(0) if occurrences is None else occurrences
+    rows = counting.schedule_targets(ended, pending).collect()
+    counts = [_schedule_counts(row) for row in rows]
+    if not counts:
+        return None
+    total = _sum(counts, "")
+    shown, rest = counts[:_SCHEDULE_TARGETS], counts[_SCHEDULE_TARGETS:]
+    first, width, spans, beyond = EPOCH, _DAY, list[ScheduleCounts](), 0
+    if total.total > total.pending:
+        first, last = _pending_range(counting.due_hours(ended))
+        width = max(span_for(last - first, _SCHEDULE_SPANS), _DAY)
+        first = floored(first, width)
+        found = {row["span"]: row for row in counting.schedule_spans(ended, first, width).collect()}
+        numbers = range((last - first) // width + 1)
+        none = dict.fromkeys(counting.OUTCOMES, 0)
+        spans = [
+            ScheduleCounts(outcomes={name: row[name] for name in none} if (row := found.get(number)) else none)
+            for number in numbers
+        ]
+        beyond = total.total - total.pending - sum(one.total for one in spans)
+    return ScheduleFigures(
+        total=total,
+        targets=[*shown, *([_sum(rest, "")] if rest else [])],
+        others=len(rest),
+        first=first,
+        width=width,
+        spans=spans,
+        beyond=beyond,
+    )
+
+
+def _schedule_counts(row: Row) -> ScheduleCounts:
+    return ScheduleCounts(
+        name=row["target"],
+        outcomes={name: row[name] for name in counting.OUTCOMES},
+        pending=row["pending"],
+        overdue=row["overdue"],
+        max=row["max"],
+    )
+
+
+def _sum(counts: Sequence[ScheduleCounts], name: str) -> ScheduleCounts:
+    return ScheduleCounts(
+        name=name,
+        outcomes={outcome: sum(one.outcomes[outcome] for one in counts) for outcome in counting.OUTCOMES},
+        pending=sum(one.pending for one in counts),
+        overdue=sum(one.overdue for one in counts),
+        max=max((one.max for one in counts if one.max is not None), default=None),
     )
 
 

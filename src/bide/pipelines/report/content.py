@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.drawing import Drawing
-from bide.pipelines.report import plots
+from bide.pipelines.report import plots, schedule_sections
 from bide.pipelines.report.figures import (
     Failures,
     Figures,
@@ -19,60 +17,8 @@ from bide.pipelines.report.figures import (
     Target,
     UndecodableFigures,
 )
+from bide.pipelines.report.section import Card, Section, Table
 from bide.runtime.wording import quantity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """A table of texts.
-
-    Attributes:
-        head: the names of the columns.
-        rows: the cells, row by row.
-        numbers: how many columns at the end are numbers.
-        aside: whether the table is collapsed until the reader opens it.
-        long: the index of a column of long texts; None without one.
-    """
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numbers: int
-    aside: bool = True
-    long: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A part of the report.
-
-    Attributes:
-        name: an id that is unique in the report, of letters and dashes.
-        title: the heading.
-        note: one or two sentences below the drawing, or in its place.
-        draw: creates the drawing for a width; None if there is nothing to draw.
-        table: the same data as a table; None without one.
-    """
-
-    name: str
-    title: str
-    note: str
-    draw: Callable[[float], Drawing] | None = None
-    table: Table | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A figure of the headline.
-
-    Attributes:
-        name: the name of the figure.
-        value: the formatted value.
-        bad: whether the value indicates a problem.
-    """
-
-    name: str
-    value: str
-    bad: bool = False
 
 
 def cards(figures: Figures) -> list[Card]:
@@ -87,6 +33,10 @@ def cards(figures: Figures) -> list[Card]:
             Card(name="lost?", value=texts.count(head.lost), bad=head.lost > 0),
             Card(name="p50 late", value=texts.milliseconds(head.p50)),
             Card(name="p99 late", value=texts.milliseconds(head.p99)),
+        ]
+        found += [
+            Card(name=name, value=texts.count(count), bad=name in ("undeliverable", "unknown"))
+            for name, count in head.ended.items()
         ]
     if figures.failures is not None:
         total = figures.failures.total
@@ -109,6 +59,8 @@ def summary(figures: Figures) -> str:
     elif head.p50 is not None and head.p99 is not None:
         half, most = texts.milliseconds(head.p50), texts.milliseconds(head.p99)
         sentence += f", half of them at most {half} late, 99 in 100 at most {most}"
+    if head.ended:
+        sentence += f". Not delivered: {schedule_sections.listed(head.ended)}"
     if not head.pending:
         return f"{sentence}. Nothing is pending."
     sentence += f". {head.pending:,} {_are(head.pending)} pending"
@@ -144,6 +96,10 @@ def sections(figures: Figures) -> Iterator[Section]:
     if any(one.p50 is not None for one in figures.targets):
         yield _targets(figures.targets, figures.more_targets)
     yield _pending(figures.pending, figures.headline)
+    if figures.schedules is not None:
+        yield schedule_sections.by_target(figures.schedules)
+        if figures.schedules.spans:
+            yield schedule_sections.over_time(figures.schedules)
     yield _failures(figures.failures)
     if figures.undecodable:
         yield _undecodable(figures.undecodable, figures.undecodable_total)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
@@ -14,6 +17,12 @@ if TYPE_CHECKING:
 
 WAITING: Final = ("scheduled", "overdue")
 """Outcomes of messages that are not delivered yet."""
+
+ENDED: Final = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
+"""Outcomes of schedules that ended without a delivery."""
+
+OUTCOMES: Final = ("delivered", *ENDED)
+"""Outcomes of occurrences of schedules."""
 
 STEPS: Final = 12
 """Ranges of lateness per power of ten."""
@@ -41,8 +50,9 @@ def headline(messages: DataFrame) -> DataFrame:
     """All messages in one row: counts, the first and last time in microseconds, and percentiles of lateness."""
     return messages.agg(
         F.count(F.lit(1)).alias("scheduled"),
-        F.count_if(~_waits()).alias("delivered"),
+        F.count_if(_is_delivered()).alias("delivered"),
         F.count_if(_waits()).alias("pending"),
+        *_by_outcome(ENDED),
         F.count_if(F.col("outcome") == "overdue").alias("overdue"),
         F.count_if(F.col("lateness_ms") < 0).alias("early"),
         F.unix_micros(F.least(F.min("scheduled"), F.min("delivered"))).alias("since"),
@@ -91,7 +101,7 @@ def targets(messages: DataFrame) -> DataFrame:
         messages.groupBy("target")
         .agg(
             F.count(F.lit(1)).alias("scheduled"),
-            F.count_if(~_waits()).alias("delivered"),
+            F.count_if(_is_delivered()).alias("delivered"),
             F.count_if(F.col("outcome") == "overdue").alias("overdue"),
             *_percentiles(_GROUP_ACCURACY),
         )
@@ -165,6 +175,30 @@ def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: 
     )
 
 
+def schedule_targets(occurrences: DataFrame, pending: DataFrame) -> DataFrame:
+    """Occurrences of schedules by target, the one with most first.
+
+    The columns are ``target``, each of :data:`OUTCOMES`, ``pending``, ``overdue`` and the largest lateness, ``max``.
+    """
+    ended = occurrences.groupBy("target").agg(*_by_outcome(OUTCOMES), F.max("lateness_ms").alias("max"))
+    waiting = pending.groupBy("target").agg(F.sum("count").alias("pending"), F.sum("overdue").alias("overdue"))
+    counts = (*OUTCOMES, "pending", "overdue")
+    whole = ended.join(waiting, "target", "full").fillna(0, list(counts))
+    return whole.orderBy(F.desc(reduce(add, (F.col(name) for name in counts[:-1]))), "target")
+
+
+def due_hours(occurrences: DataFrame) -> DataFrame:
+    """Occurrences that have ended by the hour of the due time, for :func:`pending_range`."""
+    micros = F.unix_micros("due")
+    hour = F.timestamp_micros(micros - F.pmod(micros, F.lit(3_600_000_000)))
+    return occurrences.groupBy(hour.alias("due_hour")).agg(F.count(F.lit(1)).alias("count"))
+
+
+def schedule_spans(occurrences: DataFrame, first: datetime, width: timedelta) -> DataFrame:
+    """Occurrences that have ended by span of the due time: ``span``, and each of :data:`OUTCOMES`."""
+    return occurrences.groupBy(_span("due", first, width)).agg(*_by_outcome(OUTCOMES))
+
+
 def undecodable(table: DataFrame) -> DataFrame:
     """Undecodable messages by stream and reason, most first, with times in microseconds."""
     return (
@@ -191,6 +225,14 @@ def _span(column: str, first: datetime, width: timedelta) -> Column:
 
 def _waits() -> Column:
     return F.coalesce(F.col("outcome").isin(*WAITING), F.lit(False))
+
+
+def _is_delivered() -> Column:
+    return ~_waits() & ~F.coalesce(F.col("outcome").isin(*ENDED), F.lit(False))
+
+
+def _by_outcome(outcomes: Sequence[str]) -> list[Column]:
+    return [F.count_if(F.col("outcome") == name).alias(name) for name in outcomes]
 
 
 def _percentiles(accuracy: int) -> list[Column]:

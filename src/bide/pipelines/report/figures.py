@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -19,6 +19,11 @@ class Headline:
         pending: messages that are not delivered yet or wait for a retry, including the overdue ones.
         overdue: pending messages whose due time is over.
         lost: overdue messages that were due more than *grace* before *until*.
+        cancelled: schedules that were cancelled.
+        superseded: schedules that were replaced.
+        skipped: runs of recurring schedules that were skipped.
+        undeliverable: scheduled messages that a gate has set aside.
+        unknown: schedules that ended in records of the log which were lost.
         early: messages that were delivered before their due time.
         grace: the overdue time after which a message counts as lost.
         since: when the first message was scheduled or delivered.
@@ -42,6 +47,17 @@ class Headline:
     p95: float | None
     p99: float | None
     max: float | None
+    cancelled: int = 0
+    superseded: int = 0
+    skipped: int = 0
+    undeliverable: int = 0
+    unknown: int = 0
+
+    @property
+    def ended(self) -> dict[str, int]:
+        """Messages that ended without a delivery by outcome, without outcomes that no message has."""
+        names = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
+        return {name: count for name in names if (count := getattr(self, name))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +260,58 @@ class UndecodableFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleCounts:
+    """Occurrences of schedules by outcome.
+
+    Attributes:
+        name: the target, ``q:<queue>`` or ``x:<exchange>``; empty for several targets together.
+        outcomes: occurrences that have ended, by outcome.
+        pending: occurrences that have not ended.
+        overdue: pending occurrences whose due time is over.
+        max: the largest lateness of a delivered one in ms; None if none was delivered, or if it is not counted.
+    """
+
+    name: str = ""
+    outcomes: Mapping[str, int]
+    pending: int = 0
+    overdue: int = 0
+    max: float | None = None
+
+    @property
+    def total(self) -> int:
+        """All occurrences."""
+        return sum(self.outcomes.values()) + self.pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleFigures:
+    """Occurrences of schedules by target, and those that have ended by due time.
+
+    Attributes:
+        total: all of them.
+        targets: the targets with most of them, then all other targets together if there are more.
+        others: how many targets the last one stands for.
+        first: the start of the first span.
+        width: the length of a span, a day or more.
+        spans: occurrences that have ended and were due in each span.
+        beyond: occurrences that have ended and were due before or after all spans.
+    """
+
+    total: ScheduleCounts
+    targets: Sequence[ScheduleCounts]
+    others: int
+    first: datetime
+    width: timedelta
+    spans: Sequence[ScheduleCounts]
+    beyond: int
+
+    @property
+    def last(self) -> datetime:
+        """The end of the last span."""
+        return after(self.first, self.width, len(self.spans))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """All figures of a report. A figure is None if its table is missing, and empty if its table is empty.
 
@@ -251,6 +319,7 @@ class Figures:
         folder: the folder of the tables.
         missing: tables that are missing.
         more_targets: the number of targets that are left out of *targets*.
+        schedules: None without a schedule log.
         undecodable: the most frequent reasons, the one with most messages first.
         undecodable_total: undecodable messages of all reasons.
     """
@@ -264,5 +333,6 @@ class Figures:
     more_targets: int = 0
     pending: PendingFigures | None = None
     failures: Failures | None = None
+    schedules: ScheduleFigures | None = None
     undecodable: Sequence[UndecodableFigures] = ()
     undecodable_total: int = 0

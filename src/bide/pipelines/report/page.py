@@ -10,8 +10,8 @@ from bide.pipelines.charts import texts
 from bide.pipelines.charts.palette import rules
 from bide.pipelines.charts.svg import svg, text
 from bide.pipelines.report import content
-from bide.pipelines.report.content import Section, Table
 from bide.pipelines.report.figures import Figures
+from bide.pipelines.report.section import Section, Table
 
 WIDE: Final = 976
 NARROW: Final = 358

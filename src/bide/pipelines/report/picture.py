@@ -11,6 +11,9 @@ from bide.pipelines.report import content
 from bide.pipelines.report.figures import Figures
 
 WIDTH: Final = 976
+_CARDS: Final = 9
+_CARD_HEIGHT: Final = 56
+
 _MARGIN: Final = 16
 
 
@@ -40,8 +43,13 @@ def _head(figures: Figures, title: str) -> Drawing:
         period = f"{texts.moment(head.since)} to {texts.moment(head.until)} UTC"
         marks.append(Label(x=0, y=54, text=period, role=Role.FAINT, size=13))
     cards = content.cards(figures)
-    for number, card in enumerate(cards):
-        x = number * WIDTH / len(cards)
-        marks.append(Label(x=x, y=92, text=card.name, role=Role.FAINT, size=13))
-        marks.append(Label(x=x, y=118, text=card.value, role=Role.BAD if card.bad else Role.INK, size=20, bold=True))
-    return Drawing(title=content.summary(figures), width=WIDTH, height=130, marks=tuple(marks))
+    rows = [cards[start : start + _CARDS] for start in range(0, len(cards), _CARDS)]
+    for line, row in enumerate(rows):
+        top = 92 + _CARD_HEIGHT * line
+        for number, card in enumerate(row):
+            x = number * WIDTH / max(map(len, rows))
+            role = Role.BAD if card.bad else Role.INK
+            marks.append(Label(x=x, y=top, text=card.name, role=Role.FAINT, size=13))
+            marks.append(Label(x=x, y=top + 26, text=card.value, role=role, size=20, bold=True))
+    height = 130 + _CARD_HEIGHT * max(len(rows) - 1, 0)
+    return Drawing(title=content.summary(figures), width=WIDTH, height=height, marks=tuple(marks))

@@ -20,6 +20,8 @@ from bide.pipelines.report.figures import (
     PendingFigures,
     PendingTarget,
     ReportStep,
+    ScheduleCounts,
+    ScheduleFigures,
     Target,
 )
 from bide.runtime.wording import quantity
@@ -269,6 +271,56 @@ def target_name(name: str) -> str:
     if colon and kind in ("q", "x"):
         return f"{'queue' if kind == 'q' else 'exchange'} {rest}"
     return name or "unknown"
+
+
+_SCHEDULE_PARTS: Final = (
+    ("undeliverable or unknown", Role.BAD, ("undeliverable", "unknown")),
+    ("cancelled, superseded or skipped", Role.IN, ("cancelled", "superseded", "skipped")),
+    ("delivered", Role.OUT, ("delivered",)),
+)
+
+
+def schedules(found: ScheduleFigures, *, width: float) -> Drawing:
+    """Ended occurrences by due time, as bars with a part for each kind of outcome."""
+    narrow = width <= _NARROW
+    frame = Frame(left=_LEFT, right=width - _RIGHT, top=64 if narrow else 30, bottom=214 if narrow else 200)
+    times = Times(found.first, found.last, frame.left, frame.right)
+    up = Linear(0, max(one.total for one in found.spans), frame.bottom, frame.top)
+    marks: list[Mark] = [*time_axis(times, frame)]
+    marks += value_axis(up, [tick for tick in up.ticks(4) if tick], frame, texts.brief)
+    parts = [part for part in _SCHEDULE_PARTS if any(found.total.outcomes[name] for name in part[2])]
+    for number, (label, role, _) in enumerate(reversed(parts)) if narrow else ():
+        marks += legend([(label, role)], x=frame.left, y=16 + 17 * number)
+    if not narrow:
+        marks += legend([(label, role) for label, role, _ in reversed(parts)], x=frame.left, y=16)
+        every = f"per {texts.span(found.width)}"
+        marks.append(Label(x=frame.right, y=16, text=every, role=Role.FAINT, anchor="end"))
+    for number, one in enumerate(found.spans):
+        start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
+        listed = ", ".join(f"{count:,} {name}" for name, count in one.outcomes.items() if count)
+        tip = f"due from {texts.moment(found.first + found.width * number)}: {listed}"
+        wide, bottom, count = max(end - start - (1 if end - start > 3 else 0), 1), frame.bottom, 0
+        for _, role, names in parts:
+            if more := sum(one.outcomes[name] for name in names):
+                count += more
+                # At least 1.5 pixels, so that the smallest part is visible.
+                top = min(up.place(count), bottom - 1.5)
+                marks.append(Bar(x=start, y=top, width=wide, height=bottom - top, role=role, tip=tip))
+                bottom = top
+    marks.append(Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), role=Role.FAINT))
+    return Drawing(
+        title=f"Ended occurrences of schedules by due time, per {texts.span(found.width)}",
+        width=width,
+        height=frame.bottom + _AXIS,
+        marks=tuple(marks),
+    )
+
+
+def schedule_name(found: ScheduleFigures, one: ScheduleCounts) -> str:
+    """The name of a target, or the number of other targets."""
+    if found.others and one is found.targets[-1]:
+        return quantity(found.others, "other target")
+    return target_name(one.name)
 
 
 def failures(found: Failures, *, width: float) -> Drawing:

@@ -47,21 +47,20 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The tables and columns that are read, with their types."""
 
-UNDECODABLE: Final[Mapping[str, str]] = {
-    "stream": "string",
-    "offset": "bigint",
-    "reason": "string",
-    "seen": "timestamp",
+OPTIONAL: Final[Mapping[str, Mapping[str, str]]] = {
+    "undecodable": {"stream": "string", "offset": "bigint", "reason": "string", "seen": "timestamp"},
+    "occurrences": {"target": "string", "due": "timestamp", "outcome": "string", "lateness_ms": "double"},
+    "schedules_pending": {"target": "string", "due_hour": "timestamp", "count": "bigint", "overdue": "bigint"},
 }
-"""The columns of the table ``undecodable``, which exists only if there are undecodable messages."""
+"""The tables that exist only if there are undecodable messages, or a schedule log."""
 
-_ALL: Final = {**COLUMNS, "undecodable": UNDECODABLE}
+_ALL: Final = {**COLUMNS, **OPTIONAL}
 
 _NAMES: Final = ("target", "group", "endpoint", "exception")
 
 
 def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
-    """Read the tables that exist, each with the columns of :data:`COLUMNS` or :data:`UNDECODABLE`.
+    """Read the tables that exist, each with the columns of :data:`COLUMNS` or :data:`OPTIONAL`.
 
     Args:
         folder: a path, or a URI that Spark and Arrow support.

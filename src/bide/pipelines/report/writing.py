@@ -54,10 +54,14 @@ def headline(figures: Figures) -> dict[str, Any]:
             "since": head.since and head.since.isoformat(),
             "until": head.until and head.until.isoformat(),
             **{name: getattr(head, name) for name in ("scheduled", "delivered", "pending", "overdue", "lost", "early")},
+            **head.ended,
             **{f"{name}_ms": getattr(head, name) for name in ("p50", "p95", "p99", "max")},
         }
     if figures.failures is not None:
         found["failures"] = figures.failures.total
         found["failure_groups"] = len(figures.failures.groups) + figures.failures.others
+    if figures.schedules is not None:
+        total = figures.schedules.total
+        found["schedules"] = {**total.outcomes, "pending": total.pending, "overdue": total.overdue}
     found["undecodable"] = figures.undecodable_total
     return found

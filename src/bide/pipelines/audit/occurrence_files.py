@@ -1,0 +1,229 @@
+"""Files of an audit for the schedule log: ended occurrences, pending counts and the state."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from bide.durations import EPOCH, from_milliseconds
+from bide.pipelines.audit.folder import Folder, Note
+from bide.pipelines.audit.occurrence_state import LATEST, Occurrence, kept_values
+from bide.schedules.entries import WaitingSchedule
+from bide.schedules.state import LogPosition
+
+TABLE: Final = "occurrences"
+PENDING: Final = "schedules_pending"
+
+_HEAD: Final = "_state/schedules.json"
+_FILES: Final = "_state/schedules"
+_NEW_PENDING: Final = "_state/schedules_pending.parquet"
+_ROWS: Final = 50_000
+"""Rows in memory."""
+
+_Row = tuple[date, tuple[Any, ...]]
+
+_MOMENT: Final = pa.timestamp("us", tz="UTC")
+_SCHEMA: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("message_id", "occurrence", "schedule_id", "key", "version")),
+        *((name, pa.string()) for name in ("target", "type")),
+        *((name, _MOMENT) for name in ("nominal", "due", "scheduled", "claimed", "ended")),
+        ("outcome", pa.string()),
+        ("lateness_ms", pa.float64()),
+        ("stream", pa.string()),
+        ("offset", pa.int64()),
+    ]
+)
+_PENDING_SCHEMA: Final = pa.schema(
+    [
+        ("target", pa.string()),
+        ("due_hour", _MOMENT),
+        *((name, pa.int64()) for name in ("count", "overdue", "paused", "under_way")),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownPartition:
+    """The state of a partition after the last round.
+
+    Attributes:
+        file: the name of its file; it may be older than the position, if nothing has changed since then.
+        position: the last record that the audit has read.
+    """
+
+    file: str
+    position: LogPosition
+
+
+class OccurrenceFiles:
+    """The files of one round, which counts from :meth:`commit` on. Until then, the next round does the same again.
+
+    Attributes:
+        batch: the number of this round.
+        known: the partitions after the last round, by the name of their stream.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        head = json.loads(folder.read_bytes(place)) if folder.exists(place := folder.path(_HEAD)) else {}
+        self.batch: int = head.get("batch", -1) + 1
+        self.known = {
+            stream: KnownPartition(file=one["file"], position=LogPosition(**one["position"]))
+            for stream, one in head.get("streams", {}).items()
+        }
+        self._kept: list[_Row] = []
+        self._added: list[_Row] = []
+        self._kept_counts = Counter[tuple[date, str]]()
+        self._added_counts = Counter[tuple[date, str]]()
+        self._added_parts: list[str] = []
+        self._parts = 0
+
+    def begin(self) -> None:
+        """Delete what a killed round has left."""
+        for day in self._folder.entries(self._folder.path(TABLE)):
+            if self._folder.exists(left := self._folder.path(TABLE, day, f"batch={self.batch}")):
+                self._folder.files.delete_dir(left)
+        self._folder.delete_notes(one for one in self._folder.notes() if one.name == self._note_name)
+
+    @property
+    def _note_name(self) -> str:
+        return f"{TABLE}-{self.batch}"
+
+    def add(self, entry: Occurrence, outcome: str, *, ended: int | None, stream: str, offset: int | None) -> None:
+        """Add an occurrence that has ended; :meth:`keep` or :meth:`drop` it later.
+
+        Args:
+            ended: when, in milliseconds since the Unix epoch; None if that is not known.
+            offset: the offset of the record that ended it.
+        """
+        kept, due = kept_values(entry), min(entry.due, LATEST)
+        if isinstance(entry, WaitingSchedule):
+            is_recurring, kept["version"] = entry.recurrence is not None, entry.version
+        else:
+            is_recurring = entry.is_recurring
+        # A run before the due time was asked for, and is not early.
+        is_late = outcome == "delivered" and ended is not None and ended >= due
+        values = (
+            entry.occurrence if is_recurring else kept.get("id") or entry.occurrence,
+            *(entry.occurrence, entry.id, entry.key, kept.get("version"), entry.target, kept.get("type")),
+            *map(_micros, (min(entry.nominal, LATEST), due, kept.get("scheduled"), kept.get("claimed"), ended)),
+            outcome,
+            float(ended - due) if is_late and ended is not None else None,
+            *(stream, offset),
+        )
+        day = (from_milliseconds(due) or EPOCH).date()
+        self._added.append((day, values))
+        self._added_counts[day, outcome] += 1
+        if len(self._added) >= _ROWS:
+            self._added_parts += self._flush(self._added)
+
+    def keep(self) -> None:
+        """Keep what was added since the last call."""
+        self._kept += self._added
+        self._kept_counts += self._added_counts
+        self._forget_added()
+        if len(self._kept) >= _ROWS:
+            self._flush(self._kept)
+
+    def drop(self) -> None:
+        """Drop what was added since :meth:`keep`."""
+        for one in self._added_parts:
+            self._folder.files.delete_file(one)
+        self._forget_added()
+
+    def _forget_added(self) -> None:
+        self._added.clear()
+        self._added_counts.clear()
+        self._added_parts.clear()
+
+    def fetch(self, known: KnownPartition, local: Path) -> None:
+        """Copy the state of a partition to a local file."""
+        with (
+            self._folder.files.open_input_stream(self._folder.path(_FILES, known.file)) as source,
+            local.open("wb") as file,
+        ):
+            shutil.copyfileobj(source, file, 1 << 20)
+
+    def store(self, local: Path, partition: int) -> str:
+        """Copy a local file to the folder. Returns its name there."""
+        self._folder.files.create_dir(self._folder.path(_FILES))
+        name = f"{self.batch}-{partition}.db"
+        with (
+            local.open("rb") as file,
+            self._folder.files.open_output_stream(self._folder.path(_FILES, name)) as target,
+        ):
+            shutil.copyfileobj(file, target, 1 << 20)
+        return name
+
+    def write_pending(self, rows: Iterable[tuple[str, int, int, int, int, int]]) -> None:
+        """Replace the table of pending occurrences.
+
+        Args:
+            rows: target, hour of the due time, all, overdue, paused, under way.
+        """
+        whole: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
+        for target, hour, *counts in rows:
+            whole[hour, target] = [one + more for one, more in zip(whole[hour, target], counts, strict=True)]
+        listed = [(target, hour * 3_600_000_000, *counts) for (hour, target), counts in sorted(whole.items())]
+        self._write(listed, _PENDING_SCHEMA, new := self._folder.path(_NEW_PENDING))
+        self._folder.files.create_dir(self._folder.path(PENDING))
+        self._folder.files.move(new, self._folder.path(PENDING, "part-00000.parquet"))
+
+    def commit(self, streams: Mapping[str, KnownPartition]) -> None:
+        """Finish the round: what was kept and the state of all partitions count from now on."""
+        self._flush(self._kept)
+        if self._kept_counts:
+            rows = Counter({TABLE: self._kept_counts.total()})
+            for (_, outcome), count in self._kept_counts.items():
+                rows[f"{TABLE}/{outcome}"] += count
+            days = tuple(sorted({day for day, _ in self._kept_counts}))
+            self._folder.add_note(Note(name=self._note_name, rows=dict(rows), days=days))
+        head = {
+            "batch": self.batch,
+            "streams": {
+                name: {"file": one.file, "position": asdict(one.position)} for name, one in sorted(streams.items())
+            },
+        }
+        self._folder.write_json(self._folder.path(_HEAD), head)
+        self._delete_others({one.file for one in streams.values()})
+
+    def _delete_others(self, used: Collection[str]) -> None:
+        place = self._folder.path(_FILES)
+        for name in self._folder.entries(place):
+            if name not in used:
+                self._folder.files.delete_file(posixpath.join(place, name))
+
+    def _flush(self, rows: list[_Row]) -> list[str]:
+        """Write rows, and remove them from the list. Returns the paths of the files."""
+        by_day: defaultdict[date, list[tuple[Any, ...]]] = defaultdict(list)
+        for day, values in rows:
+            by_day[day].append(values)
+        paths = []
+        for day, listed in by_day.items():
+            place = self._folder.path(TABLE, f"day={day}", f"batch={self.batch}")
+            self._folder.files.create_dir(place)
+            paths.append(posixpath.join(place, f"part-{self._parts:05}.parquet"))
+            self._write(listed, _SCHEMA, paths[-1])
+        self._parts += 1
+        rows.clear()
+        return paths
+
+    def _write(self, rows: Collection[tuple[Any, ...]], schema: pa.Schema, path: str) -> None:
+        columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+        arrays = [pa.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
+        parquet.write_table(pa.Table.from_arrays(arrays, schema=schema), path, filesystem=self._folder.files)
+
+
+def _micros(milliseconds: int | None) -> int | None:
+    return None if milliseconds is None else milliseconds * 1000

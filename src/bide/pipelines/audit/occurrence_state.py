@@ -1,0 +1,153 @@
+"""State of a partition of the schedule log in an audit: the fold's state, without messages."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from bide.errors import InvalidInputError, ScheduleRecordError
+from bide.gate.sqlite_state import SCHEMA, SCHEMA_VERSION, SqliteState
+from bide.schedules.entries import StateEntry, UnderWay, WaitingSchedule
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.records import ScheduleFilter
+
+Occurrence = WaitingSchedule | UnderWay
+
+LATEST: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999. Applications may schedule for later, which Python and Spark cannot show."""
+
+_HOUR: Final = 3_600_000
+_PENDING: Final = f"""
+SELECT target, min(due, {LATEST}) / {_HOUR} AS hour, count(*), sum(NOT is_paused AND due <= :before), sum(is_paused), 0
+FROM waiting GROUP BY target, hour
+UNION ALL
+SELECT target, min(due, {LATEST}) / {_HOUR} AS hour, count(*), sum(due <= :before), 0, count(*)
+FROM under_way GROUP BY target, hour
+"""  # noqa: S608 (numbers of our own)
+
+
+class OccurrenceState(SqliteState):
+    """The state, which keeps only some properties of each message, and remembers what a record has looked up.
+
+    The fold does not read messages. What this state keeps of one is its body, as JSON, with no properties: its id and
+    type, and the times of the records that scheduled and claimed it.
+
+    Attributes:
+        time: when the broker stored the record that is applied, in milliseconds since the Unix epoch; None while a
+            snapshot is read.
+        looked_up: the occurrences that the record has looked up, by id, as they were before it.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
+        self.time: int | None = None
+        self.looked_up: dict[str, Occurrence] = {}
+        self._versions: dict[str, str] = {}
+
+    def begin_record(self, time: int) -> None:
+        """Forget what the record before has looked up.
+
+        Args:
+            time: when the broker stored the next record.
+        """
+        self.time = time
+        self.looked_up.clear()
+        self._versions.clear()
+
+    def waiting(self, key: str) -> WaitingSchedule | None:
+        """The schedule that waits under a key."""
+        found = super().waiting(key)
+        if found is not None:
+            self._remember(found)
+        return found
+
+    def under_way(self, occurrence: str) -> UnderWay | None:
+        """A claimed occurrence."""
+        found = super().under_way(occurrence)
+        if found is not None:
+            self.looked_up[occurrence] = found
+        return found
+
+    def select(self, wanted: ScheduleFilter) -> Iterator[WaitingSchedule]:
+        """The waiting schedules that a filter matches, by key."""
+        for one in super().select(wanted):
+            self._remember(one)
+            yield one
+
+    def _remember(self, found: WaitingSchedule) -> None:
+        self.looked_up[found.occurrence] = found
+        self._versions[found.id] = found.version
+
+    def put(self, entry: StateEntry) -> None:
+        """Add or replace an entry."""
+        match entry:
+            case WaitingSchedule() if entry.message.properties:
+                entry = replace(entry, message=_kept(entry.message, scheduled=self.time))
+            case UnderWay() if entry.message.properties:
+                entry = replace(entry, message=_kept(entry.message))
+            case UnderWay():
+                more = {"claimed": self.time, "version": self._versions.get(entry.id)}
+                entry = replace(entry, message=ScheduledMessage(b"", _json(kept_values(entry) | more)))
+            case _:
+                pass
+        super().put(entry)
+
+    def occurrences(self) -> Iterator[Occurrence]:
+        """All occurrences that wait or are under way."""
+        yield from self.select(ScheduleFilter())
+        yield from self.all_under_way()
+
+    def pending(self, before: int) -> list[tuple[str, int, int, int, int, int]]:
+        """Counts by target and hour of the due time: target, hour, all, overdue, paused, under way.
+
+        Args:
+            before: what was due at this time or earlier, and is not paused, is overdue.
+        """
+        return self._sql.execute(_PENDING, {"before": before}).fetchall()
+
+
+def kept_values(entry: Occurrence) -> dict[str, Any]:
+    """What the state keeps of a message."""
+    found: dict[str, Any] = json.loads(entry.message.body)
+    return found
+
+
+def _kept(message: ScheduledMessage, *, scheduled: int | None = None) -> ScheduledMessage:
+    try:
+        values: Mapping[str, Any] = message.values
+    except ScheduleRecordError:
+        values = {}
+    kept = {"id": values.get("message_id"), "type": values.get("type"), "scheduled": scheduled}
+    return ScheduledMessage(b"", _json(kept))
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps({name: one for name, one in values.items() if one is not None}, separators=(",", ":")).encode()
+
+
+@contextmanager
+def opened(path: Path, *, is_new: bool) -> Iterator[OccurrenceState]:
+    """Open a file of the state, and keep all changes of the block.
+
+    If the block raises, the file is damaged: use a copy.
+
+    Raises:
+        InvalidInputError: another release of bide wrote the file.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("PRAGMA synchronous = OFF")
+        if is_new:
+            connection.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
+        elif connection.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
+            raise InvalidInputError("another release of bide wrote the state of schedules: audit into another folder")
+        connection.execute("BEGIN")
+        state = OccurrenceState(connection)
+        yield state
+        state.flush()
+        connection.execute("COMMIT")

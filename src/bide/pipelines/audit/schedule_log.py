@@ -1,0 +1,326 @@
+"""Reading of the schedule log by an audit: outcomes of occurrences, and pending schedules."""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bide.durations import to_milliseconds
+from bide.errors import OffsetsLostError, ScheduleLogError, UndecodableMessageError
+from bide.gate.log_follower import LogFollower
+from bide.gate.snapshot_finder import FoundSnapshot, SnapshotFinder
+from bide.pipelines.audit.occurrence_files import KnownPartition, OccurrenceFiles
+from bide.pipelines.audit.occurrence_state import Occurrence, OccurrenceState, opened
+from bide.pipelines.audit.tables import GRACE
+from bide.runtime.bounded_cache import BoundedCache
+from bide.runtime.logs import logger
+from bide.schedules.encoding import decode
+from bide.schedules.fold import ScheduleFold
+from bide.schedules.names import PARTITIONS, ScheduleNames
+from bide.schedules.records import Beat, SnapshotChunk
+from bide.spark.source import WAY_OUT_OF_NEW
+from bide.streams import amqp10
+from bide.streams.log import Address, StreamLogs
+from bide.streams.range_reader import WAY_OUT_OF_GAP, OffsetRange, read_range
+
+if TYPE_CHECKING:
+    from bide.pipelines.audit.folder import Folder
+
+log = logger(__name__)
+
+NAMES: Final = ScheduleNames()
+
+UNKNOWN: Final = "unknown"
+"""The outcome of an occurrence that ended in a record which the audit could not read."""
+
+_ATTEMPTS: Final = 3
+"""Attempts to begin with a snapshot, while retention removes the beginning of the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingSchedules:
+    """Schedules that have not ended.
+
+    Attributes:
+        waiting: schedules that wait, the paused ones included.
+        paused: schedules that are paused.
+        under_way: occurrences that a gate has claimed, and has not reported as delivered or undeliverable.
+        overdue: schedules and occurrences whose due time is over, without paused ones.
+    """
+
+    waiting: int = 0
+    paused: int = 0
+    under_way: int = 0
+    overdue: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredRecord:
+    offset: int
+    time: int
+    exchange: str
+    body: bytes
+
+
+def read_schedule_log(
+    address: Address, streams: tuple[str, ...], folder: Folder, *, now: datetime, allow_gaps: bool = False
+) -> PendingSchedules | None:
+    """Read the records that are in the log now, and append the occurrences that they ended to a table.
+
+    Nothing is written to the broker. A round that is killed is done again by the next one, with the same result.
+
+    Args:
+        streams: the streams of the log that exist.
+        now: schedules that were due well before this time are overdue.
+        allow_gaps: continue although records or a stream were lost. What ended in them has the outcome ``unknown``.
+
+    Returns:
+        The pending schedules; None if there is no log, and never was one.
+
+    Raises:
+        OffsetsLostError: records were lost that the audit had not read.
+        ScheduleLogError: the log begins too late and has no complete snapshot.
+        NewerRecordError: a later release of bide wrote to the log.
+        BrokerError: the log cannot be read.
+    """
+    files = OccurrenceFiles(folder)
+    if not streams and not files.known:
+        return None
+    files.begin()
+    kept: dict[str, KnownPartition] = {}
+    pending: list[tuple[str, int, int, int, int, int]] = []
+    before = to_milliseconds(now - GRACE)
+    with tempfile.TemporaryDirectory(prefix="bide-audit-") as local, StreamLogs(address) as logs:
+        for number in range(PARTITIONS):
+            stream, known = NAMES.log(number), files.known.get(NAMES.log(number))
+            reader = _PartitionReader(address, logs, files, number, allow_gaps=allow_gaps)
+            path = Path(local) / f"{number}.db"
+            if stream not in streams:
+                if known is not None:
+                    reader.give_up(known, path)
+                continue
+            if (followed := reader.follow(known, path)) is None:
+                continue
+            kept[stream] = followed
+            with opened(path, is_new=False) as state:
+                pending += state.pending(before)
+            path.unlink()
+    files.write_pending(pending)
+    files.commit(kept)
+    waiting = sum(one[2] for one in pending)
+    under_way = sum(one[5] for one in pending)
+    return PendingSchedules(
+        waiting=waiting - under_way,
+        paused=sum(one[4] for one in pending),
+        under_way=under_way,
+        overdue=sum(one[3] for one in pending),
+    )
+
+
+class _PartitionReader:
+    """Reads one partition."""
+
+    def __init__(
+        self, address: Address, logs: StreamLogs, files: OccurrenceFiles, number: int, *, allow_gaps: bool
+    ) -> None:
+        self._address = address
+        self._logs = logs
+        self._files = files
+        self._number = number
+        self._allow_gaps = allow_gaps
+        self._stream = NAMES.log(number)
+        self._exchanges = BoundedCache[bytes, str]()
+        self._is_other_log = False
+        self._ended: set[str] | None = None
+
+    def follow(self, known: KnownPartition | None, path: Path) -> KnownPartition | None:
+        """Read the new records. Returns the state after them; None if the log cannot be read yet, which is allowed."""
+        end = self._logs.end(self._stream)
+        if known is None:
+            return self._begin(path, end, after=-1)
+        self._files.fetch(known, path)
+        try:
+            with opened(path, is_new=False) as state:
+                state.position = replace(known.position)
+                changes = self._read_on(state, end)
+                position = replace(state.position)
+        except OffsetsLostError as error:
+            if not self._allow_gaps:
+                raise
+            log.warning("%s; what ended in them has the outcome %r", error, UNKNOWN)
+            self._files.drop()
+            return self._begin_again(known, path, end)
+        self._files.keep()
+        file = self._files.store(path, self._number) if changes else known.file
+        return KnownPartition(file=file, position=position)
+
+    def give_up(self, known: KnownPartition, path: Path) -> None:
+        """End the occurrences of a stream that does not exist any more.
+
+        Raises:
+            OffsetsLostError: that is not allowed.
+        """
+        if not self._allow_gaps:
+            raise OffsetsLostError(
+                f"the stream {self._stream!r} of an earlier round does not exist any more. {WAY_OUT_OF_NEW}",
+                stream=self._stream,
+                offset=known.position.offset + 1,
+            )
+        self._files.fetch(known, path)
+        with opened(path, is_new=False) as state:
+            for one in state.occurrences():
+                self._end_unknown(one)
+        self._files.keep()
+
+    def _read_on(self, state: OccurrenceState, end: int) -> bool:
+        """Read from the last record on. Returns whether the entries of the state have changed."""
+        last = state.position.offset
+        if end <= last:
+            raise self._recreated(last, end)
+        # The last record is read again, to know that this is still the same log.
+        start = max(last, 0)
+        if (first := self._logs.first(self._stream)) == last + 1:
+            start = first
+        return self._fold(state, start, end, after=last)
+
+    def _fold(self, state: OccurrenceState, start: int, end: int, *, after: int) -> bool:
+        """Apply records from an offset on.
+
+        Args:
+            after: occurrences that a record up to this offset ended are in the table already.
+        """
+        follower = LogFollower(ScheduleFold(state, self._number), NAMES)
+        last, has_changed = state.position.offset, False
+        for one in self._records(start, end):
+            if one.offset <= last:
+                if one.offset == last and state.position.checksum not in (0, zlib.crc32(one.body)):
+                    raise self._recreated(last, end)
+                continue
+            state.begin_record(one.time)
+            read = follower.read(one.offset, one.exchange, one.body)
+            has_changed = has_changed or not isinstance(read.record, Beat | SnapshotChunk | None)
+            if one.offset > after:
+                for ended in read.result.ended:
+                    entry = state.looked_up[ended.occurrence]
+                    if self._ended is not None:
+                        self._ended.add(ended.occurrence)
+                    self._files.add(entry, ended.how, ended=one.time, stream=self._stream, offset=one.offset)
+        if follower.has_missed:
+            raise OffsetsLostError(
+                f"the stream {self._stream!r} does not have all records after offset {last:,} any more: retention "
+                f"removed some of them before they were read. {WAY_OUT_OF_GAP}",
+                stream=self._stream,
+                offset=last + 1,
+            )
+        return has_changed
+
+    # -- a snapshot as the beginning
+
+    def _begin(self, path: Path, end: int, *, after: int) -> KnownPartition | None:
+        """Build the state from the records in the log, or from a snapshot and the records behind it."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            path.unlink(missing_ok=True)
+            try:
+                with opened(path, is_new=True) as state:
+                    if (first := self._logs.first(self._stream)) > 0:
+                        self._take_snapshot(state, first, end)
+                    self._fold(state, max(state.position.offset, 0), end, after=after)
+                    position = replace(state.position)
+                self._files.keep()
+                return KnownPartition(file=self._files.store(path, self._number), position=position)
+            except OffsetsLostError as error:
+                self._files.drop()
+                if attempt == _ATTEMPTS:
+                    raise
+                log.info("beginning again with %s: %s", self._stream, error)
+            except ScheduleLogError as error:
+                if not self._allow_gaps:
+                    raise
+                log.warning("%s; it is left out", error)
+                return None
+        raise AssertionError("the last attempt raises")
+
+    def _begin_again(self, known: KnownPartition, path: Path, end: int) -> KnownPartition | None:
+        """Build the state anew. Occurrences that it lacks have ended without a record that can be read."""
+        self._files.fetch(known, path)
+        with opened(path, is_new=False) as state:
+            before = {one.occurrence: one for one in state.occurrences()}
+        self._ended = set()
+        found = self._begin(path, end, after=-1 if self._is_other_log else known.position.offset)
+        if found is None:
+            return None
+        with opened(path, is_new=False) as state:
+            for one in state.occurrences():
+                before.pop(one.occurrence, None)
+        for occurrence, entry in before.items():
+            if occurrence not in self._ended:
+                self._end_unknown(entry)
+        self._files.keep()
+        return found
+
+    def _end_unknown(self, entry: Occurrence) -> None:
+        self._files.add(entry, UNKNOWN, ended=None, stream=self._stream, offset=None)
+
+    def _take_snapshot(self, state: OccurrenceState, first: int, end: int) -> None:
+        """Begin with the earliest snapshot after which all records are left."""
+        found = self._find_snapshot(first, end)
+        missing = set(found.numbers)
+        assert found.position.snapshot is not None
+        for one in self._records(found.position.snapshot, found.end + 1):
+            number = found.number_of(one.body) if one.exchange == NAMES.gates else None
+            if number in missing:
+                missing.discard(number)
+                chunk = decode(one.body)
+                assert isinstance(chunk, SnapshotChunk)
+                for entry in chunk.entries:
+                    state.put(entry)
+        state.position = replace(found.position)
+
+    def _find_snapshot(self, first: int, end: int) -> FoundSnapshot:
+        finder = SnapshotFinder()
+        for one in self._records(first, end):
+            found = finder.add(one.offset, one.body) if one.exchange == NAMES.gates else None
+            if found is not None and found.position.offset >= first:
+                return found
+        raise ScheduleLogError(
+            f"the schedule log {self._stream} begins at offset {first} and has no complete snapshot: run a gate, "
+            "which writes one"
+        )
+
+    # -- records
+
+    def _records(self, start: int, end: int) -> Iterator[_StoredRecord]:
+        wanted = OffsetRange(stream=self._stream, start=start, end=end)
+        for chunk, first, last in read_range(self._address, wanted, fail_on_data_loss=True):
+            for place, data in enumerate(chunk.messages()):
+                if first <= place < last:
+                    exchange, body = self._parse(data)
+                    yield _StoredRecord(chunk.first + place, chunk.timestamp, exchange, body)
+
+    def _parse(self, data: object) -> tuple[str, bytes]:
+        """The exchange and the body of a message. One that is not AMQP counts as a record that changes nothing."""
+        if not isinstance(data, bytes):
+            return "", b""
+        try:
+            found = amqp10.sections(data)
+            if (exchange := self._exchanges.get(found.annotations)) is None:
+                annotations = amqp10.decode(found.annotations) if found.annotations else {}
+                exchange = str(annotations.get("x-exchange", "")) if isinstance(annotations, dict) else ""
+                self._exchanges[found.annotations] = exchange
+        except UndecodableMessageError:
+            return "", b""
+        return exchange, found.body or b""
+
+    def _recreated(self, last: int, end: int) -> OffsetsLostError:
+        self._is_other_log = True
+        return OffsetsLostError(
+            f"the stream {self._stream!r} ends at offset {end:,} and does not have the record at offset {last:,} that "
+            f"was read before: it was deleted and declared again. {WAY_OUT_OF_NEW}",
+            stream=self._stream,
+            offset=last,
+        )

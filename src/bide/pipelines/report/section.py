@@ -1,0 +1,61 @@
+"""Parts of a report: sections, tables and the figures of the headline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bide.pipelines.charts.drawing import Drawing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of texts.
+
+    Attributes:
+        head: the names of the columns.
+        rows: the cells, row by row.
+        numbers: how many columns at the end are numbers.
+        aside: whether the table is collapsed until the reader opens it.
+        long: the index of a column of long texts; None without one.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: int
+    aside: bool = True
+    long: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the report.
+
+    Attributes:
+        name: an id that is unique in the report, of letters and dashes.
+        title: the heading.
+        note: one or two sentences below the drawing, or in its place.
+        draw: creates the drawing for a width; None if there is nothing to draw.
+        table: the same data as a table; None without one.
+    """
+
+    name: str
+    title: str
+    note: str
+    draw: Callable[[float], Drawing] | None = None
+    table: Table | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A figure of the headline.
+
+    Attributes:
+        name: the name of the figure.
+        value: the formatted value.
+        bad: whether the value indicates a problem.
+    """
+
+    name: str
+    value: str
+    bad: bool = False
