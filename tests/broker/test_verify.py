@@ -227,7 +227,9 @@ async def test_a_policy_with_another_alternate_exchange_is_reported(
     text = await problem("amq.fanout")
     assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in text
     assert f"Set '{NSB.undeliverable}' in the policy" in text
-    assert f"'{NSB.undeliverable}' does not exist: run 'bide delay apply --guard" in await problem(NSB.undeliverable)
+    assert f"'{NSB.undeliverable}' does not exist: call bide.admin.infrastructure.install_guard(...)" in await problem(
+        NSB.undeliverable
+    )
     policy = await install_guard(connection, api, NSB)
     assert policy.name == "theirs"
     assert list(await api.policies(vhost.name)) == ["theirs"]

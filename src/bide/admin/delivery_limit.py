@@ -85,7 +85,7 @@ async def limited_queues(
     if missing := sorted(set(names) - queues.keys()):
         raise TargetNotFoundError(
             f"the virtual host {vhost!r} has no quorum queue {missing[0]!r}: correct the name, or turn a classic queue "
-            "into a quorum queue with 'bide queue to-quorum'"
+            "into a quorum queue with bide.admin.to_quorum.convert(...)"
         )
     policies = await api.policies(vhost)
     operators = await api.policies(vhost, operator=True)

@@ -92,6 +92,7 @@ async def create_endpoint(connection: Connection, infrastructure: DelayInfrastru
     if not await exists(connection, Topology([Exchange(delivery)])):
         raise NotAppliedError(
             f"the exchange {delivery!r} does not exist on the virtual host {connection.url.vhost!r} of "
-            f"{connection.address}: run 'bide delay apply --layout {infrastructure.name}' first"
+            f"{connection.address}: call bide.admin.infrastructure.install(...) for the layout "
+            f"{infrastructure.name!r} first"
         )
     return await apply(connection, topology, external={delivery})

@@ -125,7 +125,8 @@ async def harmful_policies(
 
 
 _FIXES: Final = {
-    "policy": "run 'bide delay apply --protect' with the same options, or change its pattern to leave these queues out",
+    "policy": "call bide.admin.protection.protect(...) with the same settings, or change its pattern to leave these "
+    "queues out",
     "operator policy": "no other policy can override it, so change its pattern to leave these queues out",
 }
 

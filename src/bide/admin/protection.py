@@ -174,6 +174,7 @@ def protection_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure)
         )
         problems.append(
             f"the policy {name!r} of priority {policy.priority} does not apply to {len(names)} of {len(queues)} queues "
-            f"({listed(sorted(names), limit=2)}){instead}: run 'bide delay apply --protect' with the same options"
+            f"({listed(sorted(names), limit=2)}){instead}: call bide.admin.protection.protect(...) with the same "
+            "settings"
         )
     return judged("protection", problems, f"the policy {name!r} keeps other policies off these {len(queues)} queues")

@@ -29,11 +29,11 @@ _LISTEN: Final = 2.5
 _MAX_CLOCK_DIFFERENCE: Final = 1000
 """Milliseconds. A beat of a busy gate arrives late, so a smaller difference means nothing."""
 
-_DECLARE: Final = "start a gate ('bide gate'), which declares it if the whole log is missing"
+_DECLARE: Final = "start a gate with bide.Gate(allow=[...]), which declares it if the whole log is missing"
 
 _POLICY_FIXES: Final = {
-    "policy": "change its pattern to leave the schedule log out; 'bide delay apply --protect' does so for the queues "
-    "beside the streams",
+    "policy": "change its pattern to leave the schedule log out; bide.admin.protection.protect(...) does so for the "
+    "queues beside the streams",
     "operator policy": "no other policy can override it, so change its pattern to leave the schedule log out",
 }
 
@@ -109,8 +109,9 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
         return []
     text = (
         f"{quantity(answer.message_count, 'scheduled message')} in {names.undeliverable!r} found no target, or none "
-        f"that the gate may deliver to: see them with 'bide errors list --queue {names.undeliverable}', fix what is "
-        f"missing, and run 'bide delay resend --queue {names.undeliverable} --allow ...'"
+        "that the gate may deliver to: list them with "
+        f"bide.error_queues.ErrorQueue(client, queue={names.undeliverable!r}), create what is missing, and call "
+        f"bide.error_queues.undeliverable.resend(queue={names.undeliverable!r}, allow=[...])"
     )
     return [warned("schedule log", text)]
 
@@ -127,7 +128,7 @@ async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, li
             warned(
                 "gates",
                 f"no gate leads {len(idle)} of {PARTITIONS} partitions of {names.operations!r} "
-                f"({', '.join(map(str, idle))}), so their messages are not delivered: run 'bide gate --allow ...'",
+                f"({', '.join(map(str, idle))}), so their messages are not delivered: call bide.Gate(allow=[...])",
             )
         )
     full = [

@@ -51,7 +51,7 @@ _MANAGEMENT_CHECKS: Final[tuple[Check, ...]] = (
 )
 """Checks that need the management API."""
 
-_APPLY_HINT: Final = "run 'bide delay apply' with the same options"
+_APPLY_HINT: Final = "call bide.admin.infrastructure.install(...) with the same settings"
 
 
 async def verify(
@@ -199,8 +199,8 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
             idle.append(queue.name)
             waiting += answer.message_count
     problem = (
-        f"no relay consumes from {listed(idle)}, where {quantity(waiting, 'message waits', 'messages wait')}: run "
-        "'bide relay' with the same options, and --allow for each target that it may deliver to"
+        f"no relay consumes from {listed(idle)}, where {quantity(waiting, 'message waits', 'messages wait')}: call "
+        "bide.Relay(allow=[...]) with the same settings, and allow each target that it may deliver to"
     )
     return judged("relays", [problem] if idle else [], f"{min(relays)} at work") if relays else []
 
@@ -240,13 +240,13 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     if bare:
         problems.append(
             f"{len(bare)} of {len(names)} exchanges have no alternate exchange ({listed(bare, limit=2)}): a message "
-            "whose target is gone stays in its delay queue, and 32 of them stop that queue for all targets: run "
-            f"'bide delay apply --guard --layout {infrastructure.name}'"
+            "whose target is gone stays in its delay queue, and 32 of them stop that queue for all targets: call "
+            f"bide.admin.infrastructure.install_guard(...) for the layout {infrastructure.name!r}"
         )
     if infrastructure.undeliverable in alternates.values() and infrastructure.undeliverable not in snapshot.exchanges:
         problems.append(
-            f"the alternate exchange {infrastructure.undeliverable!r} does not exist: run 'bide delay apply --guard "
-            f"--layout {infrastructure.name}'"
+            f"the alternate exchange {infrastructure.undeliverable!r} does not exist: call "
+            f"bide.admin.infrastructure.install_guard(...) for the layout {infrastructure.name!r}"
         )
     if diverted:
         others = {str(alternates[name]) for name in diverted}
@@ -258,7 +258,7 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     fine = f"what has no target goes to {infrastructure.undeliverable}"
     taps = infrastructure.taps()
     if taps is not None and taps.defeats in {one.source for one in bound_taps(snapshot, taps)}:
-        fine += f", but not while a tap is bound to {taps.defeats}: run 'bide tap off' to have it set aside again"
+        fine += f", but not while a tap is bound to {taps.defeats}: call bide.admin.taps.turn_off(...) to change that"
     return judged("guard", problems, fine)
 
 
@@ -304,8 +304,8 @@ async def _check_undeliverable(connection: Connection, infrastructure: DelayInfr
     if answer.message_count:
         problems.append(
             f"{quantity(answer.message_count, 'message')} in {name!r} found no target, or no queue of their delay: "
-            f"see them with 'bide errors list --queue {name}', fix what is missing, and run "
-            "'bide delay resend --allow ...'"
+            f"list them with bide.error_queues.ErrorQueue(client, queue={name!r}), create what is missing, and call "
+            "bide.error_queues.undeliverable.resend(allow=[...])"
         )
     return judged("undeliverable messages", problems, "none")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import continuation
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import confirm, run_async, run_until_signal
 from bide.cli.settings import (
@@ -305,6 +306,7 @@ def retire(
             confirm(f"Remove {', '.join(names)}, if nothing is sent for {watch}?")
         with working("watching the queues"):
             found = run_async(retire_timeout_manager(database, settings.broker_url(), endpoint, watch=span))
+    found.problems = [with_options(one) for one in found.problems]
     if as_json:
         print_json(found.to_dict())
     else:

@@ -91,7 +91,7 @@ async def resend(
     elif part_of(queue) != "undeliverable":
         raise InvalidInputError(
             f"the queue {queue!r} is not an undeliverable queue: name one such as {ScheduleNames().undeliverable!r}, "
-            "or use 'bide errors retry' for an error queue"
+            "or use ErrorQueue.retry(...) for an error queue"
         )
     count_reset = await DeliveryCountReset.of(client, queue, management_url)
     kept: Counter[str] = Counter()

@@ -268,7 +268,7 @@ class ScheduleTransfer:
             if answers[0].outcome != "exists":
                 raise InvalidInputError(
                     "an earlier transfer copied the schedule, and the copy was delivered, cancelled or changed there: "
-                    "cancel the schedule on the first broker, or move it there and run the command again"
+                    "cancel the schedule on the first broker, or move it there and run the transfer again"
                 )
             if waiting is not None and waiting.version is not None:
                 raise InvalidInputError(
