@@ -51,7 +51,7 @@ async def nservicebus_targets(
                 f"{binding.routing_key!r}), and once they are due, send them on with "
                 "bide.error_queues.undeliverable.resend(allow=[...])"
             )
-    return judged("NServiceBus targets", problems, f"none of {bound} targets brings a CC header to an endpoint")
+    return judged("NServiceBus targets", problems, f"none of {bound} targets passes a CC header to an endpoint")
 
 
 async def _queues_behind(api: ManagementApi, vhost: str, *exchanges: str) -> set[str]:

@@ -29,7 +29,7 @@ _EFFECTS: Final[Mapping[str, Mapping[str, str]]] = {
         "delivery-limit": "messages are dropped or dead-lettered after fewer deliveries",
         "dead-letter-exchange": "messages leave for another exchange",
         "dead-letter-routing-key": "messages lose the routing keys that lead to their targets",
-        "dead-letter-strategy": "messages are dead-lettered in another way",
+        "dead-letter-strategy": "messages are dead-lettered with another strategy",
     },
     "stream": {"max-age": _RETENTION_EFFECT, "max-length-bytes": _RETENTION_EFFECT},
 }

@@ -138,7 +138,7 @@ async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, li
     ]
     if full:
         text = f"more than half of the room of the partitions {', '.join(map(str, full))} is taken"
-        findings.append(warned("gates", f"{text}: see that a gate runs, or scheduling is refused when it is full"))
+        findings.append(warned("gates", f"{text}: check that a gate runs; scheduling is refused when it is full"))
     fine = Finding(check="gates", status="ok", text=f"all {PARTITIONS} partitions are led by a gate")
     return bool(led), findings or [fine]
 
@@ -158,7 +158,7 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
             return
         if isinstance(record, Beat):
             ahead = record.clock - to_milliseconds(connection.url.transport.now())
-            # A beat takes time to arrive, which makes the clock look slow: the best one counts.
+            # A beat takes time to arrive, which makes the clock look slow, so the fastest beat counts.
             heard[record.gate] = max(ahead, heard.get(record.gate, ahead))
 
     try:
@@ -179,14 +179,14 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
     difference = clocks[fastest] - clocks[slowest]
     problem = (
         f"the clock of {fastest} is {difference:,} ms ahead of that of {slowest}, so messages are delivered early or "
-        "late: set the clocks, as by NTP"
+        "late: synchronise the clocks, for example by NTP"
     )
     fine = f"the clocks of {quantity(len(heard), 'gate')} and of this machine agree to {difference} ms"
     return judged("gate clocks", [problem] if difference > _MAX_CLOCK_DIFFERENCE else [], fine)
 
 
 def _ignore(_: BideError) -> None:
-    """The channel was closed. What was heard counts."""
+    """Ignore that the channel was closed: the beats received so far count."""
 
 
 async def _ask(connection: Connection, queues: Sequence[str]) -> list[Any]:

@@ -256,7 +256,7 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
         f"{missing} of the {len(taps.bindings)} bindings of the taps are missing, so that they do not see every "
         "message: call bide.admin.taps.turn_on(...) with the same settings"
     )
-    price = f"; what has no target exists in {taps.delivered!r} only" if taps.defeats else ""
+    price = f"; messages without a target are only in {taps.delivered!r}" if taps.defeats else ""
     return judged("taps", [problem] if missing else [], f"on: {taps.scheduled!r} and {taps.delivered!r}{price}")
 
 

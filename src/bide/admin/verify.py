@@ -255,7 +255,7 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
             f"({listed(diverted, limit=2)}): a message whose target is gone goes there, or stays in its delay queue if "
             f"no queue is bound there. Set {infrastructure.undeliverable!r} in the policy that names it"
         )
-    fine = f"what has no target goes to {infrastructure.undeliverable}"
+    fine = f"messages without a target go to {infrastructure.undeliverable}"
     taps = infrastructure.taps()
     if taps is not None and taps.defeats in {one.source for one in bound_taps(snapshot, taps)}:
         fine += f", but not while a tap is bound to {taps.defeats}: call bide.admin.taps.turn_off(...) to change that"
@@ -286,7 +286,7 @@ async def _check_stuck(
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
         f"{quantity(count, 'message is', 'messages are')} stuck in {name!r} after the due time, because the target "
-        "accepts none. Fix the target (is it bound, is it full?); the broker tries again within three minutes"
+        "accepts none: check whether it is bound, and whether it is full. The broker tries again within three minutes"
         for name, count in second.items()
         if count
     ]
@@ -325,7 +325,7 @@ async def _check_prefetch(connection: Connection) -> list[Finding]:
             Finding(
                 check="dead-letter prefetch",
                 status="problem",
-                text=f"{value}: so few messages leave a delay queue at a time; set {_PREFETCH_SETTING} in "
+                text=f"{value}: a delay queue releases only this many messages at a time; set {_PREFETCH_SETTING} in "
                 "advanced.config to 1000",
             )
         ]
