@@ -31,7 +31,7 @@ def transfer(settings: Settings, *, to_url: str, dry_run: bool, as_json: bool) -
     Each schedule keeps its key, times, rules, target and message, and stays paused if it is. Schedules that are due
     within 10 seconds are left to the gate of the first broker; with an interval under 30 seconds, those due within a
     third of it. Run the command again until nothing waits, also after it was stopped or killed. After a kill or an
-    error, until the next run, cancel or change schedules on both brokers: some wait on both.
+    error, some schedules wait on both brokers until the next run: until then, cancel or change them on both.
 
     The exit code is 1 if schedules still wait on the first broker.
     """

@@ -150,7 +150,7 @@ def migrate(
 ) -> int:
     """Move stored timeouts into a delay infrastructure.
 
-    Each timeout keeps its due time. Its endpoint can go on meanwhile: a timeout that is claimed is no longer in the
+    Each timeout keeps its due time. Its endpoint can keep running: a timeout that is claimed is no longer in the
     endpoint's table. Timeouts that cannot be sent, or that --allow does not allow, stay there. With --past send, stop
     the endpoints first.
 

@@ -72,8 +72,8 @@ class StreamQueue(BrokerQueue):
       retention removes the segment that a consumer is reading, the consumer reads that segment to its end, and then
       continues at the first message that is left, without an error.
 
-    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message. A method that RabbitMQ does
-    not implement closes the channel, not the connection. A message is counted at once, not after some seconds.
+    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message. A method that RabbitMQ
+    does not implement closes the channel, not the connection. A message is counted at once, not after some seconds.
     """
 
     def __init__(self, definition: Queue, surroundings: Surroundings) -> None:
