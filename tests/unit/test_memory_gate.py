@@ -14,7 +14,7 @@ from bide import ScheduleOutcome
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BideError, InvalidInputError
-from bide.gate.deliveries import CROWDED
+from bide.gate.delivery_queue import CROWDED
 from bide.schedules.names import ROOM_TICKETS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
 from tests.timeouts import TIMEOUT
