@@ -23,7 +23,7 @@ from bide.gate.scheduled_delivery import DeliveryRules
 from bide.gate.target_windows import WINDOW, TargetWindows
 from bide.schedules.entries import UnderWay
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import ROOM_TICKETS, ScheduleNames
+from bide.schedules.names import MAX_RESERVATIONS, ScheduleNames
 from bide.schedules.state import LogPosition
 
 NAMES = ScheduleNames()
@@ -240,7 +240,7 @@ def test_a_gate_writes_less_the_fuller_the_log_is() -> None:
 
 
 def test_many_tickets_need_a_snapshot_unless_the_state_is_too_large_to_free_them() -> None:
-    room = LogRoom(8_000, tickets=ROOM_TICKETS // 2 + 1)
+    room = LogRoom(8_000, reservations=MAX_RESERVATIONS // 2 + 1)
     assert room.needs_snapshot(LogPosition(size=1))
     room.last_cycle = 1000
     assert not room.needs_snapshot(LogPosition(size=1))

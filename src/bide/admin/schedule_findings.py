@@ -19,7 +19,7 @@ from bide.errors import BideError, BrokerError, ManagementApiError, NewerRecordE
 from bide.management.api import ManagementApi
 from bide.runtime.wording import quantity
 from bide.schedules.encoding import decode
-from bide.schedules.names import PARTITIONS, ROOM_TICKETS, ScheduleNames
+from bide.schedules.names import MAX_RESERVATIONS, PARTITIONS, ScheduleNames
 from bide.schedules.records import Beat
 from bide.topology import Queue
 
@@ -134,7 +134,7 @@ async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, li
     full = [
         number
         for number, one in enumerate(rooms)
-        if not isinstance(one, BrokerError) and one.message_count * 2 > ROOM_TICKETS
+        if not isinstance(one, BrokerError) and one.message_count * 2 > MAX_RESERVATIONS
     ]
     if full:
         text = f"more than half of the room of the partitions {', '.join(map(str, full))} is taken"
