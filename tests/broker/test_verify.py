@@ -150,7 +150,7 @@ async def test_stuck_messages_and_foreign_bindings_are_reported(
 
     await eventually(stuck, seconds=40, step=1)
     problems = await found(connection, NSB, api)
-    assert "--guard" in problems["guard"]
+    assert "install_guard(" in problems["guard"]
     assert "'orders' also receives the delayed messages for 'billing.orders'" in problems["cross-delivery"]
 
 

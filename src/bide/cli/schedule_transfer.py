@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli import continuation
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
@@ -70,7 +71,7 @@ def _print_transferred(done: SchedulesTransferred) -> None:
     if done.repeated:
         echo(f"{done.repeated:>9}  delivered by both brokers")
     for reason, count in done.left.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  left: {reason}")
+        echo(f"{count:>9}  left: {with_options(reason)}")
     # Schedules that were left for a reason may have been delivered since.
     if (soon := done.waiting - done.left.total()) > 0:
         echo(f"{soon:>9}  left: due soon, or scheduled after the others were moved")

@@ -355,7 +355,7 @@ def _print_preview(found: list[EndpointPreview]) -> None:
         for destination, count in one.destinations.most_common():
             echo(f"{'':<{width}}  {count:>9}  to {destination}")
         for reason, count in one.problems.most_common(_SHOWN_REASONS):
-            echo(f"{'':<{width}}  {count:>9}  cannot move: {reason}", colour="red")
+            echo(f"{'':<{width}}  {count:>9}  cannot move: {with_options(reason)}", colour="red")
     total = quantity(sum(one.count for one in found), "timeout")
     echo(f"{total} of {quantity(len(found), 'endpoint')}; nothing was changed")
 
@@ -367,7 +367,7 @@ def _print_migrated(done: TimeoutsMigrated) -> None:
     if done.repeated:
         echo(f"{done.repeated:>9}  perhaps sent before, possible duplicates")
     for reason, count in done.left.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  left: {reason}")
+        echo(f"{count:>9}  left: {with_options(reason)}")
     if done.past:
         echo(f"{done.past:>9}  left: past due; the endpoint sends them, or --past send")
 
@@ -394,4 +394,4 @@ def _print_run(run: RunStatus) -> None:
         repeated = f", {one.repeated} perhaps sent twice" if one.repeated else ""
         echo(f"{one.sent:>9}  of {one.endpoint} sent{claimed}{repeated}")
         for reason, count in one.left.items():
-            echo(f"{count:>9}  left: {reason}")
+            echo(f"{count:>9}  left: {with_options(reason)}")
