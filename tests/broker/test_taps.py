@@ -266,7 +266,7 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         assert one.message_id == "lost"
     assert await ready(connection, NSB.undeliverable) == 0
     texts = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
-    assert ("'bide.tap.nsb.v2.delivered' only" in texts.get("taps", "")) is tapped
+    assert ("only in 'bide.tap.nsb.v2.delivered'" in texts.get("taps", "")) is tapped
     assert ("but not while a tap is bound to nsb.v2.delay-delivery" in texts["guard"]) is tapped
     assert texts["targets"].startswith("0 bound queues")
 
