@@ -42,12 +42,12 @@ WARM_UP: Final = 45.0
 """Seconds until the longest delay of :mod:`benchmarks.suite.sustained` has passed."""
 
 KINDS: Final = {
-    "delay queue": "what holds messages back",
-    "target queue": "what they are delivered to",
-    "rabbit_fifo_dlx_worker": "what carries dead letters on",
+    "delay queue": "holds messages back",
+    "target queue": "receives them when they are due",
+    "rabbit_fifo_dlx_worker": "publishes dead letters",
     "rabbit_channel": "publishers' and consumers' channels",
-    "rabbit_writer": "what writes to sockets",
-    "rabbit_reader": "what reads from sockets",
+    "rabbit_writer": "writes to sockets",
+    "rabbit_reader": "reads from sockets",
     "ra_log_wal": "the log of all quorum queues",
 }
 """Kinds of processes that are worth a line of their own."""

@@ -44,10 +44,10 @@ KINDS: Final = {
     "ra_log_wal": "the log of all quorum queues",
     "target": "the queue that they are delivered to",
     "delay": "queues that hold messages back",
-    "rabbit_fifo_dlx_worker": "what carries dead letters on",
+    "rabbit_fifo_dlx_worker": "publish dead letters",
     "rabbit_channel": "channels",
-    "rabbit_writer": "what writes to sockets",
-    "rabbit_reader": "what reads from sockets",
+    "rabbit_writer": "write to sockets",
+    "rabbit_reader": "read from sockets",
 }
 
 _SAMPLES: Final = 200

@@ -109,7 +109,9 @@ def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private:
     private.run(sets.replace("1000", "8"))
     code, status, text = private.verified()
     assert (code, status) == (1, "problem")
-    assert text.startswith("8: so few messages leave a delay queue at a time; set dead_letter_worker_consumer_prefetch")
+    assert text.startswith(
+        "8: a delay queue releases only this many messages at a time; set dead_letter_worker_consumer_prefetch"
+    )
     private.run(sets)
     assert private.verified() == (0, "ok", "1000")
 

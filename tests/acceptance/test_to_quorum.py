@@ -35,7 +35,7 @@ STAGES = {
     "bindings moved": "moved 2 bindings from orders to",
     "moving out": "moving the messages of orders\n",
     "moved out": "messages of orders\n",
-    "publishers paused": "takes no new connections",
+    "publishers paused": "refuses new connections",
     "quorum queue declared": "declared the quorum queue",
     "bindings back": "bindings from orders.to-quorum",
     "moving back": "moving the messages of orders.to-quorum",

@@ -329,7 +329,7 @@ async def test_without_the_right_to_declare_the_error_names_the_command_to_run(
     await client.publish(b"", to="q", delay="10ms")
     await receive(client, "q", 1)
     async with bide.connect(modest_url, declare=declare) as modest:
-        with pytest.raises(NotAppliedError, match="run 'bide delay apply'"):
+        with pytest.raises(NotAppliedError, match=r"call bide\.admin\.infrastructure\.install"):
             await modest.publish(b"", to="q", delay="10ms")
         await install(connection, SMALL_CLOCK)
         await modest.publish(b"marked", to="q", delay="1.05s")
@@ -344,7 +344,7 @@ async def test_the_complete_mark_does_not_hide_a_deleted_queue(
     async with await connection.channel() as channel:
         await channel.delete_queue("bide.v1.s3")
     async with bide.connect(modest_url) as modest:
-        with pytest.raises(NotAppliedError, match=r"bide\.v1\.s3.*run 'bide delay apply'"):
+        with pytest.raises(NotAppliedError, match=r"bide\.v1\.s3.*call bide\.admin\.infrastructure\.install"):
             await modest.publish(b"", to="q", delay="3s")
         await modest.publish(b"", to="q", delay="2s")
     # A client that may declare it does so.

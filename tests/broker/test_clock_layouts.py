@@ -88,7 +88,7 @@ async def test_two_prefixes_are_separate(vhost: Vhost) -> None:
         await first.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         await first.publish(b"first", to="q", delay="300ms")
         async with bide.connect(vhost.url, infrastructure=two, declare=False) as second:
-            with pytest.raises(NotAppliedError, match="bide delay apply"):
+            with pytest.raises(NotAppliedError, match=r"bide\.admin\.infrastructure\.install"):
                 await second.publish(b"second", to="q", delay="300ms")
         (message,) = await receive(first, "q", 1)
         assert message.body == b"first"

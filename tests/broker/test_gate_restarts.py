@@ -212,7 +212,7 @@ async def test_state_is_carried_beyond_the_retention_and_room_is_freed(
             await log.add(key, "q:mails", 3_600_000, body=key.encode())
         for _ in range(5):
             await log.channel.publish(
-                exchange=NAMES.operations, routing_key=f"room.{partition}", values={}, body=b"ticket"
+                exchange=NAMES.operations, routing_key=f"room.{partition}", values={}, body=b"reservation"
             )
         await append_much(log, "busy", 12)
         assert await first_offset(vhost_connection, partition) > len(kept)

@@ -87,7 +87,7 @@ async def test_a_policy_that_deletes_confirmed_messages_does_not_pass_verify(
         await put(api, vhost.name, {"expires": 3000}, kind=kind)
         found = await problems(connection, SMALL_CLOCK, api)
         assert "policy 'housekeeping' sets expires to 3000 on 2 of 2 queues ('bide.v1.s20' and " in found
-        assert ("--protect" in found) is (kind == POLICY)
+        assert ("protection.protect(" in found) is (kind == POLICY)
         assert ("operator policy" in found) is (kind == OPERATOR)
 
         async def gone() -> bool:

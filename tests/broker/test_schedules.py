@@ -27,7 +27,7 @@ from bide.errors import (
 from bide.gate.log_reader import LogReader
 from bide.local_broker import LocalBroker
 from bide.schedules.encoding import RESERVE, decode
-from bide.schedules.names import PARTITIONS, RECORD_OVERHEAD, TICKET_BYTES, ScheduleNames, partition_of
+from bide.schedules.names import PARTITIONS, RECORD_OVERHEAD, RESERVATION_BYTES, ScheduleNames, partition_of
 from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, ScheduleRecord
 from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
@@ -287,7 +287,7 @@ async def test_a_full_log_refuses_and_asks_for_a_gate(vhost: Vhost, vhost_connec
         rest = [one for one in topology.queues if one.name != small.name]
         await client.declare(Topology(topology.exchanges, [*rest, small], topology.bindings))
         results = [await _refusal(client.schedule(bytes(30_000), key="k", to="q", delay="1d")) for _ in range(20)]
-        # The queue may take a ticket or two more than its limit.
+        # The queue may take a reservation or two more than its limit.
         accepted = results.count(None)
         assert 4 <= accepted <= 12
         assert results[:accepted] == [None] * accepted
@@ -307,7 +307,7 @@ async def test_small_records_take_room_for_what_the_broker_adds_to_them(
         await asyncio.gather(*(client.schedule(b"", key="k", to="q", delay="1d") for _ in range(count)))
     async with await vhost_connection.channel() as channel:
         room = await channel.declare_queue(Queue(NAMES.room(partition_of("k"))), passive=True)
-    assert room.message_count * TICKET_BYTES >= count * (smallest + RECORD_OVERHEAD)
+    assert room.message_count * RESERVATION_BYTES >= count * (smallest + RECORD_OVERHEAD)
 
 
 async def _refusal(operation: Awaitable[object]) -> Exception | None:

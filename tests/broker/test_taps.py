@@ -266,7 +266,7 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         assert one.message_id == "lost"
     assert await ready(connection, NSB.undeliverable) == 0
     texts = {one.check: one.text for one in (await verify(connection, NSB, api)).findings}
-    assert ("'bide.tap.nsb.v2.delivered' only" in texts.get("taps", "")) is tapped
+    assert ("only in 'bide.tap.nsb.v2.delivered'" in texts.get("taps", "")) is tapped
     assert ("but not while a tap is bound to nsb.v2.delay-delivery" in texts["guard"]) is tapped
     assert texts["targets"].startswith("0 bound queues")
 
@@ -374,7 +374,7 @@ async def test_streams_with_other_limits_are_a_mismatch(connection: Connection, 
     await turn_on(connection, SMALL_CLOCK, retention=Retention(max_age=timedelta(days=30)))
     await turn_on(connection, SMALL_CLOCK)
     with pytest.raises(
-        DeclarationMismatchError, match=r"bide\.v1\.tap\.scheduled' exists .*bide tap off --delete"
+        DeclarationMismatchError, match=r"bide\.v1\.tap\.scheduled' exists .*turn_off\(delete=True\)"
     ) as caught:
         await turn_on(connection, SMALL_CLOCK, retention=Retention())
     assert caught.value.argument == "x-max-age"
@@ -391,7 +391,8 @@ async def test_turning_taps_on_without_the_infrastructure_is_refused(
     infrastructure: DelayInfrastructure, connection: Connection, api: ManagementApi
 ) -> None:
     with pytest.raises(
-        NotAppliedError, match=f"the {infrastructure.name} infrastructure is not on .* 'bide delay apply'"
+        NotAppliedError,
+        match=rf"the {infrastructure.name} infrastructure is not on .* call bide\.admin\.infrastructure",
     ):
         await turn_on(connection, infrastructure)
     assert await api.queues(connection.url.vhost, "tap") == []

@@ -150,7 +150,7 @@ async def test_stuck_messages_and_foreign_bindings_are_reported(
 
     await eventually(stuck, seconds=40, step=1)
     problems = await found(connection, NSB, api)
-    assert "--guard" in problems["guard"]
+    assert "install_guard(" in problems["guard"]
     assert "'orders' also receives the delayed messages for 'billing.orders'" in problems["cross-delivery"]
 
 
@@ -227,7 +227,9 @@ async def test_a_policy_with_another_alternate_exchange_is_reported(
     text = await problem("amq.fanout")
     assert "29 of 29 exchanges have another alternate exchange, 'amq.fanout'" in text
     assert f"Set '{NSB.undeliverable}' in the policy" in text
-    assert f"'{NSB.undeliverable}' does not exist: run 'bide delay apply --guard" in await problem(NSB.undeliverable)
+    assert f"'{NSB.undeliverable}' does not exist: call bide.admin.infrastructure.install_guard(...)" in await problem(
+        NSB.undeliverable
+    )
     policy = await install_guard(connection, api, NSB)
     assert policy.name == "theirs"
     assert list(await api.policies(vhost.name)) == ["theirs"]

@@ -396,7 +396,7 @@ async def test_verify_reports_a_missing_relay(vhost: Vhost, connection: Connecti
     async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
         report = await verify(connection, HALL, api)
         assert [(one.check, one.status) for one in report.problems] == [("relays", "problem")]
-        assert "run 'bide relay'" in report.problems[0].text
+        assert "call bide.Relay(allow=[...])" in report.problems[0].text
         async with relaying(vhost.url, declare=False):
             report = await verify(connection, HALL, api)
             assert report.ok, report.problems
@@ -456,7 +456,7 @@ async def test_a_relay_works_with_minimal_permissions(client: bide.Client, vhost
 
 
 async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connection: Connection) -> None:
-    with pytest.raises(NotAppliedError, match="bide delay apply"):
+    with pytest.raises(NotAppliedError, match=r"bide\.admin\.infrastructure\.install"):
         await Relay(vhost.url, hall=HALL, allow=[], declare=False).run()
     await (await connection.channel()).declare_queue(Queue.quorum(HALL.level_name(1)))
     with pytest.raises(DeclarationMismatchError, match="level-01"):

@@ -178,7 +178,8 @@ async def test_without_configure_permission_only_undelayed_messages_are_sent(vho
     async with bide.connect(limited, infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("mine")]))
         with pytest.raises(
-            bide.errors.NotAppliedError, match=r"'bide.*' in vhost.* give this user the permission.*bide delay apply"
+            bide.errors.NotAppliedError,
+            match=r"'bide.*' in vhost.* give this user the permission.*infrastructure\.install",
         ):
             await client.publish(b"", to="mine", delay="1s")
         # What needs no declaring goes on.
@@ -374,7 +375,7 @@ async def test_a_missing_infrastructure_without_declare_is_an_error(vhost: Vhost
     async with bide.connect(vhost.url, infrastructure=CLOCK, declare=False) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
         with pytest.raises(
-            bide.errors.NotAppliedError, match=rf"'clock'.*{vhost.name}.*bide delay apply.*declare=True"
+            bide.errors.NotAppliedError, match=rf"'clock'.*{vhost.name}.*infrastructure\.install.*declare=True"
         ):
             await client.publish(b"", to="q", delay=timedelta(seconds=1))
         await client.publish(b"", to="q")

@@ -37,7 +37,7 @@ TARGETS = ("q:open", "q:open", "q:open", "q:slow", "q:stuck", "q:gone")
 _ACTIONS: tuple[Action, ...] = ("cancel", "cancel", "move", "pause", "resume", "run-now")
 
 SEGMENT = 10
-TICKET = 5
+RESERVATION = 5
 FRESH = 150
 """Milliseconds for which a beat that was read back keeps a gate current."""
 
@@ -102,7 +102,7 @@ class World:
         self.next_offset = 0
         self.publishers: list[Publisher] = []
         self.limbo: list[tuple[int, str, bytes]] = []
-        self.tickets = 0
+        self.reservations = 0
         self.answers: defaultdict[str, list[ScheduleAnswer]] = defaultdict(list)
         self.delivered: list[tuple[str, bytes, int]] = []
         self.refusals: Counter[str] = Counter()
@@ -164,12 +164,12 @@ class World:
     # -- applications
 
     def has_room(self, client: SimulatedClient) -> bool:
-        """Whether the client may append one record more; a new ticket lasts for a few."""
+        """Whether the client may append one record more; a new reservation lasts for a few."""
         if client.room == 0:
-            if self.tickets >= self.retention // 4 // TICKET and self.fault != "no-room":
+            if self.reservations >= self.retention // 4 // RESERVATION and self.fault != "no-room":
                 return False
-            self.tickets += 1
-            client.room = TICKET
+            self.reservations += 1
+            client.room = RESERVATION
         client.room -= 1
         return True
 

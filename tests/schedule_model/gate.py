@@ -155,7 +155,7 @@ class Gate:
         assert self.cycle is not None
         # The queue can only be purged as a whole, so what came after the snapshot has to be little.
         if self.state.position.count - self.cycle[1] < self.w.retention // 8 or self.w.fault == "trim-early":
-            self.w.tickets = 0
+            self.w.reservations = 0
         self.cycle = None
 
     def publish(self, record: ScheduleRecord) -> None:

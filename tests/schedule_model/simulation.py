@@ -92,7 +92,7 @@ def calm(w: World) -> None:
     """The end begins: no more disturbances, and what is paused goes on."""
     for gate in w.gates:
         gate.clock_error = 0
-    w.tickets, w.crashes_in_carry, w.has_naps = 0, 0, False
+    w.reservations, w.crashes_in_carry, w.has_naps = 0, 0, False
     # Gates that stopped because too much is not carried go on when the retention is raised.
     w.retention = 1_000_000
     for key in KEYS:

@@ -13,8 +13,7 @@ from unittest.mock import patch
 from bide.amqp.connection import Connection
 from bide.client.schedule_room import ScheduleRoom
 from bide.gate import partition_index
-from bide.gate.deliveries import Deliveries, OccurrenceHead
-from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.delivery_queue import DeliveryQueue, OccurrenceHead
 from bide.gate.leadership import PartitionLeadership
 from bide.gate.link import GateLink
 from bide.gate.log_follower import LogFollower
@@ -23,6 +22,7 @@ from bide.gate.log_rebuild import LogOpener
 from bide.gate.partition_index import AppliedRecords, PartitionIndex
 from bide.gate.partition_session import PartitionSession
 from bide.gate.room import LogRoom
+from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.snapshot_finder import FoundSnapshot
 from bide.gate.snapshot_writer import SnapshotWriter
 from bide.gate.spread import GateTime
@@ -261,9 +261,9 @@ def _own_calendar() -> _Patches:
 
 
 def _blocking() -> _Patches:
-    original = Deliveries.take
+    original = DeliveryQueue.take
 
-    def take(self: Deliveries, now: float, most: int) -> list[str]:
+    def take(self: DeliveryQueue, now: float, most: int) -> list[str]:
         if not self._refusals:
             return original(self, now, most)
         queued, turns = self._queued, self._turns
@@ -276,7 +276,7 @@ def _blocking() -> _Patches:
                 turns[target] = None
             self._queued, self._turns = queued, turns
 
-    return [(Deliveries, "take", take)]
+    return [(DeliveryQueue, "take", take)]
 
 
 async def _take_nothing(self: ScheduleRoom, channel: Any, size: int) -> None:

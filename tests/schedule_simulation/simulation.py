@@ -53,16 +53,16 @@ from tests.schedule_simulation.judging import judge_answers, judge_deliveries, j
 from tests.schedule_simulation.loop import REAL_DISK
 from tests.schedule_simulation.world import REQUESTS, Operation, Process, Scale, World
 
-TICKET = 8_000
+RESERVATION = 8_000
 
 TICK = 5.0
 """Seconds, instead of an hour: answers are forgotten after ten to fifteen, sessions after two minutes."""
 
-SMALL = Scale(retention=512_000, segment=16_000, tickets=512_000 // 4 // TICKET)
+SMALL = Scale(retention=512_000, segment=16_000, reservations=512_000 // 4 // RESERVATION)
 """An eighth, 64 KB, has room for the largest state and a chunk: ten schedules that wait, those under way, and a hundred
 answers that are remembered."""
 
-LARGE = Scale(retention=64_000_000, segment=8_000_000, tickets=64_000_000 // 4 // TICKET)
+LARGE = Scale(retention=64_000_000, segment=8_000_000, reservations=64_000_000 // 4 // RESERVATION)
 
 PARTITION = 3
 """In small logs all keys are in one partition."""
@@ -531,8 +531,8 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
         stack.enter_context(patch.object(prepared, "_id_counter", count()))
         stack.enter_context(patch.object(ScheduleRequests, "append", noting))
         simulation = kind(seed, schedules, Path(folder))
-        stack.enter_context(patch.object(bide.gate.room, "ROOM_TICKETS", simulation.world.scale.tickets))
-        stack.enter_context(patch.object(bide.client.schedule_room, "TICKET_BYTES", TICKET))
+        stack.enter_context(patch.object(bide.gate.room, "MAX_RESERVATIONS", simulation.world.scale.reservations))
+        stack.enter_context(patch.object(bide.client.schedule_room, "RESERVATION_BYTES", RESERVATION))
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
         stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))

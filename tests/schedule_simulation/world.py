@@ -41,12 +41,12 @@ class Scale:
 
     Attributes:
         retention: of each stream in bytes. An eighth has room for the largest state and the largest chunk.
-        tickets: that a room queue takes: a quarter of the retention.
+        reservations: that a room queue takes: a quarter of the retention.
     """
 
     retention: int
     segment: int
-    tickets: int
+    reservations: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class World:
         sizes = {
             "x-max-length-bytes": self.scale.retention,
             "x-stream-max-segment-size-bytes": self.scale.segment,
-            "x-max-length": self.scale.tickets,
+            "x-max-length": self.scale.reservations,
         }
         topology = NAMES.topology()
         queues = [

@@ -38,7 +38,7 @@ def test_a_ledger_started_by_another_run_is_refused(spark: SparkSession, tmp_pat
     ours, theirs = (head_for(ledger, plan, survey(one, plan, now=NOW)) for one in (rows, others))
     ledger.begin(theirs)
     ledger.add(Part(part=0, sent=10, rejected=0))
-    with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* in the meantime: run the same"):
+    with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* in the meantime: start the same"):
         send(rows, plan, ledger, ours)
     assert send(others, plan, ledger, theirs).collect() == [], "all of it is done"
 

@@ -109,7 +109,10 @@ def test_without_declare_the_infrastructure_has_to_exist(spark: SparkSession, vh
     queue = new_queue(vhost.url)
     frame = spark.sql("select '1' as value")
     delayed = writer(frame, vhost.url, queue=queue, declare="false", delay="100ms")
-    with pytest.raises(PySparkException, match=r"'clock' is not complete on the virtual host.*run 'bide delay apply'"):
+    with pytest.raises(
+        PySparkException,
+        match=r"'clock' is not complete on the virtual host.*call bide\.admin\.infrastructure\.install",
+    ):
         delayed.save()
     writer(frame, vhost.url, queue=queue, declare="false").save()
     assert {one["name"] for one in vhost.broker.management.call("GET", "queues", vhost.name)} == {queue}

@@ -1,16 +1,25 @@
-"""Errors below the command line name arguments, and the command line prints them as options."""
+"""Errors name calls and arguments; the command line prints commands and options."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import pkgutil
 import re
 from collections.abc import Iterator
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 
 import bide
-from bide.cli.output import with_options
+from bide.cli.advice import COMMANDS, with_options
+from bide.cli.app import cli
+from bide.error_queues import ErrorQueue
+from bide.local_broker import LocalBroker, LocalCluster
 
 SOURCE = Path(bide.__file__).parent
 OF_COMMANDS = {"cli", "demo"}
@@ -19,7 +28,17 @@ OF_COMMANDS = {"cli", "demo"}
 EXCEPTIONS = {"patterns/catalogue.py"}
 """The catalogue reads options of the command line."""
 
-COMMAND = re.compile(r"'[^']*'|\"[^\"]*\"|\brabbitmq\S* .*")
+ALSO_FOR_PEOPLE = {
+    # A log line, which people read.
+    "client/schedule_requests.py",
+    # No call reads a file and sends its rows; the command does.
+    "timeouts/dialects.py",
+}
+"""Modules below the command line whose texts name a command."""
+
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\brabbitmq\S* .*")
+COMMAND = re.compile(rf"\bbide (?:{'|'.join(map(re.escape, cli.list_commands(click.Context(cli))))})\b")
+CALL = re.compile(r"([\w.]+)\(([^()]*)\)")
 OPTION = re.compile(r"(?:^|\s|\()(--[a-z][a-z-]*)")
 
 
@@ -44,20 +63,118 @@ def texts(node: ast.AST) -> Iterator[str]:
                 yield from texts(one)
 
 
+@cache
+def modules() -> list[tuple[str, ast.Module]]:
+    """The modules below the command line, by their path in the package."""
+    found = [(path.relative_to(SOURCE).as_posix(), path) for path in sorted(SOURCE.rglob("*.py"))]
+    return [
+        (name, ast.parse(path.read_text()))
+        for name, path in found
+        if name.partition("/")[0] not in OF_COMMANDS and name not in EXCEPTIONS
+    ]
+
+
+def all_texts(tree: ast.AST) -> Iterator[str]:
+    """All texts but docstrings."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                pass
+            case ast.JoinedStr() | ast.Constant(value=str()):
+                yield from texts(node)
+            case _:
+                yield from all_texts(node)
+
+
+def options(command: click.Command) -> Iterator[str]:
+    """The options of a command and of its subcommands."""
+    for one in command.params:
+        yield from one.opts
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            part = command.get_command(context, name)
+            assert part is not None
+            yield from options(part)
+
+
+def command_of(path: str) -> click.Command:
+    """The command of these words."""
+    found: click.Command = cli
+    for word in path.split():
+        if not word.startswith("--"):
+            assert isinstance(found, click.Group)
+            part = found.get_command(click.Context(found), word)
+            assert part is not None, path
+            found = part
+    return found
+
+
+def call_of(name: str) -> Any:
+    """The function or class of this name: of a module, or of a class among those that documentation names alone."""
+    first, _, rest = name.partition(".")
+    owners = {"Client": bide.Client, "ErrorQueue": ErrorQueue, "LocalBroker": LocalBroker, "LocalCluster": LocalCluster}
+    return attrgetter(rest)(owners[first]) if first in owners else pkgutil.resolve_name(name)
+
+
 def test_no_error_below_the_command_line_names_an_option() -> None:
     found = [
-        f"{path.relative_to(SOURCE)}: {option}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        if path.relative_to(SOURCE).parts[0] not in OF_COMMANDS and str(path.relative_to(SOURCE)) not in EXCEPTIONS
-        for text in raised_texts(ast.parse(path.read_text()))
-        for option in OPTION.findall(COMMAND.sub("", text))
+        f"{name}: {option}"
+        for name, tree in modules()
+        for text in raised_texts(tree)
+        for option in OPTION.findall(QUOTED.sub("", text))
+    ]
+    assert found == []
+
+
+def test_no_text_below_the_command_line_names_a_command() -> None:
+    found = [
+        f"{name}: {command}"
+        for name, tree in modules()
+        if name not in ALSO_FOR_PEOPLE
+        for text in all_texts(tree)
+        for command in COMMAND.findall(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_calls_and_their_commands_exist(name: str) -> None:
+    assert callable(call_of(name))
+    command_of(COMMANDS[name])
+
+
+def test_arguments_of_calls_in_errors_exist() -> None:
+    used = set()
+    for name, tree in modules():
+        for text in all_texts(tree):
+            for call, arguments in CALL.findall(text):
+                if call in COMMANDS:
+                    used.add(call)
+                    parameters = inspect.signature(call_of(call)).parameters
+                    given = {one.partition("=")[0] for one in arguments.split(", ") if "=" in one}
+                    assert given <= parameters.keys(), f"{name}: {text}"
+                    available = set(options(command_of(COMMANDS[call])))
+                    assert {f"--{one.replace('_', '-')}" for one in given} <= available, f"{name}: {text}"
+    assert used == COMMANDS.keys()
+
+
+def test_arguments_in_errors_of_patterns_are_options() -> None:
+    available = set(options(cli))
+    found = [
+        f"{name}: {option}"
+        for name, tree in modules()
+        if name.startswith("patterns/")
+        for text in raised_texts(tree)
+        for option in OPTION.findall(with_options(text))
+        if option not in available
     ]
     assert found == []
 
 
 def test_the_check_finds_an_option() -> None:
     tree = ast.parse("""raise BideError(f"no queue {name!r}: name another with --to, see 'bide send --help'")""")
-    assert OPTION.findall(COMMAND.sub("", next(raised_texts(tree)))) == ["--to"]
+    assert OPTION.findall(QUOTED.sub("", next(raised_texts(tree)))) == ["--to"]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +183,11 @@ def test_the_check_finds_an_option() -> None:
         ("name a queue with to=...", "name a queue with --to"),
         ("delete them with force=True", "delete them with --force"),
         ("or run with audit=False", "or run with --no-audit"),
+        ("in branches={...} for 'q', or queues=[...]", "in --branch for 'q', or --queue"),
+        ("call bide.Relay(allow=[...]) with the same", "run 'bide relay --allow ...' with the same"),
+        ("and bide.admin.taps.turn_off(delete=True) ends", "and 'bide tap off --delete' ends"),
+        ("bide.error_queues.ErrorQueue(client, queue='q')", "'bide errors list --queue q'"),
+        ("call Model.apply(first=True), or name q(s)", "call Model.apply(first=True), or name q(s)"),
         ("allow it with allow=[...], if", "allow it with --allow, if"),
         ("its address with management_url=... or BIDE", "its address with --management-url or BIDE"),
         ("x-match=True, change.type=... and a_b=1", "x-match=True, change.type=... and a_b=1"),

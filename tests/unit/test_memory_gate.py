@@ -14,8 +14,8 @@ from bide import ScheduleOutcome
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.errors import BideError, InvalidInputError
-from bide.gate.deliveries import CROWDED
-from bide.schedules.names import ROOM_TICKETS, ScheduleNames, partition_of
+from bide.gate.delivery_queue import CROWDED
+from bide.schedules.names import MAX_RESERVATIONS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
 from tests.timeouts import TIMEOUT
 
@@ -123,7 +123,7 @@ async def test_room_is_freed_when_a_large_state_has_shrunk(b: MemoryBroker) -> N
     """A state of more than an eighth of the retention cannot free it."""
     names, partition = ScheduleNames(), partition_of("k")
 
-    async def tickets(channel: Channel) -> int:
+    async def reservations(channel: Channel) -> int:
         await b.run("15s")
         return (await channel.declare_queue(bide.Queue(names.room(partition)), passive=True)).message_count or 0
 
@@ -132,11 +132,11 @@ async def test_room_is_freed_when_a_large_state_has_shrunk(b: MemoryBroker) -> N
         await client.schedule(b"x" * 200_000, key="k", to="mails", delay="3d")
         connection = await Connection.open(b.url)
         async with await connection.channel(confirms=True) as channel:
-            for _ in range(ROOM_TICKETS // 2 + 1):
+            for _ in range(MAX_RESERVATIONS // 2 + 1):
                 await channel.publish(exchange=names.operations, routing_key=f"room.{partition}", values={}, body=b"")
-            assert await tickets(channel) > ROOM_TICKETS // 2
+            assert await reservations(channel) > MAX_RESERVATIONS // 2
             await client.cancel("k")
-            assert await tickets(channel) == 0
+            assert await reservations(channel) == 0
         await connection.close()
 
 

@@ -22,7 +22,7 @@ from bide.schedules.encoding import decode, encode
 from bide.schedules.entries import ANSWER_OUTCOMES, StateEntry, UnderWay, WaitingSchedule
 from bide.schedules.entry_fields import EntryWriter
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import MAX_KEY_BYTES, PARTITIONS, RECORD_OVERHEAD, TICKET_BYTES, ScheduleNames
+from bide.schedules.names import MAX_KEY_BYTES, PARTITIONS, RECORD_OVERHEAD, RESERVATION_BYTES, ScheduleNames
 from bide.schedules.records import ACTIONS, AddSchedule, ChangeSchedule, ScheduleFilter
 from bide.schedules.recurrence import CATCH_UPS, SHORTEST_INTERVAL, Recurrence
 from bide.schedules.requests import RequestId
@@ -166,9 +166,9 @@ def test_the_numbers_of_the_schedule_log_are_those_of_the_code() -> None:
     text = " ".join(section("Schedule by key, and cancel").split())
     for part in (
         f"modulo {PARTITIONS}",
-        f"append {TICKET_BYTES:,} bytes of records",
+        f"append {RESERVATION_BYTES:,} bytes of records",
         f"counts with {RECORD_OVERHEAD} bytes more",
-        f"when {MAX_LOST} of them were not confirmed",
+        f"when {MAX_LOST} of its requests were not confirmed",
         f"after {REPEAT_AFTER:.0f} s",
         f"exchange `{ScheduleNames().operations}`",
     ):

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	timeout        = 5 * time.Minute
-	repeatAfter    = 2 * time.Second
-	ticketBytes    = 64_000
-	recordOverhead = 250
-	replyTo        = "amq.rabbitmq.reply-to"
+	timeout          = 5 * time.Minute
+	repeatAfter      = 2 * time.Second
+	reservationBytes = 64_000
+	recordOverhead   = 250
+	replyTo          = "amq.rabbitmq.reply-to"
 )
 
 type command struct {
@@ -347,7 +347,7 @@ func scheduled(connection *amqp.Connection, arguments []string) error {
 // scheduleLog appends operations to the schedule log, and asks what waits.
 type scheduleLog struct {
 	connection *amqp.Connection
-	others     *answeredChannel // for tickets and questions
+	others     *answeredChannel // for reservations and questions
 	partitions map[int]*partition
 }
 
@@ -493,16 +493,16 @@ func openAnswered(connection *amqp.Connection) (*answeredChannel, error) {
 	return &answeredChannel{channel, answers}, err
 }
 
-// takeRoom publishes a ticket for each 64 KB of records. The broker refuses it when no gate has carried the log forward
+// takeRoom publishes a reservation for each 64 KB of records. The broker refuses it when no gate has carried the log forward
 // for long.
 func (l *scheduleLog) takeRoom(part *partition, routingKey string, size int) error {
 	channel, err := l.otherChannel()
 	if err != nil {
 		return err
 	}
-	for part.room -= size + recordOverhead; part.room < 0; part.room += ticketBytes {
-		ticket := amqp.Publishing{DeliveryMode: amqp.Persistent}
-		if err := channel.publishConfirmed(base+".schedule", "room."+routingKey, ticket, timeout); err != nil {
+	for part.room -= size + recordOverhead; part.room < 0; part.room += reservationBytes {
+		reservation := amqp.Publishing{DeliveryMode: amqp.Persistent}
+		if err := channel.publishConfirmed(base+".schedule", "room."+routingKey, reservation, timeout); err != nil {
 			return err
 		}
 	}

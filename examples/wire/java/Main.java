@@ -213,7 +213,7 @@ public final class Main {
     private final class Log {
         static final long TIMEOUT_MILLISECONDS = 300_000;
         private static final long REPEAT_AFTER_MILLISECONDS = 2_000;
-        private static final int TICKET_BYTES = 64_000;
+        private static final int RESERVATION_BYTES = 64_000;
         private static final int RECORD_OVERHEAD = 250;
 
         /** A channel on which nothing else is published, and the numbers of the requests. */
@@ -235,7 +235,7 @@ public final class Main {
 
         private final Map<Integer, Partition> partitions = new HashMap<>();
         private final Map<String, CompletableFuture<byte[]>> answers = new ConcurrentHashMap<>();
-        /** For tickets and questions. */
+        /** For reservations and questions. */
         private final Channel others = answered();
 
         Log() throws Exception {}
@@ -314,10 +314,10 @@ public final class Main {
             return channel;
         }
 
-        /** A ticket stands for 64 KB of records. The broker refuses it when no gate has carried the log forward for long. */
+        /** A reservation stands for 64 KB of records. The broker refuses it when no gate has carried the log forward for long. */
         private void takeRoom(Partition partition, String routingKey, int bytes) throws Exception {
             AMQP.BasicProperties persistent = new AMQP.BasicProperties.Builder().deliveryMode(2).build();
-            for (partition.room -= bytes + RECORD_OVERHEAD; partition.room < 0; partition.room += TICKET_BYTES) {
+            for (partition.room -= bytes + RECORD_OVERHEAD; partition.room < 0; partition.room += RESERVATION_BYTES) {
                 publishConfirmed(
                     others, Wire.BASE + ".schedule", "room." + routingKey, persistent, new byte[0], TIMEOUT_MILLISECONDS);
             }

@@ -10,7 +10,7 @@ const wire = require('./wire.js');
 const REPLY_TO = 'amq.rabbitmq.reply-to';
 const REPEAT_AFTER = 2_000;
 const TIMEOUT = 300_000;
-const TICKET_BYTES = 64_000;
+const RESERVATION_BYTES = 64_000;
 const RECORD_OVERHEAD = 250;
 
 const COMMANDS = {
@@ -148,7 +148,7 @@ async function scheduled(connection, key) {
 
 class ScheduleLog {
   #connection;
-  #others; // the channel for tickets and questions
+  #others; // the channel for reservations and questions
   #partitions = new Map();
   #answers = new Map();
 
@@ -215,9 +215,9 @@ class ScheduleLog {
     return channel;
   }
 
-  // A ticket stands for 64 KB of records. The broker refuses it when no gate has carried the log forward for long.
+  // A reservation stands for 64 KB of records. The broker refuses it when no gate has carried the log forward for long.
   async #takeRoom(partition, routingKey, bytes) {
-    for (partition.room -= bytes + RECORD_OVERHEAD; partition.room < 0; partition.room += TICKET_BYTES) {
+    for (partition.room -= bytes + RECORD_OVERHEAD; partition.room < 0; partition.room += RESERVATION_BYTES) {
       await confirmed(await this.#otherChannel(), `${wire.BASE}.schedule`, `room.${routingKey}`, Buffer.alloc(0), {});
     }
   }

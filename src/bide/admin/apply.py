@@ -124,7 +124,7 @@ async def check_streams(connection: Connection, *, prefix: str = "bide") -> None
 
 
 async def check_exchange_types(connection: Connection, topology: Topology, *, retry_for: timedelta = RETRY_FOR) -> None:
-    """Check that the broker has the exchange types of a topology, by declaring the exchanges of types from plugins.
+    """Check that the broker has the exchange types of a topology, by declaring the exchanges whose types need a plugin.
 
     Raises:
         UnsupportedBrokerError: the broker lacks an exchange type.
@@ -270,7 +270,7 @@ def _count(done: Iterable[_Item]) -> Applied:
 
 
 def names_in(topology: Topology) -> set[str]:
-    """The names that bindings and dead-letter arguments refer to: ``external`` for a part of a topology.
+    """The names that bindings and dead-letter arguments refer to, for the argument ``external`` of :func:`apply`.
 
     Dead-letter routing keys are included, because with the default exchange they are names of queues.
     """

@@ -85,7 +85,7 @@ async def limited_queues(
     if missing := sorted(set(names) - queues.keys()):
         raise TargetNotFoundError(
             f"the virtual host {vhost!r} has no quorum queue {missing[0]!r}: correct the name, or turn a classic queue "
-            "into a quorum queue with 'bide queue to-quorum'"
+            "into a quorum queue with bide.admin.to_quorum.convert(...)"
         )
     policies = await api.policies(vhost)
     operators = await api.policies(vhost, operator=True)
@@ -131,7 +131,8 @@ def _limited(
 
 
 def _raising_policy(queue: str, own: Policy | None, policies: list[Policy], wanted: int) -> Policy:
-    """A policy for one queue, with the definition of the one that it displaces: one policy applies to a queue."""
+    """A policy for one queue, with the definition of the policy that it displaces, because only one applies to a
+    queue."""
     name = _POLICY_NAME + queue
     if own is not None and own.name == name:
         return replace(own, definition={**own.definition, "delivery-limit": wanted})

@@ -26,7 +26,7 @@ def endpoint_topology(
     publications: Iterable[MessageType] = (),
     queue_type: QueueType = "quorum",
 ) -> Topology:
-    """What an endpoint needs, so that senders can address it, with and without a delay.
+    """The queues, exchanges and bindings of an endpoint, with which senders can address it, delayed or not.
 
     Args:
         name: the queue of the endpoint.
@@ -61,7 +61,7 @@ def endpoint_topology(
 
 
 def subscription_topology(infrastructure: DelayInfrastructure, queue: str, kind: MessageType) -> Topology:
-    """What brings the events of a type to the queue of an endpoint.
+    """The exchanges and bindings that route the events of a type to the queue of an endpoint.
 
     Raises:
         UnsupportedTargetError: the layout has no rule for events.
@@ -73,8 +73,8 @@ def _event_routing(infrastructure: DelayInfrastructure, kind: MessageType) -> Ev
     routing = infrastructure.event_routing()
     if routing is None:
         raise UnsupportedTargetError(
-            f"the layout {infrastructure.name!r} does not say how events of the type {kind.name!r} come to queues: use "
-            "the layout 'nservicebus', or declare the bindings yourself"
+            f"the layout {infrastructure.name!r} has no rule for routing events of the type {kind.name!r} to queues: "
+            "use the layout 'nservicebus', or declare the bindings yourself"
         )
     return routing
 
@@ -92,6 +92,7 @@ async def create_endpoint(connection: Connection, infrastructure: DelayInfrastru
     if not await exists(connection, Topology([Exchange(delivery)])):
         raise NotAppliedError(
             f"the exchange {delivery!r} does not exist on the virtual host {connection.url.vhost!r} of "
-            f"{connection.address}: run 'bide delay apply --layout {infrastructure.name}' first"
+            f"{connection.address}: call bide.admin.infrastructure.install(...) for the layout "
+            f"{infrastructure.name!r} first"
         )
     return await apply(connection, topology, external={delivery})

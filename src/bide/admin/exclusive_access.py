@@ -1,7 +1,7 @@
-"""A virtual host without other connections, for a moment.
+"""Temporary exclusive access to a virtual host: other connections are closed and refused.
 
-RabbitMQ confirms a message that is on its way to a classic queue when the queue is deleted, and drops it. So a queue
-that is published to through the default exchange can be replaced without a loss only while no publisher is connected.
+If a classic queue is deleted while a message is on its way to it, RabbitMQ confirms the message and drops it. So a
+queue that publishers reach through the default exchange can be replaced without loss only while none is connected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROUNDS: Final = 200
 async def without_other_connections(connection: Connection, api: ManagementApi) -> AsyncIterator[None]:
     """Close all other connections to the virtual host, and refuse new ones in the block.
 
-    Messages that these connections had published, and the broker had read, are in their queues then.
+    When the block begins, messages that the broker has read from these connections are in their queues.
 
     Args:
         connection: the connection that stays.
@@ -44,7 +44,7 @@ async def without_other_connections(connection: Connection, api: ManagementApi) 
             "'rabbitmqctl clear_vhost_limits'"
         )
     await api.call("PUT", "vhost-limits", vhost, _LIMIT, body={"value": 0})
-    log.info("the virtual host %s takes no new connections", vhost)
+    log.info("the virtual host %s refuses new connections", vhost)
     try:
         await _close_others(connection, api)
         yield
@@ -53,10 +53,10 @@ async def without_other_connections(connection: Connection, api: ManagementApi) 
 
 
 async def allow_connections(api: ManagementApi, vhost: str) -> None:
-    """End the refusal of :func:`without_other_connections`, also that of a killed process."""
+    """Undo :func:`without_other_connections`, also after its process was killed."""
     if await _connection_limit(api, vhost) == 0:
         await api.call("DELETE", "vhost-limits", vhost, _LIMIT)
-        log.info("the virtual host %s takes connections again", vhost)
+        log.info("the virtual host %s accepts connections again", vhost)
 
 
 async def _connection_limit(api: ManagementApi, vhost: str) -> int | None:
@@ -69,8 +69,8 @@ async def _close_others(connection: Connection, api: ManagementApi) -> None:
     own = f":{connection.local_port} -> "
     if not any(own in name for name in await _connection_names(api, connection.url.vhost)):
         raise BrokerError(
-            f"the broker does not list a connection from port {connection.local_port}, so the others are not "
-            "known: run this where no proxy is in between"
+            f"the broker does not list a connection from port {connection.local_port}, so bide cannot tell the others "
+            "from its own: run this where no proxy is in between"
         )
     for _ in range(_ROUNDS):
         others = [name for name in await _connection_names(api, connection.url.vhost) if own not in name]

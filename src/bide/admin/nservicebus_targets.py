@@ -48,9 +48,10 @@ async def nservicebus_targets(
                 f"the {target} leads to endpoints of NServiceBus, and the messages that wait for it have a CC header, "
                 "which .NET cannot copy. New messages go through a release queue that removes the "
                 f"header. For those that wait, unbind {binding.destination!r} from {binding.source!r} (key "
-                f"{binding.routing_key!r}), and send them on with 'bide delay resend --allow ...' once they are due"
+                f"{binding.routing_key!r}), and once they are due, send them on with "
+                "bide.error_queues.undeliverable.resend(allow=[...])"
             )
-    return judged("NServiceBus targets", problems, f"none of {bound} targets brings a CC header to an endpoint")
+    return judged("NServiceBus targets", problems, f"none of {bound} targets passes a CC header to an endpoint")
 
 
 async def _queues_behind(api: ManagementApi, vhost: str, *exchanges: str) -> set[str]:

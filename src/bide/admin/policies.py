@@ -29,7 +29,7 @@ _EFFECTS: Final[Mapping[str, Mapping[str, str]]] = {
         "delivery-limit": "messages are dropped or dead-lettered after fewer deliveries",
         "dead-letter-exchange": "messages leave for another exchange",
         "dead-letter-routing-key": "messages lose the routing keys that lead to their targets",
-        "dead-letter-strategy": "messages are dead-lettered in another way",
+        "dead-letter-strategy": "messages are dead-lettered with another strategy",
     },
     "stream": {"max-age": _RETENTION_EFFECT, "max-length-bytes": _RETENTION_EFFECT},
 }
@@ -125,7 +125,8 @@ async def harmful_policies(
 
 
 _FIXES: Final = {
-    "policy": "run 'bide delay apply --protect' with the same options, or change its pattern to leave these queues out",
+    "policy": "call bide.admin.protection.protect(...) with the same settings, or change its pattern to leave these "
+    "queues out",
     "operator policy": "no other policy can override it, so change its pattern to leave these queues out",
 }
 

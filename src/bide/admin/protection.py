@@ -89,7 +89,7 @@ async def protect(
         queues.setdefault(queue.name, FoundQueue(queue=queue, type=queue.type))
     neutral = Policy(
         name=protection_name(infrastructure),
-        # A policy may give the streams of the schedule log a longer retention, and must go on to apply.
+        # A policy may give the streams of the schedule log a longer retention, and must still apply.
         pattern=f"{queue_pattern(infrastructure)}{_NOT_THE_LOG if infrastructure.base else ''}",
         definition={_NEUTRAL_KEY: infrastructure.undeliverable},
         apply_to="queues",
@@ -101,7 +101,7 @@ async def protect(
 async def protect_schedule_log(
     api: ManagementApi, vhost: str, names: ScheduleNames, release: tuple[int, ...]
 ) -> Protection | None:
-    """Set a policy as that of :func:`protect` on the queues beside the streams of the schedule log.
+    """Set a policy like that of :func:`protect` on the queues of the schedule log, but not on its streams.
 
     The streams keep their policies, because one of them may give them a longer retention.
 
@@ -133,7 +133,7 @@ async def _displace(
     neutral: Policy,
     release: tuple[int, ...],
 ) -> Protection:
-    """Set a policy with a higher priority than all others, and with what queues had in common that is harmless."""
+    """Set a policy with the highest priority. It keeps the harmless settings that all queues had in common."""
     others = [one for one in snapshot.policies.values() if one.name != neutral.name]
     before = {queue: applying(others, found) for queue, found in queues.items()}
     displaced = {one.name: one for one in before.values() if one is not None}
@@ -174,6 +174,7 @@ def protection_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure)
         )
         problems.append(
             f"the policy {name!r} of priority {policy.priority} does not apply to {len(names)} of {len(queues)} queues "
-            f"({listed(sorted(names), limit=2)}){instead}: run 'bide delay apply --protect' with the same options"
+            f"({listed(sorted(names), limit=2)}){instead}: call bide.admin.protection.protect(...) with the same "
+            "settings"
         )
     return judged("protection", problems, f"the policy {name!r} keeps other policies off these {len(queues)} queues")

@@ -91,8 +91,8 @@ def _member_findings(
         for node in _nodes_without_member([one], nodes)
     ]
     problem = (
-        f"{len(few)} of {len(queues)} queues have fewer than {wanted} members ({listed(sorted(few), limit=2)}), where "
-        f"the cluster has {len(nodes)} nodes: the loss of one node may stop them. Run {' && '.join(commands)}"
+        f"{len(few)} of {len(queues)} queues have fewer than {wanted} members ({listed(sorted(few), limit=2)}), "
+        f"although the cluster has {len(nodes)} nodes: the loss of one node may stop them. Run {' && '.join(commands)}"
     )
     fine = f"{len(queues)} queues have at least {wanted} members, on {len(nodes)} nodes"
     return judged("replication", [problem] if few else [], fine)

@@ -115,7 +115,7 @@ def listed(names: Iterable[str], *, limit: int = 5) -> str:
     """The first names, and the number of the others: ``'a', 'b' and 37 more``."""
     shown = [repr(name) for name in names]
     rest = len(shown) - limit
-    # One more name takes no more room than "and 1 more".
+    # One more name takes no more space than "and 1 more".
     if rest > 1:
         return f"{', '.join(shown[:limit])} and {rest} more"
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))

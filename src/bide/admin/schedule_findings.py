@@ -19,7 +19,7 @@ from bide.errors import BideError, BrokerError, ManagementApiError, NewerRecordE
 from bide.management.api import ManagementApi
 from bide.runtime.wording import quantity
 from bide.schedules.encoding import decode
-from bide.schedules.names import PARTITIONS, ROOM_TICKETS, ScheduleNames
+from bide.schedules.names import MAX_RESERVATIONS, PARTITIONS, ScheduleNames
 from bide.schedules.records import Beat
 from bide.topology import Queue
 
@@ -29,11 +29,11 @@ _LISTEN: Final = 2.5
 _MAX_CLOCK_DIFFERENCE: Final = 1000
 """Milliseconds. A beat of a busy gate arrives late, so a smaller difference means nothing."""
 
-_DECLARE: Final = "start a gate ('bide gate'), which declares it if the whole log is missing"
+_DECLARE: Final = "start a gate with bide.Gate(allow=[...]), which declares it if the whole log is missing"
 
 _POLICY_FIXES: Final = {
-    "policy": "change its pattern to leave the schedule log out; 'bide delay apply --protect' does so for the queues "
-    "beside the streams",
+    "policy": "change its pattern to leave the schedule log out; bide.admin.protection.protect(...) does so for the "
+    "queues beside the streams",
     "operator policy": "no other policy can override it, so change its pattern to leave the schedule log out",
 }
 
@@ -109,8 +109,9 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
         return []
     text = (
         f"{quantity(answer.message_count, 'scheduled message')} in {names.undeliverable!r} found no target, or none "
-        f"that the gate may deliver to: see them with 'bide errors list --queue {names.undeliverable}', fix what is "
-        f"missing, and run 'bide delay resend --queue {names.undeliverable} --allow ...'"
+        "that the gate may deliver to: list them with "
+        f"bide.error_queues.ErrorQueue(client, queue={names.undeliverable!r}), create what is missing, and call "
+        f"bide.error_queues.undeliverable.resend(queue={names.undeliverable!r}, allow=[...])"
     )
     return [warned("schedule log", text)]
 
@@ -127,17 +128,17 @@ async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, li
             warned(
                 "gates",
                 f"no gate leads {len(idle)} of {PARTITIONS} partitions of {names.operations!r} "
-                f"({', '.join(map(str, idle))}), so their messages are not delivered: run 'bide gate --allow ...'",
+                f"({', '.join(map(str, idle))}), so their messages are not delivered: call bide.Gate(allow=[...])",
             )
         )
     full = [
         number
         for number, one in enumerate(rooms)
-        if not isinstance(one, BrokerError) and one.message_count * 2 > ROOM_TICKETS
+        if not isinstance(one, BrokerError) and one.message_count * 2 > MAX_RESERVATIONS
     ]
     if full:
         text = f"more than half of the room of the partitions {', '.join(map(str, full))} is taken"
-        findings.append(warned("gates", f"{text}: see that a gate runs, or scheduling is refused when it is full"))
+        findings.append(warned("gates", f"{text}: check that a gate runs; scheduling is refused when it is full"))
     fine = Finding(check="gates", status="ok", text=f"all {PARTITIONS} partitions are led by a gate")
     return bool(led), findings or [fine]
 
@@ -157,7 +158,7 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
             return
         if isinstance(record, Beat):
             ahead = record.clock - to_milliseconds(connection.url.transport.now())
-            # A beat takes time to arrive, which makes the clock look slow: the best one counts.
+            # A beat takes time to arrive, which makes the clock look slow, so the fastest beat counts.
             heard[record.gate] = max(ahead, heard.get(record.gate, ahead))
 
     try:
@@ -178,14 +179,14 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
     difference = clocks[fastest] - clocks[slowest]
     problem = (
         f"the clock of {fastest} is {difference:,} ms ahead of that of {slowest}, so messages are delivered early or "
-        "late: set the clocks, as by NTP"
+        "late: synchronise the clocks, for example by NTP"
     )
     fine = f"the clocks of {quantity(len(heard), 'gate')} and of this machine agree to {difference} ms"
     return judged("gate clocks", [problem] if difference > _MAX_CLOCK_DIFFERENCE else [], fine)
 
 
 def _ignore(_: BideError) -> None:
-    """The channel was closed. What was heard counts."""
+    """Ignore that the channel was closed: the beats received so far count."""
 
 
 async def _ask(connection: Connection, queues: Sequence[str]) -> list[Any]:

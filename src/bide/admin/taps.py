@@ -128,7 +128,8 @@ async def turn_on(
     if not await exists(connection, Topology(Exchange(name) for name in taps.sources)):
         raise NotAppliedError(
             f"the {infrastructure.name} infrastructure is not on {connection.address}, virtual host "
-            f"{connection.url.vhost!r}: run 'bide delay apply' with the same options, or start one of those who use it"
+            f"{connection.url.vhost!r}: call bide.admin.infrastructure.install(...) with the same settings, or start a "
+            "program that uses it"
         )
     wanted = taps.topology(retention or Retention())
     there = await _message_counts(connection, taps)
@@ -142,7 +143,8 @@ async def turn_on(
     except DeclarationMismatchError as error:
         raise DeclarationMismatchError(
             f"the stream {error.name!r} exists with {error.argument} = {error.found}, where {error.wanted} is wanted: "
-            "give no limits to keep it unchanged, or delete it with its messages by 'bide tap off --delete'",
+            "give no limits to keep it unchanged, or call bide.admin.taps.turn_off(delete=True), which deletes it with "
+            "its messages",
             kind=error.kind,
             name=error.name,
             argument=error.argument,
@@ -252,9 +254,9 @@ def tap_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     missing = len(taps.bindings) - len(bound)
     problem = (
         f"{missing} of the {len(taps.bindings)} bindings of the taps are missing, so that they do not see every "
-        "message: run 'bide tap on' with the same options"
+        "message: call bide.admin.taps.turn_on(...) with the same settings"
     )
-    price = f"; what has no target exists in {taps.delivered!r} only" if taps.defeats else ""
+    price = f"; messages without a target are only in {taps.delivered!r}" if taps.defeats else ""
     return judged("taps", [problem] if missing else [], f"on: {taps.scheduled!r} and {taps.delivered!r}{price}")
 
 

@@ -126,12 +126,13 @@ async def convert(
 ) -> QuorumConversion:
     """Turn a classic queue into a quorum queue, or finish an interrupted conversion.
 
-    Publishers can continue. Of messages through exchanges none is lost, and those that are published at the moment when
-    a binding moves come twice; so may the messages that were being moved when a conversion was killed. Messages that
-    come in during the conversion may overtake older ones.
+    Publishers can continue. No message that is published through an exchange is lost. Messages that are published at
+    the moment when a binding moves arrive twice, and so may messages that were being moved when a conversion was
+    killed. Messages that arrive during the conversion may overtake older ones.
 
-    Messages through the default exchange may be lost in the milliseconds in which the queue is replaced, because
-    RabbitMQ confirms what is on its way to a queue that is deleted. ``pause_publishers`` prevents this.
+    Messages published through the default exchange may be lost in the milliseconds in which the queue is replaced,
+    because RabbitMQ confirms messages on their way to a queue that is being deleted. ``pause_publishers`` prevents
+    this.
 
     Args:
         connection: a connection to the virtual host.
@@ -173,7 +174,7 @@ class _Conversion:
         self._wanted = Queue.quorum(plan.queue, plan.arguments)
 
     async def hold(self) -> None:
-        """Declare the holding queue and let it have the bindings and the messages of the classic queue."""
+        """Declare the holding queue, and move the bindings and the messages of the classic queue to it."""
         arguments = {name: value for name, value in self._wanted.arguments.items() if name in _ON_HOLDING}
         arguments[_KEPT_ARGUMENT] = json.dumps(dict(self._wanted.arguments), sort_keys=True)
         async with await self._connection.channel() as channel:
@@ -185,7 +186,7 @@ class _Conversion:
             )
             log.info("declared the holding queue %s", self._holding)
             await self._move_bindings(channel, self._name, self._holding)
-        # Publishers may fill the queue for ever, so the rest is moved when it is replaced.
+        # Publishers may keep filling the queue, so the rest is moved when the queue is replaced.
         await self._move(self._name, most=(await _counts(self._connection, self._name))[0])
 
     async def declare(self) -> None:
@@ -215,7 +216,7 @@ class _Conversion:
                     f"publishers fill the queue {self._name!r} faster than it can be emptied, through the default "
                     "exchange: run this again with pause_publishers=True, or when they send less"
                 )
-            log.info("%d more messages came to %s", ready, self._name)
+            log.info("%d more messages arrived in %s", ready, self._name)
             await self._move(self._name, most=ready)
 
     async def give_back(self) -> int:
@@ -237,7 +238,7 @@ class _Conversion:
         return moved
 
     async def _move_bindings(self, channel: Channel, source: str, destination: str) -> None:
-        """Bind one queue as the other one is bound, and unbind that one. Both go out at once, for each binding."""
+        """Move the bindings of one queue to another. For each binding, both commands are sent at once."""
         bindings = await _bindings(self._api, self._vhost, source, self._holding)
         calls = []
         for one in bindings:
@@ -278,7 +279,7 @@ class _Conversion:
 
 
 class _Mover:
-    """Publishes deliveries again as they are, as far as AMQP lets it, and acknowledges them."""
+    """Publishes deliveries again, unchanged as far as AMQP allows, and acknowledges them."""
 
     def __init__(self, taking: Channel, sending: Channel, exchange: str, user: str | None) -> None:
         self._taking, self._sending, self._exchange, self._user = taking, sending, exchange, user
@@ -344,7 +345,8 @@ def _kept_arguments(held: FoundQueue | None) -> dict[str, Argument]:
     kept = None if held is None else held.queue.arguments.get(_KEPT_ARGUMENT)
     if not isinstance(kept, str):
         raise InvalidInputError(
-            f"the queue {held.queue.name if held else ''!r} is not of a conversion: delete it if it is not needed"
+            f"the queue {held.queue.name if held else ''!r} does not belong to a conversion: delete it if it is not "
+            "needed"
         )
     return {name: value for name, value in json.loads(kept).items() if name != "x-queue-type"}
 
@@ -359,8 +361,8 @@ async def _bindings(api: ManagementApi, vhost: str, queue: str, holding: str) ->
         for name, value in (one["arguments"] or {}).items():
             if not isinstance(value, str | int | float | bool):
                 raise InvalidInputError(
-                    f"the binding from {one['source']!r} to {queue!r} has the argument {name!r}, a value without a "
-                    "scalar type, which the management API does not report exactly: replace that binding first"
+                    f"the binding from {one['source']!r} to {queue!r} has the argument {name!r}, whose value is not a "
+                    "scalar, which the management API does not report exactly: replace that binding first"
                 )
         bindings.append(Binding(one["source"], queue, one["routing_key"], arguments=one["arguments"] or {}))
     return bindings

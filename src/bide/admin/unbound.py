@@ -30,8 +30,8 @@ async def unbound_problem(
         return None
     return (
         f"{len(unbound)} of the queues have no binding, {listed(sorted(unbound))}: messages that should wait in them "
-        f"go to {infrastructure.undeliverable!r} until their clients bind them again: run 'bide delay apply' with the "
-        "same options"
+        f"go to {infrastructure.undeliverable!r} until their clients bind them again: call "
+        "bide.admin.infrastructure.install(...) with the same settings"
     )
 
 

@@ -51,7 +51,7 @@ _MANAGEMENT_CHECKS: Final[tuple[Check, ...]] = (
 )
 """Checks that need the management API."""
 
-_APPLY_HINT: Final = "run 'bide delay apply' with the same options"
+_APPLY_HINT: Final = "call bide.admin.infrastructure.install(...) with the same settings"
 
 
 async def verify(
@@ -199,8 +199,8 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
             idle.append(queue.name)
             waiting += answer.message_count
     problem = (
-        f"no relay consumes from {listed(idle)}, where {quantity(waiting, 'message waits', 'messages wait')}: run "
-        "'bide relay' with the same options, and --allow for each target that it may deliver to"
+        f"no relay consumes from {listed(idle)}, where {quantity(waiting, 'message waits', 'messages wait')}: call "
+        "bide.Relay(allow=[...]) with the same settings, and allow each target that it may deliver to"
     )
     return judged("relays", [problem] if idle else [], f"{min(relays)} at work") if relays else []
 
@@ -240,13 +240,13 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     if bare:
         problems.append(
             f"{len(bare)} of {len(names)} exchanges have no alternate exchange ({listed(bare, limit=2)}): a message "
-            "whose target is gone stays in its delay queue, and 32 of them stop that queue for all targets: run "
-            f"'bide delay apply --guard --layout {infrastructure.name}'"
+            "whose target is gone stays in its delay queue, and 32 of them stop that queue for all targets: call "
+            f"bide.admin.infrastructure.install_guard(...) for the layout {infrastructure.name!r}"
         )
     if infrastructure.undeliverable in alternates.values() and infrastructure.undeliverable not in snapshot.exchanges:
         problems.append(
-            f"the alternate exchange {infrastructure.undeliverable!r} does not exist: run 'bide delay apply --guard "
-            f"--layout {infrastructure.name}'"
+            f"the alternate exchange {infrastructure.undeliverable!r} does not exist: call "
+            f"bide.admin.infrastructure.install_guard(...) for the layout {infrastructure.name!r}"
         )
     if diverted:
         others = {str(alternates[name]) for name in diverted}
@@ -255,10 +255,10 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
             f"({listed(diverted, limit=2)}): a message whose target is gone goes there, or stays in its delay queue if "
             f"no queue is bound there. Set {infrastructure.undeliverable!r} in the policy that names it"
         )
-    fine = f"what has no target goes to {infrastructure.undeliverable}"
+    fine = f"messages without a target go to {infrastructure.undeliverable}"
     taps = infrastructure.taps()
     if taps is not None and taps.defeats in {one.source for one in bound_taps(snapshot, taps)}:
-        fine += f", but not while a tap is bound to {taps.defeats}: run 'bide tap off' to have it set aside again"
+        fine += f", but not while a tap is bound to {taps.defeats}: call bide.admin.taps.turn_off(...) to change that"
     return judged("guard", problems, fine)
 
 
@@ -286,7 +286,7 @@ async def _check_stuck(
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
         f"{quantity(count, 'message is', 'messages are')} stuck in {name!r} after the due time, because the target "
-        "accepts none. Fix the target (is it bound, is it full?); the broker tries again within three minutes"
+        "accepts none: check whether it is bound, and whether it is full. The broker tries again within three minutes"
         for name, count in second.items()
         if count
     ]
@@ -304,8 +304,8 @@ async def _check_undeliverable(connection: Connection, infrastructure: DelayInfr
     if answer.message_count:
         problems.append(
             f"{quantity(answer.message_count, 'message')} in {name!r} found no target, or no queue of their delay: "
-            f"see them with 'bide errors list --queue {name}', fix what is missing, and run "
-            "'bide delay resend --allow ...'"
+            f"list them with bide.error_queues.ErrorQueue(client, queue={name!r}), create what is missing, and call "
+            "bide.error_queues.undeliverable.resend(allow=[...])"
         )
     return judged("undeliverable messages", problems, "none")
 
@@ -325,7 +325,7 @@ async def _check_prefetch(connection: Connection) -> list[Finding]:
             Finding(
                 check="dead-letter prefetch",
                 status="problem",
-                text=f"{value}: so few messages leave a delay queue at a time; set {_PREFETCH_SETTING} in "
+                text=f"{value}: a delay queue releases only this many messages at a time; set {_PREFETCH_SETTING} in "
                 "advanced.config to 1000",
             )
         ]

@@ -9,8 +9,9 @@ from typing import Final
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.lazy_group import LazyCommand, LazyGroup
-from bide.cli.output import echo, with_options
+from bide.cli.output import echo
 from bide.cli.settings import PROGRAM, Settings, configure_logging, program_options
 from bide.errors import BideError, InvalidInputError
 from bide.runtime.logs import logger

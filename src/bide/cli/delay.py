@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.migration import migrate, transfer
-from bide.cli.output import echo, print_json, terminal_width, with_options, working
+from bide.cli.output import echo, print_json, terminal_width, working
 from bide.cli.running import confirm, connected, run_async
 from bide.cli.settings import (
     Settings,
@@ -74,7 +75,7 @@ def apply(
     with working("declaring"):
         result = run_async(_apply(settings, infrastructure, guard=guard, protect=protect))
     for warning in result["warnings"]:
-        echo(f"bide: warning: {with_options(warning)}", err=True)
+        echo(f"bide: warning: {warning}", err=True)
     if as_json:
         print_json(result)
         return
@@ -129,9 +130,10 @@ async def _policy_warnings(
 
     try:
         async with asyncio.timeout(_MANAGEMENT_TIMEOUT):
-            return await harmful_policies(api, connection.url.vhost, infrastructure, connection.release)
+            found = await harmful_policies(api, connection.url.vhost, infrastructure, connection.release)
     except (ManagementApiError, TimeoutError):
         return []
+    return [with_options(one) for one in found]
 
 
 @delay.command()
@@ -147,6 +149,7 @@ def verify(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     """
     with working("looking"):
         report = run_async(_verify(settings, infrastructure))
+    report = replace(report, findings=tuple(replace(one, text=with_options(one.text)) for one in report.findings))
     if as_json:
         print_json(report.to_dict())
     else:
@@ -170,7 +173,7 @@ def _print_report(report: VerifyReport) -> None:
     echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
     for finding in report.findings:
         mark, colour = _STATUS_MARKS[finding.status]
-        echo(f"{finding.check:<24}{with_options(finding.text)}", mark=mark, colour=colour, hang=24)
+        echo(f"{finding.check:<24}{finding.text}", mark=mark, colour=colour, hang=24)
 
 
 @delay.command()

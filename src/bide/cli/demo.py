@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.output import print_json
 from bide.cli.running import ended_by_signals, run_async
 from bide.cli.settings import Settings, json_option, management_options, pass_settings
@@ -212,7 +213,7 @@ class _DemoCommand:
                 )
         except (BideError, OSError) as error:
             # The deliveries are measured: print their figures even if the report fails.
-            self.failure = " ".join(str(error).split())
+            self.failure = " ".join(with_options(str(error)).split())
 
     async def _clean_up(self) -> None:
         from bide.demo.run import remove

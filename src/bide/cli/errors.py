@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli import errors_view as view
+from bide.cli.advice import with_options
 from bide.cli.errors_operation import OperationOptions, open_error_queue, operation_options, run_operation
-from bide.cli.output import echo, print_json, print_json_line, with_options, working
+from bide.cli.output import echo, print_json, print_json_line, working
 from bide.cli.running import run_async
 from bide.cli.selecting import pairs_of, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings

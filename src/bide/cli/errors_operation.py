@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import errors_view as view
+from bide.cli.advice import with_options
 from bide.cli.continuation import command, rest_of
-from bide.cli.output import echo, progress_bar, with_options, working
+from bide.cli.output import echo, progress_bar, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, json_option
 from bide.runtime.wording import quantity

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64, with_options
+from bide.cli.advice import with_options
+from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import continuation
-from bide.cli.output import echo, print_json, progress_bar, with_options, working
+from bide.cli.advice import with_options
+from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import (
     Settings,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import shutil
 import sys
@@ -19,8 +18,6 @@ import click
 
 from bide.cli.folding import hanging
 from bide.foreign_text import visible, visible_json
-
-_ARGUMENT: Final = re.compile(r"(?<![\w.-])(?P<name>[a-z_]+)=(?P<value>\.\.\.|\[\.\.\.\]|True\b|False\b)")
 
 _NARROWEST: Final = 30
 """Columns for text on a terminal that has fewer, or reports none."""
@@ -63,19 +60,6 @@ def echo(
 def terminal_width() -> int | None:
     """The width of the terminal; None for files and pipes."""
     return max(_NARROWEST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
-
-
-def with_options(text: str) -> str:
-    """A text whose arguments of the Python API, such as ``allow=[...]``, are options of the command line: ``--allow``.
-
-    Errors name arguments, because most of their readers are programs. Options have the same names.
-    """
-    return _ARGUMENT.sub(_option, text)
-
-
-def _option(argument: re.Match[str]) -> str:
-    name = argument["name"].replace("_", "-")
-    return f"--no-{name}" if argument["value"] == "False" else f"--{name}"
 
 
 def print_json(value: Any) -> None:

@@ -28,7 +28,7 @@ def queue() -> None:
 @click.option(
     "--at-least", type=click.IntRange(1), metavar="N", help="Deliveries that a queue has to allow. [default: no limit]"
 )
-@click.option("--dry-run", is_flag=True, help="Only print what to do; exit with 1 if there is something.")
+@click.option("--dry-run", is_flag=True, help="Only print the changes; exit with 1 if there are any.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option("the queues and the policies")
 @management_options
@@ -79,8 +79,8 @@ def to_quorum(
     """Turn a classic queue into a quorum queue of the same name, with its messages and bindings.
 
     Stop the consumers of the queue first; publishers can continue. The messages wait in the queue NAME.to-quorum
-    meanwhile. If the command is interrupted, run it again: it continues where it was. Messages that were being moved at
-    the interruption may come twice.
+    meanwhile. If the command is interrupted, run it again: it continues where it stopped. Messages that were being
+    moved at the interruption may arrive twice.
 
     For some milliseconds there is no queue of this name. Messages through the default exchange may be lost then, even
     if they are confirmed; messages through other exchanges are not affected. With --pause-publishers, all other

@@ -77,8 +77,8 @@ async def _receive(
     if count is not None and received < count:
         assert time_limit is not None
         raise click.ClickException(
-            f"{received} of {count} messages came from {queue!r} within {format_delay(time_limit)}: wait longer with "
-            "--timeout, or leave it out"
+            f"{received} of {count} messages arrived from {queue!r} within {format_delay(time_limit)}: wait longer "
+            "with --timeout, or leave it out"
         )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli import continuation
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
@@ -31,7 +32,7 @@ def transfer(settings: Settings, *, to_url: str, dry_run: bool, as_json: bool) -
     Each schedule keeps its key, times, rules, target and message, and stays paused if it is. Schedules that are due
     within 10 seconds are left to the gate of the first broker; with an interval under 30 seconds, those due within a
     third of it. Run the command again until nothing waits, also after it was stopped or killed. After a kill or an
-    error, until the next run, cancel or change schedules on both brokers: some wait on both.
+    error, some schedules wait on both brokers until the next run: until then, cancel or change them on both.
 
     The exit code is 1 if schedules still wait on the first broker.
     """
@@ -70,7 +71,7 @@ def _print_transferred(done: SchedulesTransferred) -> None:
     if done.repeated:
         echo(f"{done.repeated:>9}  delivered by both brokers")
     for reason, count in done.left.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  left: {reason}")
+        echo(f"{count:>9}  left: {with_options(reason)}")
     # Schedules that were left for a reason may have been delivered since.
     if (soon := done.waiting - done.left.total()) > 0:
         echo(f"{soon:>9}  left: due soon, or scheduled after the others were moved")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import continuation
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, progress_bar, working
 from bide.cli.running import confirm, run_async, run_until_signal
 from bide.cli.settings import (
@@ -149,7 +150,7 @@ def migrate(
 ) -> int:
     """Move stored timeouts into a delay infrastructure.
 
-    Each timeout keeps its due time. Its endpoint can go on meanwhile: a timeout that is claimed is no longer in the
+    Each timeout keeps its due time. Its endpoint can keep running: a timeout that is claimed is no longer in the
     endpoint's table. Timeouts that cannot be sent, or that --allow does not allow, stay there. With --past send, stop
     the endpoints first.
 
@@ -305,6 +306,7 @@ def retire(
             confirm(f"Remove {', '.join(names)}, if nothing is sent for {watch}?")
         with working("watching the queues"):
             found = run_async(retire_timeout_manager(database, settings.broker_url(), endpoint, watch=span))
+    found.problems = [with_options(one) for one in found.problems]
     if as_json:
         print_json(found.to_dict())
     else:
@@ -353,7 +355,7 @@ def _print_preview(found: list[EndpointPreview]) -> None:
         for destination, count in one.destinations.most_common():
             echo(f"{'':<{width}}  {count:>9}  to {destination}")
         for reason, count in one.problems.most_common(_SHOWN_REASONS):
-            echo(f"{'':<{width}}  {count:>9}  cannot move: {reason}", colour="red")
+            echo(f"{'':<{width}}  {count:>9}  cannot move: {with_options(reason)}", colour="red")
     total = quantity(sum(one.count for one in found), "timeout")
     echo(f"{total} of {quantity(len(found), 'endpoint')}; nothing was changed")
 
@@ -365,7 +367,7 @@ def _print_migrated(done: TimeoutsMigrated) -> None:
     if done.repeated:
         echo(f"{done.repeated:>9}  perhaps sent before, possible duplicates")
     for reason, count in done.left.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  left: {reason}")
+        echo(f"{count:>9}  left: {with_options(reason)}")
     if done.past:
         echo(f"{done.past:>9}  left: past due; the endpoint sends them, or --past send")
 
@@ -392,4 +394,4 @@ def _print_run(run: RunStatus) -> None:
         repeated = f", {one.repeated} perhaps sent twice" if one.repeated else ""
         echo(f"{one.sent:>9}  of {one.endpoint} sent{claimed}{repeated}")
         for reason, count in one.left.items():
-            echo(f"{count:>9}  left: {reason}")
+            echo(f"{count:>9}  left: {with_options(reason)}")

@@ -136,7 +136,7 @@ def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
         every: list every binding that does not match, instead of only their number if there are more than 20.
     """
     for stop in itinerary.stops:
-        maybe = "" if stop.certain else ", if it comes here"
+        maybe = "" if stop.certain else ", if it gets here"
         echo(f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})")
         if not stop.looks:
             echo("  nothing is bound to it")
@@ -154,7 +154,7 @@ def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
     if itinerary.possible:
         echo(f"perhaps: {', '.join(itinerary.possible)}")
     if not itinerary.queues and not itinerary.possible:
-        echo("nothing takes it: the broker returns it if it is mandatory, and drops it otherwise")
+        echo("it reaches no queue: the broker returns it if it is mandatory, and drops it otherwise")
     for later in itinerary.later:
         echo(later)
 

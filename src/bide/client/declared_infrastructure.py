@@ -99,8 +99,8 @@ class DeclaredInfrastructure:
         else:
             raise NotAppliedError(
                 f"the delay infrastructure {self._infrastructure.name!r} is not on the virtual host "
-                f"{self._connection.url.vhost!r} of {self._connection.address}: run 'bide delay apply', "
-                "or connect with declare=True"
+                f"{self._connection.url.vhost!r} of {self._connection.address}: call "
+                "bide.admin.infrastructure.install(...), or connect with declare=True"
             )
         self.is_ensured = True
 

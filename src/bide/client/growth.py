@@ -145,8 +145,9 @@ class Growth:
         """The error for a client that may not declare what is missing."""
         return NotAppliedError(
             f"the delay infrastructure {self._infrastructure.name!r} is not complete on the virtual host "
-            f"{self._connection.url.vhost!r} of {self._connection.address}{reason and f' ({reason})'}: run 'bide delay "
-            "apply' with the same options as a user who may declare it, or connect with declare=True as such a user"
+            f"{self._connection.url.vhost!r} of {self._connection.address}{reason and f' ({reason})'}: call "
+            "bide.admin.infrastructure.install(...) with the same settings, as a user who may declare it, or connect "
+            "with declare=True as such a user"
         )
 
 

@@ -358,7 +358,7 @@ class ScheduleRequests:
                 return
         if not found.consumer_count:
             log.warning(
-                "no gate reads the queue %s: schedules wait until a gate is running; start one with 'bide gate'", queue
+                "no gate reads the queue %s: schedules wait until a gate is running (bide.Gate, or 'bide gate')", queue
             )
 
 

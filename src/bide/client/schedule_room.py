@@ -6,14 +6,14 @@ import asyncio
 
 from bide.amqp.channel import Channel
 from bide.errors import BideError, PublishRefusedError, ScheduleLogError
-from bide.schedules.names import RECORD_OVERHEAD, TICKET_BYTES, ScheduleNames
+from bide.schedules.names import RECORD_OVERHEAD, RESERVATION_BYTES, ScheduleNames
 
 
 class ScheduleRoom:
-    """The room that a client has taken in one partition.
+    """The room that a client has reserved in one partition.
 
-    The broker counts: each ticket in the room queue stands for 64 KB of records, and the queue refuses tickets when a
-    quarter of the retention would be used. A gate purges the queue when it has carried the state forward.
+    The broker counts: each reservation in the room queue stands for 64 KB of records, and the queue refuses
+    reservations beyond a quarter of the retention. A gate purges the queue when it has carried the state forward.
     """
 
     def __init__(self, names: ScheduleNames, partition: int) -> None:
@@ -31,7 +31,7 @@ class ScheduleRoom:
         return True
 
     async def take(self, channel: Channel, size: int) -> None:
-        """Take room for a record, which publishes tickets and waits for their confirms if there is not enough left.
+        """Take room for a record. If not enough is left, publish reservations and wait for their confirms.
 
         Args:
             channel: a channel with confirms.
@@ -44,12 +44,12 @@ class ScheduleRoom:
         """
         size += RECORD_OVERHEAD
         async with self._lock:
-            tickets = -(-(size - self._left) // TICKET_BYTES)
-            if tickets > 0:
-                await self._fetch(channel, tickets)
+            reservations = -(-(size - self._left) // RESERVATION_BYTES)
+            if reservations > 0:
+                await self._fetch(channel, reservations)
             self._left -= size
 
-    async def _fetch(self, channel: Channel, tickets: int) -> None:
+    async def _fetch(self, channel: Channel, reservations: int) -> None:
         confirms = [
             channel.publish(
                 exchange=self._names.operations,
@@ -57,14 +57,14 @@ class ScheduleRoom:
                 values={"delivery_mode": 2},
                 body=b"",
             )
-            for _ in range(tickets)
+            for _ in range(reservations)
         ]
         results = await asyncio.gather(*confirms, return_exceptions=True)
-        self._left += TICKET_BYTES * results.count(None)
+        self._left += RESERVATION_BYTES * results.count(None)
         for one in results:
             if isinstance(one, PublishRefusedError):
                 raise ScheduleLogError(
-                    f"the schedule log has no room for {tickets * TICKET_BYTES:,} more bytes: the queue "
+                    f"the schedule log has no room for {reservations * RESERVATION_BYTES:,} more bytes: the queue "
                     f"{self._names.room(self._partition)!r} is full, because no gate has carried the state of this "
                     "partition forward for long; start a gate, and schedule again"
                 ) from one

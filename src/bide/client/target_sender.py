@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
-from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
+from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
 from bide.errors import AccessRefusedError, BideError, TargetNotFoundError
 from bide.runtime.bounded_cache import BoundedCache
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
@@ -28,7 +28,7 @@ class TargetSender(Generic[_Message]):
 
     Args:
         safe_exchanges: exchanges that need no check, besides the default exchange.
-        on_result: called once for each message, as by :class:`ConfirmedSender`; with a ``TargetNotFoundError`` if its
+        on_result: called once for each message, as by :class:`PipelinedSender`; with a ``TargetNotFoundError`` if its
             exchange does not exist.
         failed: called when no channel can be opened, or the check of an exchange fails.
     """
@@ -45,8 +45,8 @@ class TargetSender(Generic[_Message]):
         self._safe = frozenset({DEFAULT_EXCHANGE, *safe_exchanges})
         self._on_result = on_result
         self._failed = failed
-        self._to_queues = ConfirmedSender[_Message](connection, on_result=on_result, failed=failed)
-        self._to_exchanges = ConfirmedSender[_Message](connection, on_result=self._on_exchange_result, failed=failed)
+        self._to_queues = PipelinedSender[_Message](connection, on_result=on_result, failed=failed)
+        self._to_exchanges = PipelinedSender[_Message](connection, on_result=self._on_exchange_result, failed=failed)
         self._known = BoundedCache[str, float]()
         self._checking: dict[str, list[_Message]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

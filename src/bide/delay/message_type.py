@@ -49,9 +49,21 @@ class MessageType:
         object.__setattr__(self, "interfaces", tuple(self.interfaces))
         object.__setattr__(self, "_own", self.interfaces)
         if any(not one.is_interface for one in self._own):
-            raise InvalidInputError(f"{self.name!r} has an interface that is none: declare it with is_interface=True")
-        if self.base is not None and (self.is_interface or self.base.is_interface):
-            raise InvalidInputError(f"{self.name!r} cannot have a base class: list interfaces in interfaces=[...]")
+            wrong = next(one.name for one in self._own if not one.is_interface)
+            raise InvalidInputError(
+                f"{self.name!r} lists {wrong!r} as an interface, but {wrong!r} is a class: declare it with "
+                "MessageType(..., is_interface=True)"
+            )
+        if self.base is not None and self.is_interface:
+            raise InvalidInputError(
+                f"{self.name!r} is an interface, which has no base class: list {self.base.name!r} in "
+                "MessageType(..., interfaces=[...]) if it is an interface"
+            )
+        if self.base is not None and self.base.is_interface:
+            raise InvalidInputError(
+                f"the base class {self.base.name!r} of {self.name!r} is an interface: list it in "
+                "MessageType(..., interfaces=[...])"
+            )
 
     @property
     def namespace(self) -> str:

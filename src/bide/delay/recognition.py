@@ -59,14 +59,14 @@ _INFRASTRUCTURE: Final = "a delay infrastructure"
 _WHOLE: Final[Mapping[Part, str]] = {"schedule": "the schedule log"}
 
 _ADVICE: Final[Mapping[Part, str]] = {
-    "waiting": "messages wait there until they are due, and leave by themselves. 'bide delay verify' counts them, and "
-    "'bide tap on' records what is scheduled",
+    "waiting": "messages wait there until they are due, and leave by themselves. bide.admin.verify.verify(...) counts "
+    "them, and bide.admin.taps.turn_on(...) records what is scheduled",
     "release": "messages pass through it to their target, and wait only while the target refuses them: fix the target",
-    "relay": "'bide relay --allow ...' consumes its messages: run a relay",
-    "passage": "messages pass through it to the stream of a tap, which 'bide pipeline audit' reads",
-    "schedule": "only gates read the schedule log. 'bide schedule list' shows what waits in it",
-    "undeliverable": "its messages may not be due yet. 'bide delay resend --allow ...' sends them to their targets, "
-    "and keeps the rest of their delay",
+    "relay": "bide.Relay(allow=[...]) consumes its messages: run a relay",
+    "passage": "messages pass through it to the stream of a tap, which bide.pipelines.audit.run.run(...) reads",
+    "schedule": "only gates read the schedule log. Client.list_scheduled(...) shows what waits in it",
+    "undeliverable": "its messages may not be due yet. bide.error_queues.undeliverable.resend(allow=[...]) sends them "
+    "to their targets, and keeps the rest of their delay",
 }
 
 

@@ -162,7 +162,7 @@ def taps_of(infrastructure: Tapped) -> Taps:
     if taps is None:
         raise InvalidInputError(
             f"the layout {infrastructure.name!r} has no taps: none of its exchanges sees each message once, when it is "
-            "scheduled or when it is due; use the clock layout (a waiting hall is counted with 'bide relay --json')"
+            "scheduled or when it is due; use the clock layout (the relay of a waiting hall counts its messages)"
         )
     return taps
 

@@ -116,7 +116,9 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     place = 0
     for line in file:
         if place == 0 and not line.startswith(_FIRST) and not _FIRST.startswith(line):
-            raise InvalidInputError(f"{file.name} is not a file of 'bide migrate-plugin export': name another")
+            raise InvalidInputError(
+                f"{file.name} is not a file of bide.delayed_plugin.export.export(...): name another file"
+            )
         if line.endswith(b"\n"):
             yield place, line
         place += len(line)
@@ -167,7 +169,9 @@ def _check_complete(file: BinaryIO, path: Path) -> None:
     file.seek(max(file.seek(0, os.SEEK_END) - 1000, 0))
     *_, last, after = (b"\n" + file.read()).split(b"\n")
     if not is_export or after or not last.startswith(_END):
-        raise InvalidInputError(f"{path} is not a complete export: run 'bide migrate-plugin export' again to finish it")
+        raise InvalidInputError(
+            f"{path} is not a complete export: call bide.delayed_plugin.export.export(...) again to finish it"
+        )
 
 
 def _parsed(line: bytes, read: Callable[[Any], _Read], path: Path, place: int) -> _Read:

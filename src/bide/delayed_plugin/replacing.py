@@ -144,7 +144,7 @@ def _check_exported(exchanges: Iterable[DelayedExchange], exported: Mapping[str,
         shown = ", ".join(f"{name} ({count})" for name, count in list(held.items())[:5])
         raise NotEmptyError(
             f"{sum(held.values())} messages that are not exported wait in the plugin: {shown}; stop the publishers, "
-            "run 'bide migrate-plugin export', and give the file with exported=...",
+            "call bide.delayed_plugin.export.export(...), and give the file with exported=...",
             counts=held,
         )
 

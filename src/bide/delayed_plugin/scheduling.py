@@ -129,7 +129,7 @@ async def _target(connection: Connection, name: str) -> str:
             return candidate
     raise TargetNotFoundError(
         f"the exchange {name!r} does not exist on the virtual host {connection.url.vhost!r}: declare what replaces it, "
-        "for example with 'bide migrate-plugin apply'"
+        "for example with bide.delayed_plugin.replacing.replace_exchanges(...)"
     )
 
 

@@ -66,8 +66,8 @@ class ErrorQueue:
     every message in it, and drops or dead-letters a message that reaches the delivery limit. A message that comes close
     to the limit is therefore replaced by a copy at the end of the queue.
 
-    Queues of delay infrastructures are refused, because their messages would be delivered early or wait again.
-    The undeliverable queue is accepted, except for retries: ``bide delay resend --allow ...`` sends its messages.
+    Queues of delay infrastructures are refused, because their messages would be delivered early or wait again. The
+    undeliverable queue is accepted, except for retries: :mod:`~bide.error_queues.undeliverable` sends its messages.
 
     Args:
         client: an open client; it is not closed.
@@ -133,7 +133,7 @@ class ErrorQueue:
         async with aclosing(self.messages(Selection(ids=frozenset({name})))) as messages:
             async for message in messages:
                 return message
-        raise NotFoundError(f"no message {name!r} in the queue {self.queue!r}: 'bide errors list' shows the ids")
+        raise NotFoundError(f"the queue {self.queue!r} has no message {name!r}: ErrorQueue.messages(...) lists the ids")
 
     async def groups(self, selection: Selection = ALL, *, by: By = "exception") -> list[Group]:
         """Group the selected messages, the largest group first.

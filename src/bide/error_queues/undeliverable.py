@@ -69,9 +69,9 @@ async def resend(
     """Send every message of the undeliverable queue to its target, once.
 
     Overdue messages are delivered immediately; others wait for the rest of their delay. A message is acknowledged after
-    its copy was confirmed, so a crash loses none. It repeats the messages whose acknowledgements were not sent yet,
-    those of some hundredths of a second. Messages that cannot be sent stay in the queue. This does not count against
-    the queue's delivery limit: see :class:`bide.error_queues.ErrorQueue`.
+    its copy was confirmed, so a crash loses none, and repeats only the messages of the last hundredths of a second,
+    whose acknowledgements were not sent yet. Messages that cannot be sent stay in the queue. This does not count
+    against the queue's delivery limit: see :class:`bide.error_queues.ErrorQueue`.
 
     Args:
         allow: patterns of the targets that messages may be sent to; see :class:`bide.Relay`. Every client that may
@@ -91,7 +91,7 @@ async def resend(
     elif part_of(queue) != "undeliverable":
         raise InvalidInputError(
             f"the queue {queue!r} is not an undeliverable queue: name one such as {ScheduleNames().undeliverable!r}, "
-            "or use 'bide errors retry' for an error queue"
+            "or use ErrorQueue.retry(...) for an error queue"
         )
     count_reset = await DeliveryCountReset.of(client, queue, management_url)
     kept: Counter[str] = Counter()

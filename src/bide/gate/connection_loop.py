@@ -9,10 +9,10 @@ from typing import Any
 from bide.amqp.connection import Connection
 from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import BideError, BrokerError, ClosedError, ScheduleIndexError
-from bide.gate.delivery import DeliveryRules
 from bide.gate.link import GateLink
 from bide.gate.partition import RETRY_PAUSE, PartitionGate
 from bide.gate.partition_session import PartitionSession
+from bide.gate.scheduled_delivery import DeliveryRules
 from bide.gate.spread import LeadershipSpread
 from bide.runtime.logs import logger
 from bide.schedules.names import ScheduleNames

@@ -9,10 +9,10 @@ from typing import Final
 
 from bide.durations import from_milliseconds
 from bide.errors import AccessRefusedError, BideError, PublishRefusedError, UnroutableError
-from bide.gate.delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.link import GateLink
 from bide.gate.observer import GateEvent, GateEventKind
 from bide.gate.partition import PartitionGate
+from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import DEFAULT_EXCHANGE

@@ -11,10 +11,10 @@ from typing import Final
 from bide.amqp import codec
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
+from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
 from bide.client.target_sender import TargetSender
 from bide.errors import BideError, UnroutableError
-from bide.gate.delivery import ScheduledDelivery
+from bide.gate.scheduled_delivery import ScheduledDelivery
 from bide.gate.target_windows import TargetWindows
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.runtime.bounded_cache import BoundedCache
@@ -70,8 +70,8 @@ class GateLink:
         self.windows = TargetWindows()
         self._names = names
         # Each log has a channel of its own; see ScheduleChannel.
-        self._to_logs: dict[str, ConfirmedSender[_GateRecord]] = {}
-        self._to_undeliverable = ConfirmedSender[DeliveryInFlight](
+        self._to_logs: dict[str, PipelinedSender[_GateRecord]] = {}
+        self._to_undeliverable = PipelinedSender[DeliveryInFlight](
             connection, on_result=lambda message, error: message.on_result(message.delivery, error), failed=failed
         )
         self._failed = failed
@@ -90,7 +90,7 @@ class GateLink:
         log_key = str(partition)
         sender = self._to_logs.get(log_key)
         if sender is None:
-            sender = ConfirmedSender(self.connection, on_result=self._on_appended, failed=self._failed)
+            sender = PipelinedSender(self.connection, on_result=self._on_appended, failed=self._failed)
             self._to_logs[log_key] = sender
         sender.put(_GateRecord(self._names.gates, log_key, body, on_result))
 

@@ -17,7 +17,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnroutableError,
 )
-from bide.gate.deliveries import Deliveries
+from bide.gate.delivery_queue import DeliveryQueue
 from bide.gate.leadership import PartitionLeadership
 from bide.gate.observer import GateObservers, PartitionStatus
 from bide.gate.partition_index import PartitionIndex
@@ -107,7 +107,7 @@ class PartitionGate:
         self.leadership = PartitionLeadership(gate, now)
         self.room = LogRoom(retention)
         self.wake = asyncio.Event()
-        self.deliveries = Deliveries(self.wake.set)
+        self.deliveries = DeliveryQueue(self.wake.set)
         self.ticked_at = now
         self.is_stopping = False
         self.was_let_go = False

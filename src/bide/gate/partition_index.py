@@ -14,11 +14,11 @@ from typing import Final, ParamSpec, TypeVar
 
 from bide.errors import InvalidInputError, ScheduleIndexError
 from bide.gate.claims import CLAIM_ITEMS, ClaimPlanner
-from bide.gate.deliveries import OccurrenceHead
-from bide.gate.delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.delivery_queue import OccurrenceHead
 from bide.gate.index import ScheduleIndex
 from bide.gate.log_follower import LogFollower, ReadRecord
 from bide.gate.log_reader import LogRecord
+from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode

@@ -13,7 +13,6 @@ from bide.errors import (
     ScheduleLogError,
 )
 from bide.gate.deliverer import Deliverer
-from bide.gate.delivery import DeliveryRules
 from bide.gate.link import GateLink
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.gate.log_rebuild import LogOpener
@@ -21,6 +20,7 @@ from bide.gate.observer import GateEvent
 from bide.gate.partition import PartitionGate
 from bide.gate.partition_index import AppliedRecords
 from bide.gate.question_consumer import QuestionConsumer
+from bide.gate.scheduled_delivery import DeliveryRules
 from bide.gate.snapshot_writer import SnapshotWriter
 from bide.gate.spread import LeadershipSpread
 from bide.runtime.logs import logger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bide.schedules.names import ROOM_TICKETS
+from bide.schedules.names import MAX_RESERVATIONS
 from bide.schedules.state import LogPosition
 
 RoomLevel = Literal["free", "reserved", "full"]
@@ -21,13 +21,13 @@ class LogRoom:
 
     Attributes:
         retention: the retention of the log, in bytes.
-        tickets: tickets of applications in the room queue, when it was last counted.
+        reservations: reservations of applications in the room queue, when it was last counted.
         last_cycle: bytes from the position of this gate's last snapshot to its last chunk; less if the state shrank.
         state_size: the size of the state in that snapshot.
     """
 
     retention: int
-    tickets: int = 0
+    reservations: int = 0
     last_cycle: int = 0
     state_size: int = 0
 
@@ -45,7 +45,7 @@ class LogRoom:
 
     @property
     def _is_half_full(self) -> bool:
-        return self.tickets * 2 > ROOM_TICKETS
+        return self.reservations * 2 > MAX_RESERVATIONS
 
     def state_shrank(self, size: int) -> None:
         """Expect a smaller snapshot than the last one, if the state is smaller.

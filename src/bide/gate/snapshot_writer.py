@@ -91,7 +91,7 @@ class SnapshotWriter:
             if not is_leading():
                 return
             await channel.purge_queue(self._queue)
-        self._room.tickets = 0
+        self._room.reservations = 0
 
     async def stop(self) -> None:
         """Give up a snapshot that is not complete: another gate leads."""
@@ -100,12 +100,12 @@ class SnapshotWriter:
             await self._index.end_snapshot()
 
     async def _look(self, now: float) -> None:
-        """Count the tickets. Many clients that append little fill the room queue long before the log."""
+        """Count the reservations. Many clients that append little fill the room queue long before the log."""
         if now - self._looked_at < _LOOK_EVERY:
             return
         self._looked_at = now
         async with await self._connection.channel() as channel:
             reply = await channel.declare_queue(Queue(self._queue), passive=True)
-        self._room.tickets = reply.message_count
+        self._room.reservations = reply.message_count
         if self._room.is_too_large_to_free:
             self._room.state_shrank(await self._index.size())

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
-from bide.gate.deliveries import OccurrenceHead
+from bide.gate.delivery_queue import OccurrenceHead
 from bide.schedules.entries import (
     FinishedKey,
     RememberedAnswer,

@@ -65,7 +65,7 @@ class LocalCluster:
     ) -> Self:
         """Start a cluster, and wait until each node sees all others. A cluster that runs in *folder* is not changed.
 
-        The nodes that run are returned too if others of the cluster are stopped.
+        A cluster also counts as running if some of its nodes are stopped.
 
         Args:
             folder: where the cluster keeps its files; by default as for :meth:`LocalBroker.start`.

@@ -108,7 +108,7 @@ class LocalBroker:
                 )
             if state is not None and state.node != SINGLE_NODE:
                 raise LocalBrokerError(
-                    f"the folder {folder} has a node of a cluster: start it with 'bide broker node start', or give "
+                    f"the folder {folder} has a node of a cluster: start it with LocalBroker.restart(), or give "
                     "another folder"
                 )
             if state is not None and is_running(state):
@@ -357,7 +357,7 @@ def _check_cluster(folder: Path) -> None:
     """Check that the epmd or the network that the nodes share is running."""
     state = State.load(folder)
     if state is None or not is_running(state):
-        raise LocalBrokerError(f"the cluster in {folder} is stopped: start it with 'bide broker start'")
+        raise LocalBrokerError(f"the cluster in {folder} is stopped: start it with LocalCluster.start(...)")
 
 
 def _launch_on_free_ports(

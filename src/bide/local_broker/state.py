@@ -91,7 +91,7 @@ class State:
         write_private(self.folder / STATE_FILE, json.dumps(values, indent=2) + "\n")
 
     def taken_ports(self) -> list[int]:
-        """Return the ports of its own that another program listens on, while it does not run."""
+        """Return those of its ports that another program listens on. Call it while the broker does not run."""
         if self.node.namespace:
             return []
         shared = () if "epmd" in self.commands else (self.ports.epmd,)

@@ -46,7 +46,7 @@ _OF_THE_WAIT: Final = frozenset(
         HEADER_AT,
     }
 )
-"""Headers of bide that belong to the wait in the old infrastructure. Others, such as the number of retries, stay."""
+"""Headers that bide wrote for the wait in the old infrastructure. Copies keep others, such as the number of retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,8 @@ class TakenMessage:
 
     @classmethod
     def again(cls, delivery: Delivery) -> TakenMessage | None:
-        """A set-aside message as it was taken from its delay queue; None if that is not in its headers."""
+        """Restore a set-aside message as it was taken from its delay queue; None if its headers do not describe
+        that."""
         headers = delivery.values.get("headers") or {}
         queue, at = headers.get(HEADER_QUEUE), headers.get(HEADER_AT)
         moment = from_milliseconds(at) if isinstance(at, int) else None
@@ -78,10 +79,10 @@ class TakenMessage:
 
 
 def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str) -> PreparedMessage:
-    """The message as it was sent, for another infrastructure.
+    """A copy of the message as its sender published it, for another infrastructure.
 
-    It keeps its body, properties and headers, except the headers of the old infrastructure and of the broker. A message
-    without an id gets one. Another copy, made after a kill, gets another id.
+    The copy has the body, properties and headers of the message, except the headers of the old infrastructure and of
+    the broker. A message without an id gets one. A second copy, made after a kill, gets another id.
 
     Args:
         user: the user of the publishing connection; the broker refuses a message with another ``user_id``.
@@ -105,7 +106,7 @@ def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str
 
 
 def set_aside_copy(taken: TakenMessage, exchange: str, reason: str, *, user: str) -> PreparedMessage:
-    """The message as it was taken, with the reason, for the exchange of set-aside messages."""
+    """A copy of the message as it was taken, with the reason, for the exchange of set-aside messages."""
     delivery = taken.delivery
     values = set_aside_values(delivery.values, reason, user=user)
     values["headers"] |= {HEADER_QUEUE: taken.queue, HEADER_AT: to_milliseconds(taken.at)}

@@ -37,7 +37,8 @@ class Migrated:
         left: messages at the end, by queue.
         counts_all: whether ``left`` includes dead letters between two queues, and queues that the settings of the
             layout do not name. Only the management API knows these.
-        is_finished: whether the run reached its end; False if it was stopped, or gave up on messages it did not get.
+        is_finished: whether the run reached its end; False if it was stopped, or gave up on messages that queues count
+            and do not deliver.
     """
 
     taken: Counter[str] = field(default_factory=Counter)

@@ -15,7 +15,7 @@ _PREFIX: Final = "bide.migration."
 
 
 class MigrationLock:
-    """Keeps a second migration from the same queues.
+    """Prevents a second migration from emptying the same queues.
 
     Args:
         place: the name of the exchange that identifies what is emptied.
@@ -45,7 +45,7 @@ class MigrationLock:
         """Refuse a second URL that leads to the virtual host on which the lock was taken.
 
         Raises:
-            InvalidInputError: the lock is there too.
+            InvalidInputError: the lock exists on that virtual host too.
         """
         connection = await Connection.open(url)
         try:
@@ -58,7 +58,8 @@ class MigrationLock:
                 raise
             raise InvalidInputError(
                 f"messages cannot go from {self._what} into the same names on {url}: either both URLs lead to the same "
-                "virtual host, or another migration empties the other one"
+                "virtual host, or another migration empties the second one. Give another URL, or wait for that "
+                "migration"
             ) from error
         finally:
             await connection.close()

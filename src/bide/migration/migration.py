@@ -1,4 +1,4 @@
-"""The mover of waiting messages from one delay infrastructure to another.
+"""Migration of waiting messages from one delay infrastructure to another.
 
 The state of a migration is in the queues alone: a message that was not migrated is still there. To continue a migration
 that was stopped or killed, run it again. Each message is acknowledged after the confirm of its copy, so none is lost. A
@@ -9,13 +9,13 @@ migration consumes from all queues of the infrastructure at the same time, so a 
 them is taken from there. The run ends after two sweeps over all queues that find nothing, if nothing was received
 meanwhile:
 
-- Within the levels messages move down only, and a sweep asks the queues from the longest wait to the shortest. If it
-  counts nothing up to some queue, a message that was in the levels at its start is in none of the queues asked so far.
-  So it is below, in a queue that is asked later, and counted there, unless it has reached its target.
-- A message that is between two queues (an unconfirmed dead letter, or a message that a relay is moving) can come into a
-  queue that was asked already. There the migration receives it at once, and the sweeps start again. The pause between
-  two sweeps is meant to be longer than such a move. The management API counts dead letters that no queue confirms, so
-  the count at the end includes them.
+- In the levels, messages only move down, and a sweep counts the queues from the longest wait to the shortest. While it
+  has counted no message, a message that was in the levels when the sweep began is in none of the counted queues. It is
+  in a queue further down, where the sweep counts it later, or has reached its target.
+- A message that is between two queues (an unconfirmed dead letter, or a message that a relay is moving) can enter a
+  queue that was counted already. The migration receives it there at once, and the sweeps start again. The pause between
+  two sweeps is meant to be longer than such a move. The management API also counts dead letters that no queue has
+  confirmed, so the count at the end includes them.
 """
 
 from __future__ import annotations
@@ -83,11 +83,10 @@ class Migration:
         url: the broker's URL.
         source: the infrastructure to empty, with the same settings as on the broker.
         target: the infrastructure that the messages go to; it is declared if it is missing.
-        allow: patterns of the targets that messages may have; see :class:`bide.Relay`. The migration sends with its own
-            permissions, also messages of senders that may not write there.
-        to_url: the URL of the other broker or virtual host; None for the same one.
-        management_url: URL of the first broker's management API; see :class:`bide.Endpoint`.
-        progress: called after each message.
+        allow: patterns of the targets that messages may go to; see :class:`bide.Relay`. The migration sends with its
+            own permissions, also messages whose senders may not write to the target. to_url: the URL of the other
+            broker or virtual host; None for the same one. management_url: URL of the first broker's management API; see
+            :class:`bide.Endpoint`. progress: called after each message.
 
     Attributes:
         done: the counts so far.
@@ -200,7 +199,7 @@ class Migration:
         return source.owns(target.delivery_exchange) or target.owns(source.delivery_exchange)
 
     async def _ready(self, connection: Connection) -> dict[str, int]:
-        """Ready messages by queue, in the order in which the queues are asked: the longest wait first."""
+        """Ready messages by queue, in the order of a sweep: the longest wait first."""
         found = await message_counts(connection, self._source.waiting_queues())
         if not found:
             raise NotAppliedError(
@@ -248,7 +247,7 @@ class Migration:
         """Wait for a while, or until the migration is stopped.
 
         Raises:
-            BaseException: the error of the work, or of the connection.
+            BaseException: the error of a move, or of the connection.
         """
         stopping = asyncio.create_task(self._stopping.wait())
         waits: set[asyncio.Future[Any]] = {self._failed, connection.lost}
@@ -319,7 +318,7 @@ class Migration:
             await self._client.forward(copy)
         except _MESSAGE_ERRORS as error:
             if isinstance(error, PublishRefusedError) and found is not None and found.latest > self._client.now():
-                # A delay queue refuses, and not the target: it would refuse all messages, and they can stay here.
+                # A delay queue refuses the message, not its target. It would refuse all others too, so they stay here.
                 raise
             await self._put_aside(taken, str(error))
             self.done.set_aside[str(error)] += 1
@@ -355,7 +354,8 @@ class Migration:
     async def _put_aside(self, taken: TakenMessage, reason: str) -> None:
         name = self.set_aside
         async with self._declaring_aside:
-            # Once: RabbitMQ 3.10 refused messages to a quorum queue that several channels declared at the same time.
+            # Only once, because RabbitMQ 3.10 refused messages to a quorum queue that several channels declared at
+            # once.
             if not self._has_aside:
                 queue = Queue.quorum(name, {"x-overflow": "reject-publish"})
                 await self._aside.declare(Topology([Exchange(name, "fanout")], [queue], [Binding(name, name)]))

@@ -1,10 +1,10 @@
-"""The mover of schedules from the schedule log of one broker to that of another.
+"""Transfer of schedules from the schedule log of one broker to that of another.
 
 Each schedule is added to the other log, and then cancelled in the first one. Gates apply an operation once, however
-often it is sent, and the ids of both are made of the version of the schedule. So a run that was killed between the two
-can be repeated, even while its operations still take effect: nothing is lost, and nothing waits twice afterwards. A
-schedule is cancelled only in the version that was copied; one that was changed, cancelled or delivered meanwhile is
-taken back from the other log.
+often it is sent, and the ids of both operations are derived from the version of the schedule. So a run that was killed
+between the two can be repeated, even while its operations still take effect: no schedule is lost, and none waits twice
+afterwards. A schedule is cancelled only in the version that was copied. If it was changed, cancelled or delivered in
+the meantime, its copy is cancelled.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ IN_FLIGHT: Final = 100
 """Schedules that are moved at the same time."""
 
 DUE_SOON: Final = timedelta(seconds=10)
-"""Schedules that are due earlier are left to the first broker: both gates could deliver them."""
+"""A schedule that is due within this time stays on the first broker, because both gates could deliver it."""
 
 RUN_SOON: Final = timedelta(seconds=0.3)
-"""The same for cron expressions with seconds. An interval under 30 s has a third of it, or this."""
+"""The same for cron expressions with seconds. For an interval it is a third of the interval, but at least this."""
 
 _PAUSE: Final = 0.5
-"""Seconds between two sweeps, so that a recurring schedule with a run just now may be moved by the second one."""
+"""Seconds between two sweeps, so that the second one can move a recurring schedule whose run was due in the first."""
 
 _FAR: Final = 253_402_214_400_000
 """The end of the year 9999: the due time of a paused schedule until it is paused on the other broker too."""
@@ -69,8 +69,8 @@ class SchedulesTransferred:
         ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. Their
             copies were cancelled, except those in ``kept`` and ``repeated``.
         kept: ended schedules whose copies were changed or delivered on the other broker. The log has their keys.
-        repeated: schedules that both brokers delivered, and recurring ones of which both deliver a run, because it fell
-            due between the copy and the cancel. Runs that the first broker had finished by then are not known.
+        repeated: schedules that both brokers deliver, and recurring schedules of which both deliver a run, because it
+            fell due between the copy and the cancel. Runs that the first broker had already finished are not counted.
         left: schedules that cannot be moved, and wait on the first broker, by reason.
         waiting: all schedules that wait on the first broker at the end.
         is_finished: whether the run reached its end; False if it was stopped.
@@ -126,7 +126,7 @@ class ScheduleTransfer:
         self._lock = MigrationLock(names.operations, f"the schedules ({names.operations})")
 
     def stop(self) -> None:
-        """Begin no more moves, and end when those that were begun are finished."""
+        """Start no more moves, and end when those under way are finished."""
         self._stopping.set()
 
     async def count(self) -> int:
@@ -183,7 +183,7 @@ class ScheduleTransfer:
             finally:
                 room.release()
 
-        # After an error, the moves that were begun go on: one that stops between copy and cancel leaves two schedules.
+        # After an error, the moves under way continue: a move that stops between copy and cancel leaves two schedules.
         async with asyncio.TaskGroup() as moves:
             try:
                 async with aclosing(self._from.entries(_EVERYTHING, bodies=True)) as listed:
@@ -206,7 +206,7 @@ class ScheduleTransfer:
     async def _move(self, found: WaitingSchedule) -> None:
         try:
             await self._check_target(found)
-            # Not before: the move may have waited for its turn, and for the other broker.
+            # Checked only now, because the move may have waited for its turn, and for the other broker.
             if self._is_soon(found):
                 return
             version = await self._add(found)
@@ -268,7 +268,7 @@ class ScheduleTransfer:
             if answers[0].outcome != "exists":
                 raise InvalidInputError(
                     "an earlier transfer copied the schedule, and the copy was delivered, cancelled or changed there: "
-                    "cancel the schedule on the first broker, or move it there and run the command again"
+                    "cancel the schedule on the first broker, or move it there and run the transfer again"
                 )
             if waiting is not None and waiting.version is not None:
                 raise InvalidInputError(
@@ -281,7 +281,7 @@ class ScheduleTransfer:
         """Check that the target of a schedule exists on the other broker; asked once for each target.
 
         Raises:
-            InvalidInputError: it does not.
+            InvalidInputError: the target does not exist.
         """
         if found.target not in self._exists:
             self._exists[found.target] = asyncio.create_task(self._target_exists(found.target))
@@ -301,8 +301,8 @@ class ScheduleTransfer:
 def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
     """The operations that copy a schedule, with the same ids in every run.
 
-    An addition is not paused. So a paused schedule is added with a due time that no gate reaches, paused, and moved to
-    its due time.
+    A schedule cannot be added as paused. So a paused schedule is added with a due time that no gate reaches, then
+    paused, and then moved to its due time.
     """
     first, second, third = (RequestId(_session(found, attempt), number) for number in (1, 2, 3))
     added = AddSchedule(
@@ -326,7 +326,7 @@ def _records(found: WaitingSchedule, attempt: int) -> list[Operation]:
 
 
 def _margin(found: WaitingSchedule) -> timedelta:
-    """The time before the due time of a schedule in which it is not moved."""
+    """How long before its due time a schedule is no longer moved."""
     if found.recurrence is None:
         return DUE_SOON
     interval = found.recurrence.get("interval")

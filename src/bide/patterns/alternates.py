@@ -52,10 +52,10 @@ def if_else(
     """
     one_of("type", type, BRANCH_TYPES)
     check_name("queue", otherwise)
-    queues = distinct("queue", tuple(branches), option="branches")
+    queues = distinct("queue", branches, option="branches")
     if otherwise in branches:
         raise InvalidNameError(f"otherwise={otherwise!r} is the queue of a branch: give another queue for the rest")
-    keys = {queue: keys_of(branches[queue], option=f"branches[{queue!r}]") for queue in queues}
+    keys = {queue: keys_of(branches[queue], option="branches", owner=queue) for queue in queues}
     _refuse_dead_ends(keys, topic=type == "topic")
     last = f"{exchange}.otherwise"
     chain = [*(else_exchange(exchange, number) for number in range(len(queues))), last]
@@ -123,7 +123,9 @@ def not_routing(
     check_name("queue", queue)
     keys = keys_of(unwanted, option="unwanted")
     if "#" in keys:
-        raise InvalidInputError(f"unwanted has '#', which matches everything: leave it out, or {queue!r} gets nothing")
+        raise InvalidInputError(
+            f"unwanted=[...] has '#', which matches everything, so {queue!r} would get nothing: leave it out"
+        )
     own, rest, waste = f"{queue}.filter", f"{queue}.rest", waste_queue(queue)
     refuse_same([("the exchange", exchange), ("the private exchange", own), ("its alternate exchange", rest)])
     return finished(

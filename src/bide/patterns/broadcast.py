@@ -75,20 +75,22 @@ def layered_exchanges(
     """
     one_of("entry", entry, ENTRY_TYPES)
     rules = rules or {}
-    distinct("exchange", tuple(layers), option="layers")
+    distinct("exchange", layers, option="layers")
     refuse_same([("the entry exchange", exchange), *(("an exchange of the second layer", name) for name in layers)])
     for queue, layer in queues.items():
         if layer not in layers:
             raise InvalidInputError(
-                f"the queue {queue!r} is bound to {layer!r}, which is not a layer ({', '.join(layers)}): add it, or "
-                "give one of these"
+                f"the queue {queue!r} is bound to {layer!r}, which is not a layer: add it to layers={{...}}, or give "
+                f"one of {', '.join(map(repr, layers))}"
             )
     for queue in rules:
         if queue not in queues:
-            raise InvalidInputError(f"there is a rule for {queue!r}, which is not one of the queues: add it to queues")
+            raise InvalidInputError(
+                f"there is a rule for {queue!r}, which is not one of the queues: add it to queues={{...}}"
+            )
     if entry == "fanout" and any(layers.values()):
         raise InvalidInputError(
-            "the entry exchange is a fanout exchange, which ignores the keys in layers: leave them empty"
+            "the entry exchange is a fanout exchange, which ignores the keys in layers={...}: leave them empty"
         )
     ruled = {queues[queue] for queue in rules}
     return finished(
@@ -97,7 +99,7 @@ def layered_exchanges(
                 Exchange(exchange, entry),
                 *(Exchange(name, "headers" if name in ruled else "fanout") for name in layers),
             ],
-            [make_queue(name, queue_type) for name in distinct("queue", tuple(queues), option="queues")],
+            [make_queue(name, queue_type) for name in distinct("queue", queues, option="queues")],
             [
                 *(Binding(exchange, name, key, "exchange") for name, key in layers.items()),
                 *(Binding(layer, queue, arguments=rules.get(queue, {})) for queue, layer in queues.items()),
@@ -124,7 +126,7 @@ def email_routing(exchange: str, *, rules: Rules, others: str | None = None, que
     Raises:
         InvalidInputError: there is no rule, a rule is empty, or names collide.
     """
-    names = distinct("queue", tuple(rules), option="rules")
+    names = distinct("queue", rules, option="rules")
     for queue, rule in rules.items():
         if not {name for name in rule if name != "x-match"}:
             raise InvalidInputError(

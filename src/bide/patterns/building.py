@@ -23,13 +23,14 @@ Rules = Mapping[str, Mapping[str, Argument]]
 """Queue -> the headers that a message must have, with ``x-match`` if not all have to match."""
 
 
-def distinct(kind: str, names: Sequence[str], *, option: str) -> tuple[str, ...]:
+def distinct(kind: str, names: Collection[str], *, option: str, owner: str | None = None) -> tuple[str, ...]:
     """Check that there are names, that each is valid, and that none is given twice.
 
     Args:
         kind: what is named, for error messages: ``"queue"``.
-        names: the names.
-        option: the argument that they were given as.
+        names: the names, or a mapping whose keys they are.
+        option: the argument that has the names.
+        owner: the key of that argument whose value the names are; None if they are the whole argument.
 
     Raises:
         InvalidInputError: the value is a single text, or empty.
@@ -37,18 +38,30 @@ def distinct(kind: str, names: Sequence[str], *, option: str) -> tuple[str, ...]
     """
     if isinstance(names, str):
         raise InvalidInputError(f"{option}={names!r} is a single text: give a list of names")
+    argument = _argument(option, names, owner)
     if not names:
-        raise InvalidInputError(f"{option} is empty: give at least one {kind}")
+        raise InvalidInputError(f"no {kind} is given: give at least one in {argument}")
     for name in names:
         check_name(kind, name)
-    for name, count in Counter(names).items():
+    for name, count in Counter(tuple(names)).items():
         if count > 1:
-            raise InvalidNameError(f"the {kind} {name!r} is named {count} times in {option}: name it once")
+            raise InvalidNameError(f"the {kind} {name!r} is named {count} times in {argument}: name it once")
     return tuple(names)
 
 
-def keys_of(keys: Sequence[str], *, option: str) -> tuple[str, ...]:
+def _argument(option: str, values: Collection[str], owner: str | None) -> str:
+    """An argument with several values as errors name it. The command line prints its option instead."""
+    shape = "{...}" if isinstance(values, Mapping) or owner is not None else "[...]"
+    return f"{option}={shape}" if owner is None else f"{option}={shape} for {owner!r}"
+
+
+def keys_of(keys: Sequence[str], *, option: str, owner: str | None = None) -> tuple[str, ...]:
     """Check that there are binding keys, and that each is valid.
+
+    Args:
+        keys: the binding keys.
+        option: the argument that has them.
+        owner: the key of that argument whose value they are; None if they are the whole argument.
 
     Raises:
         InvalidInputError: the value is a single text, or empty.
@@ -57,7 +70,7 @@ def keys_of(keys: Sequence[str], *, option: str) -> tuple[str, ...]:
     if isinstance(keys, str):
         raise InvalidInputError(f"{option}={keys!r} is a single text: give a list of binding keys")
     if not keys:
-        raise InvalidInputError(f"{option} is empty: give at least one binding key")
+        raise InvalidInputError(f"no binding key is given: give at least one in {_argument(option, keys, owner)}")
     for key in keys:
         check_name("binding key", key, empty=True)
     return tuple(dict.fromkeys(keys))

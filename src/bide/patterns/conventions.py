@@ -46,12 +46,12 @@ def private_consumer_exchanges(
     """
     keys, rules = keys or {}, rules or {}
     distinct("message type", messages, option="messages")
-    distinct("queue", tuple(consumers), option="consumers")
+    distinct("queue", consumers, option="consumers")
     for option, chosen in (("keys", keys), ("rules", rules)):
         for queue in chosen:
             if queue not in consumers:
                 raise InvalidInputError(
-                    f"{option} are given for {queue!r}, which is not a consumer: add it to consumers"
+                    f"{option}={{...}} has {queue!r}, which is not a consumer: add it to consumers={{...}}"
                 )
     for queue in sorted(set(keys) & set(rules)):
         raise InvalidInputError(
@@ -68,12 +68,12 @@ def private_consumer_exchanges(
     for queue, wanted in consumers.items():
         own = private_exchange(queue)
         kind = "topic" if queue in keys else "headers" if queue in rules else "fanout"
-        for name in distinct("message type", wanted, option=f"consumers[{queue!r}]"):
+        for name in distinct("message type", wanted, option="consumers", owner=queue):
             if name not in messages:
                 raise InvalidInputError(
-                    f"the consumer {queue!r} wants {name!r}, which is not one of the messages: add it to messages"
+                    f"the consumer {queue!r} wants {name!r}, which is not one of the messages: add it to messages=[...]"
                 )
-        chosen_by = keys_of(keys[queue], option=f"keys[{queue!r}]") if queue in keys else ("",)
+        chosen_by = keys_of(keys[queue], option="keys", owner=queue) if queue in keys else ("",)
         topology |= Topology(
             [Exchange(own, kind)],
             [make_queue(queue, queue_type)],
@@ -162,11 +162,11 @@ def hierarchical_routing(
         topology |= message_line(message)
     known = {one.name for one in topology.exchanges}
     for queue, names in queues.items():
-        for name in distinct("name", names, option=f"queues[{queue!r}]"):
+        for name in distinct("name", names, option="queues", owner=queue):
             if name not in known:
                 raise InvalidInputError(
                     f"the queue {queue!r} is bound to {name!r}, which is neither a message nor the first words of one: "
-                    "add such a message"
+                    "add such a message to messages=[...]"
                 )
         topology |= Topology(queues=[make_queue(queue, queue_type)], bindings=[Binding(name, queue) for name in names])
     return finished(topology)

@@ -118,11 +118,13 @@ def cascade(
     if one_of("layout", layout, CASCADES) == "nservicebus":
         for name, value in (("max_delay", max_delay), ("resolution", resolution)):
             if value is not None:
-                raise InvalidInputError(f"{name} is an option of the layout clock: leave it out, or use layout=clock")
+                raise InvalidInputError(
+                    f"{name}=... is given, and only the layout 'clock' has it: leave it out, or choose that layout"
+                )
         return NServiceBus(routing="direct", levels=28 if levels is None else levels)
     if levels is not None:
         raise InvalidInputError(
-            f"levels={levels} is an option of the layout nservicebus: leave it out, or use layout=nservicebus"
+            f"levels=... is {levels}, and only the layout 'nservicebus' has it: leave it out, or choose that layout"
         )
     # CC, because support for BCC depends on the broker's release; the topology is the same.
     return Clock(
@@ -167,11 +169,11 @@ def ephemeral_delay(
     """
     check_name("name", name)
     if (to is None) == (exchange is None):
-        raise InvalidInputError("the target is missing or ambiguous: give either to= (a queue) or exchange=")
+        raise InvalidInputError("the target is missing or ambiguous: give a queue with to=..., or else exchange=...")
     if queue_type == "quorum" and grace is not None:
         raise InvalidInputError(
-            f"grace={grace!s} is for a classic queue, and a quorum queue must not expire, because that deletes its "
-            "messages: leave grace out, or use queue_type=classic"
+            f"grace=... is {grace!s}, which is for a classic queue only: a quorum queue must not expire, because that "
+            "deletes its messages. Leave it out, or choose a classic queue with queue_type=..."
         )
     arguments: dict[str, Argument] = {"x-message-ttl": milliseconds("delay", delay)}
     if to is not None:
@@ -222,7 +224,7 @@ def delayed_message_exchange(
         InvalidInputError: an argument is invalid.
     """
     one_of("type", type, sorted(EXCHANGE_TYPES))
-    queues = distinct("queue", tuple(bindings), option="bindings")
+    queues = distinct("queue", bindings, option="bindings")
     return finished(
         Topology(
             [Exchange(exchange, PLUGIN_TYPE, arguments={"x-delayed-type": type})],
@@ -230,7 +232,7 @@ def delayed_message_exchange(
             [
                 Binding(exchange, queue, key)
                 for queue in queues
-                for key in keys_of(bindings[queue], option=f"bindings[{queue!r}]")
+                for key in keys_of(bindings[queue], option="bindings", owner=queue)
             ],
         )
     )

@@ -169,7 +169,7 @@ def event_bus(
         InvalidInputError: another argument is invalid, or no queue is given.
     """
     if not queues:
-        raise InvalidInputError(f"the event bus {exchange!r} has no queue: give at least one")
+        raise InvalidInputError(f"the event bus {exchange!r} has no queue: give at least one in queues=[...]")
     topology = Topology()
     for queue in queues:
         topology |= EventBusQueue(

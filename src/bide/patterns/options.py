@@ -142,11 +142,10 @@ def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
         kind = _KINDS.get(str(parameter.annotation).removesuffix(" | None"))
         if kind is None:
             raise TypeError(f"{function.__name__}: the parameter {parameter.name} cannot be made an option")
-        name = parameter.name if kind in ("text", "number") else _PLURAL.sub("", parameter.name)
         options.append(
             Option(
                 parameter=parameter.name,
-                name=name.replace("_", "-"),
+                name=option_name(parameter.name, repeatable=kind not in ("text", "number")),
                 kind=kind,
                 form=_FORMS[kind],
                 required=parameter.default is inspect.Parameter.empty,
@@ -154,6 +153,11 @@ def options_of(function: Callable[..., Topology]) -> tuple[Option, ...]:
             )
         )
     return tuple(options)
+
+
+def option_name(parameter: str, *, repeatable: bool) -> str:
+    """The name of a parameter's option, without dashes at the start; the singular if the option can be repeated."""
+    return (_PLURAL.sub("", parameter) if repeatable else parameter).replace("_", "-")
 
 
 def _unindented(docstring: str) -> str:

@@ -113,7 +113,7 @@ def bounded_queue(
     check_name("queue", dead_letter_queue)
     arguments: dict[str, Argument] = {"x-dead-letter-exchange": dead_letter_queue, "x-overflow": "drop-head"}
     if max_length is None and max_bytes is None:
-        raise InvalidInputError("no limit is given: give max_length, max_bytes or both")
+        raise InvalidInputError("no limit is given: give max_length=..., max_bytes=... or both")
     if max_length is not None:
         arguments["x-max-length"] = whole_number("max_length", max_length, 1, 2**31)
     if max_bytes is not None:

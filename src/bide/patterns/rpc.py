@@ -63,14 +63,14 @@ def rpc(
     one_of("replies", replies, REPLIES)
     topology = Topology(queues=[make_queue(queue, queue_type)])
     if replies != "instance" and instances:
-        raise InvalidInputError(f"replies={replies!r} has no queues for instances: leave instances out")
+        raise InvalidInputError(f"replies={replies!r} has no queues for instances: leave out instances=[...]")
     if replies in ("direct", "fixed") and expires is not None:
-        raise InvalidInputError(f"replies={replies!r} has no queue that expires: leave expires out")
+        raise InvalidInputError(f"replies={replies!r} has no queue that expires: leave out expires=...")
     if replies == "direct":
         if reply_queue is not None:
             raise InvalidInputError(
                 f"reply_queue={reply_queue!r} is given, and direct replies have no queue: leave it out, or choose "
-                "another kind with replies="
+                "another kind with replies=..."
             )
         return finished(topology)
     name = f"{queue}.replies" if reply_queue is None else reply_queue

@@ -49,14 +49,14 @@ def priority_queue(
     arguments: dict[str, Argument] = {}
     if queue_type == "quorum" and priorities is not None:
         raise InvalidInputError(
-            f"priorities={priorities} is for classic queues, and a quorum queue has fixed priorities from RabbitMQ 4.0 "
-            "on: leave it out, or use queue_type=classic"
+            f"priorities=... is {priorities}, which is for classic queues only: a quorum queue has fixed priorities "
+            "from RabbitMQ 4.0 on. Leave it out, or choose a classic queue with queue_type=..."
         )
     if queue_type == "classic":
         highest = MAX_PRIORITIES if priorities is None else priorities
         arguments["x-max-priority"] = whole_number("priorities", highest, 1, MAX_PRIORITIES)
     if overflow is not None and max_length is None:
-        raise InvalidInputError(f"overflow={overflow!r} has no effect without max_length: add max_length")
+        raise InvalidInputError(f"overflow={overflow!r} has no effect without a length: add max_length=...")
     if max_length is not None:
         arguments["x-max-length"] = whole_number("max_length", max_length, 1, 2**31)
     if overflow is not None:

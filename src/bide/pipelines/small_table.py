@@ -233,7 +233,7 @@ def _csv(files: list[Path]) -> pa.Table:
 
 
 def _cells(file: Path, line: str) -> list[str | None]:
-    """The cells of a line; an empty one is null, with quotation marks too."""
+    """The cells of a line; an empty one is null, even in quotation marks."""
     if "\\" in line:
         raise NeedsSparkError(f"{file} has a backslash, which is an escape character for Spark")
     if '"' not in line:
@@ -280,7 +280,7 @@ def _objects(file: Path) -> Iterable[dict[str, Any]]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a name occurs twice")
     return found
 
 

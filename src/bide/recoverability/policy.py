@@ -12,8 +12,8 @@ from typing import Any, Final
 from bide.durations import LONGEST, DelayLike, format_delay, parse_delay
 from bide.errors import InvalidInputError
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
+from bide.recoverability.exception_rules import ExceptionRules
 from bide.recoverability.failure import Failure
-from bide.recoverability.rules import ExceptionRules
 from bide.recoverability.schedule import MAX_RETRIES, delays_of, linear
 from bide.runtime.arguments import real_number, whole_number
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
-from bide.client.confirmed_sender import ConfirmedSender, PipelinedMessage
+from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
 from bide.client.target_sender import TargetSender
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
@@ -96,8 +96,8 @@ class ConnectionLoop:
         self._user = connection.url.user
         self._consuming_channel: Channel | None = None
         # Messages within the hall have channels of their own: targets may make the broker close theirs.
-        self._to_undeliverable = ConfirmedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
-        self._to_hall = ConfirmedSender(connection, on_result=self._on_hall_result, failed=self._fail)
+        self._to_undeliverable = PipelinedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
+        self._to_hall = PipelinedSender(connection, on_result=self._on_hall_result, failed=self._fail)
         self._to_targets = TargetSender(
             connection,
             safe_exchanges=[hall.delivery_exchange],

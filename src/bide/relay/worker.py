@@ -131,7 +131,8 @@ class Relay:
     def _not_applied(self, connection: Connection) -> NotAppliedError:
         return NotAppliedError(
             f"the waiting hall {self.hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
-            f"{connection.address}: run 'bide delay apply --layout waiting-hall' with the same options"
+            f"{connection.address}: call bide.admin.infrastructure.install(...) for the layout {self.hall.name!r}, "
+            "with the same settings"
         )
 
     def _check_temporary(self, error: BrokerError) -> None:

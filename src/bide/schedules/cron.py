@@ -5,7 +5,7 @@ front for seconds. It works on local times without a zone here. Skipped and repe
 cron:
 
 * An expression whose minute and hour do not begin with ``*`` is for fixed times of the day. A skipped time runs once,
-  when the clocks go on; a repeated one runs the first time only.
+  when the clocks go forward; a repeated one runs the first time only.
 * Any other expression repeats every few minutes or hours. A skipped time does not run; a repeated one runs twice.
 """
 

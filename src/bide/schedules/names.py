@@ -20,11 +20,11 @@ LOG_BYTES: Final = 2_000_000_000
 
 SEGMENT_BYTES: Final = 64_000_000
 
-ROOM_TICKETS: Final = 8_192
-"""Tickets that a room queue takes before it refuses: each stands for :data:`TICKET_BYTES` of records, so that
+MAX_RESERVATIONS: Final = 8_192
+"""The number of reservations that a room queue accepts. Each stands for :data:`RESERVATION_BYTES` of records, so that
 applications append at most a quarter of the retention. Gates leave them that quarter."""
 
-TICKET_BYTES: Final = 64_000
+RESERVATION_BYTES: Final = 64_000
 
 RECORD_OVERHEAD: Final = 250
 """Bytes that a record takes in the stream beside its body, at most: names of exchange and key, properties, and the
@@ -113,7 +113,7 @@ _LOG_ARGUMENTS: Final[Mapping[str, Argument]] = {
 _QUERY_ARGUMENTS: Final[Mapping[str, Argument]] = {"x-queue-type": "quorum", "x-message-ttl": 30_000}
 _ROOM_ARGUMENTS: Final[Mapping[str, Argument]] = {
     "x-queue-type": "quorum",
-    "x-max-length": ROOM_TICKETS,
+    "x-max-length": MAX_RESERVATIONS,
     "x-overflow": "reject-publish",
 }
 

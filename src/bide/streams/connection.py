@@ -77,8 +77,8 @@ class StreamConnection:
         except OSError as error:
             raise BrokerUnreachableError(
                 f"no broker answers the stream protocol at {self._peer} ({error.strerror or error}). Check that the "
-                "plugin rabbitmq_stream is enabled and listens on this port. 'bide tap status --json' prints its port; "
-                "give it with stream_port=... or BIDE_STREAM_PORT, and in Spark with the option streamPort"
+                "plugin rabbitmq_stream is enabled and listens on this port. bide.admin.taps.read_status(...) reports "
+                "its port; give it with stream_port=... or BIDE_STREAM_PORT, and in Spark with the option streamPort"
             ) from error
         try:
             self._log_in(url)

@@ -122,7 +122,7 @@ class MemoryBroker:
     async def run(self, delay: DelayLike, *, timeout: DelayLike = DEFAULT_TIMEOUT) -> None:  # noqa: ASYNC109 (real time)
         """Let time pass, and let clients react to each event at its time.
 
-        ``clock.advance`` moves the clock in one step, so consumers see messages that were due meanwhile only
+        ``clock.advance`` moves the clock in one step, so consumers see messages that became due on the way only
         afterwards. This method stops the clock at each event until everything is :meth:`settled`. So if an endpoint
         retries a message in five seconds and then in an hour, both attempts happen at these times.
 
@@ -233,7 +233,7 @@ class _MemoryNetwork:
 
         timers = [clock.call_at(clock.microseconds + round(seconds * 1_000_000), wake, is_upkeep=True)]
         if due is not None:
-            # Rounded up: who waits for less than a microsecond would never see time pass.
+            # Rounded up, because a wait of less than a microsecond would never end.
             timers.append(clock.call_at(clock.microseconds + ceil(due * 1_000_000), wake))
         try:
             await event.wait()

@@ -44,7 +44,7 @@ class MemoryGate:
     """A gate that delivers schedules while the context is open: ``async with``, or ``with`` in a test that blocks.
 
     Args:
-        url: of the broker.
+        url: the URL of the broker.
         allow: see :class:`bide.Gate`.
         options: other options of :class:`bide.Gate`.
     """

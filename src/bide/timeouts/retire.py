@@ -172,7 +172,7 @@ def _tables_of(database: Database, endpoint: str) -> list[TimeoutTable]:
 def _inspect_table(database_url: str, found: Retirement) -> None:
     with Database(database_url) as database:
         if Runs(database).unfinished() is not None:
-            found.problems.append("a run of 'bide timeouts migrate' is unfinished: finish or abort it")
+            found.problems.append("a run of bide.timeouts.TimeoutMigration(...) is unfinished: finish or abort it")
         tables = _tables_of(database, found.endpoint)
         if not tables:
             return

@@ -148,7 +148,7 @@ class Runs:
                 )
                 raise TimeoutStoreError(
                     f"the unfinished run {run.run} has other parameters: {shown}. Give the same ones to continue it, "
-                    "or end it with 'bide timeouts abort'"
+                    "or end it with bide.timeouts.abort_run(...)"
                 )
             if run is None:
                 run = RunStatus(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, print_json_line
 from bide.cli.pipeline.options import spark_options
 from bide.cli.pipeline.view import progress
@@ -117,7 +118,7 @@ def audit(
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
-                echo(f"bide: {error}; trying again in {every}", err=True)
+                echo(f"bide: {with_options(str(error))}; trying again in {every}", err=True)
             except BideError as error:
                 # The other queries of the round that failed.
                 for note in getattr(error, "__notes__", ()):

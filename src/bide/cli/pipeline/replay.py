@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json
 from bide.cli.pipeline.options import spark_options
 from bide.cli.pipeline.replay_view import Stopped
@@ -247,7 +248,7 @@ def _send(
         echo(f"replayed {quantity(number, 'message')}{rate}")
     for reason, count_kept in kept.items():
         stay = quantity(count_kept, "message stays", "messages stay")
-        echo(f"bide: {stay} in {source.queue}: {reason}", err=True)
+        echo(f"bide: {stay} in {source.queue}: {with_options(reason)}", err=True)
     if gone:
         echo(f"bide: {quantity(gone, 'message')} left {source.queue} since they were chosen", err=True)
     return 1 if kept else 0

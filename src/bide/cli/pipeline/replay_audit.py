@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json
 from bide.cli.pipeline.replay_view import Stopped, preview, show
 from bide.cli.pipeline.view import progress
@@ -179,7 +180,7 @@ def _print_missing(found: Found | None, *, skip: bool) -> int:
         if found is not None and not skip:
             found.refuse_missing()
     except NotFoundError as error:
-        echo(f"bide: {error}", err=True)
+        echo(f"bide: {with_options(str(error))}", err=True)
         return 1
     return 0
 

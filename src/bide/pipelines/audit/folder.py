@@ -183,7 +183,8 @@ class Folder:
             raise InvalidInputError(f"the folder {self.place} cannot be read: {error}; name another one") from error
         if not found:
             raise InvalidInputError(
-                f"the folder {self.place} has no audit: name the folder that 'bide pipeline audit --into' writes to"
+                f"the folder {self.place} has no audit: name the folder that bide.pipelines.audit.run.run(...) writes "
+                "to"
             )
 
     def location(self, *parts: str) -> str:

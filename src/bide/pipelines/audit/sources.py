@@ -84,14 +84,14 @@ def find_sources(
     tapped = {layout for name, layout in (*scheduled.items(), *delivered.items()) if name in existing}
     if all_tapped and (untapped := sorted({*scheduled.values()} - tapped)):
         raise NotAppliedError(
-            f"the layout {' and '.join(untapped)} has no streams of taps on this virtual host: run 'bide tap on' with "
-            "the same layout and prefix"
+            f"the layout {' and '.join(untapped)} has no streams of taps on this virtual host: call "
+            "bide.admin.taps.turn_on(...) with the same layout and prefix"
         )
     if not existing:
         raise NotAppliedError(
             f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "
-            f"nor those of a schedule log ({NAMES.operations}) exist. Run 'bide tap on' with the same layout and "
-            "prefix, or give endpoints a bide.EventStream()"
+            f"nor those of a schedule log ({NAMES.operations}) exist: call bide.admin.taps.turn_on(...) with the same "
+            "layout and prefix, or give endpoints a bide.EventStream()"
         )
     return Sources(
         url=url,

@@ -2,8 +2,8 @@
 
 :mod:`~bide.pipelines.plan.workload` turns a table or flows into classes of equal messages,
 :mod:`~bide.pipelines.plan.occupancy` computes the occupancy of each level of a
-:class:`~bide.pipelines.plan.levels.PlanLevels`, and :mod:`~bide.pipelines.plan.capacity` compares the results with what
-was measured.
+:class:`~bide.pipelines.plan.levels.PlanLevels`, and :mod:`~bide.pipelines.plan.capacity` compares the results with
+measured limits.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class Choices:
         if (head.plan, head.broker) != (plan, broker):
             raise InvalidInputError(
                 f"the ledger {self.folder} has an unfinished replay to the broker {head.broker}, with other options: "
-                "repeat the original command to finish it, or name another ledger"
+                "repeat that replay to finish it, or name another ledger"
             )
         return ledger
 

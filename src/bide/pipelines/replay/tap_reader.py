@@ -241,7 +241,7 @@ async def copies(connection: Connection, stream: str, offsets: Sequence[int]) ->
                 if delivery is None:
                     raise ConnectionLostError(
                         f"the broker sent nothing of the stream {stream} for {_TIMEOUT:g} s, and the stream is not "
-                        f"known to end before offset {remaining[0]}: run the same command again to continue"
+                        f"known to end before offset {remaining[0]}: start the same replay again to continue"
                     )
                 reached = offset_of(delivery)
                 while remaining and remaining[0] < reached:

@@ -82,8 +82,8 @@ def check(folder: str) -> None:
     if not any(_has_files(folder, name) for name in COLUMNS):
         wanted = ", ".join(COLUMNS)
         raise InvalidInputError(
-            f"the folder {folder} has no table of an audit ({wanted}): name the folder that 'bide pipeline audit "
-            "--into' writes to"
+            f"the folder {folder} has no table of an audit ({wanted}): name the folder that "
+            "bide.pipelines.audit.run.run(...) writes to"
         )
 
 

@@ -146,8 +146,8 @@ def finished_parts(ledger: Ledger, head: Head) -> tuple[set[int], bool]:
     # The head was read before the lock was taken: parts of another run must not count as parts of this one.
     if ledger.head() not in (None, head):
         raise InvalidInputError(
-            f"another run has begun the ledger {ledger.folder} in the meantime: run the same command again to "
-            "continue with it, or to see why that is not possible"
+            f"another run has begun the ledger {ledger.folder} in the meantime: start the same run again to continue "
+            "with it, or to see why that is not possible"
         )
     found = ledger.parts()
     return {one.part for one in found}, sum(one.rows for one in found) >= head.rows

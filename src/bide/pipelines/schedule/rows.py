@@ -188,7 +188,7 @@ def refuse_invalid_names(digested: DataFrame, plan: SchedulePlan) -> None:
     if plan.id_column is not None:
         _refuse_invalid(digested, "message_id", plan.id_column, "message ids")
     if plan.key_column is not None:
-        # Parts are sent at the same time, so it would be left to chance which row of a key stays.
+        # Parts are sent at the same time, so chance would decide which row of a key stays.
         _refuse_invalid(digested, "key", plan.key_column, "keys")
 
 

@@ -18,10 +18,10 @@ from bide.testing.rules.queue import BrokerQueue, Surroundings
 from bide.topology import Queue
 
 OFFSET_ARGUMENT: Final = "x-stream-offset"
-"""Argument of a consumer, and header of what it receives."""
+"""Argument of a consumer, and header of the messages that it receives."""
 
 MESSAGE_BYTES: Final = 100
-"""What a message takes on the disk besides its body, roughly."""
+"""The approximate number of bytes of a message on disk, besides its body."""
 
 _SEGMENT_BYTES: Final = 500_000_000
 _AGE: Final = re.compile(r"([0-9]+)([YMDhms])")
@@ -63,16 +63,17 @@ class StreamQueue(BrokerQueue):
     * Messages stay. Each consumer has a position of its own; settling a message only makes room for its next one. Below
       4.0 a message can be acknowledged, but not rejected.
     * ``x-stream-offset`` of a consumer is ``first``, ``last``, ``next`` (the default), an offset, a timestamp, or an
-      age such as ``1h``. A position before the first message means the first. An offset behind the end is waited for.
+      age such as ``1h``. A position before the first message means the first. For an offset beyond the end, the
+      consumer waits.
     * A message carries its offset in a header. Headers that are lists or tables are lost; CC is kept from 4.0 on. From
       4.0 on a message without a delivery mode gets the mode 1.
     * A consumer is not counted by a declaration. Below 4.0 a dead letter that is published at most once gets lost.
-    * Retention removes whole segments, when a new one begins. Each but the first takes an offset for itself. A consumer
-      that retention overtakes reads the segment that it has begun to the end, and goes on at the first message that is
-      left. No error says so.
+    * Retention removes whole segments when a new one begins. Each segment but the first takes up one offset. If
+      retention removes the segment that a consumer is reading, the consumer reads that segment to its end, and then
+      continues at the first message that is left, without an error.
 
-    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message. What RabbitMQ does not
-    implement closes the channel, not the connection. A message is counted at once, not after some seconds.
+    Unlike RabbitMQ, every message is a chunk of its own, so ``last`` means the last message. A method that RabbitMQ
+    does not implement closes the channel, not the connection. A message is counted at once, not after some seconds.
     """
 
     def __init__(self, definition: Queue, surroundings: Surroundings) -> None:
@@ -92,7 +93,7 @@ class StreamQueue(BrokerQueue):
 
     @property
     def consumer_count(self) -> int:
-        """None, whatever their number."""
+        """Always 0: declarations do not count the consumers of a stream."""
         return 0
 
     @property

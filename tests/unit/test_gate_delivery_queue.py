@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
-from bide.gate.deliveries import (
+from bide.gate.delivery_queue import (
     CROWDED,
     IN_FLIGHT,
     IN_FLIGHT_BYTES,
     REPORT_AFTER,
     REPORT_ITEMS,
-    Deliveries,
+    DeliveryQueue,
     OccurrenceHead,
 )
-from bide.gate.delivery import DeliveryRules
 from bide.gate.room import LogRoom
+from bide.gate.scheduled_delivery import DeliveryRules
 from bide.gate.target_windows import WINDOW, TargetWindows
 from bide.schedules.entries import UnderWay
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import ROOM_TICKETS, ScheduleNames
+from bide.schedules.names import MAX_RESERVATIONS, ScheduleNames
 from bide.schedules.state import LogPosition
 
 NAMES = ScheduleNames()
@@ -42,7 +42,7 @@ def one_each(count: int, size: int = 10) -> list[OccurrenceHead]:
 
 
 def test_an_occurrence_is_sent_once_until_its_end_was_read() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(to(["a", "b"]))
     assert deliveries.take(0.0, 10) == ["a", "b"]
     deliveries.add(to(["a", "b"]))
@@ -58,7 +58,7 @@ def test_an_occurrence_is_sent_once_until_its_end_was_read() -> None:
 
 
 def test_a_refused_occurrence_waits_longer_each_time_and_beside_the_others() -> None:
-    deliveries, now, pauses = Deliveries(), 0.0, list[float]()
+    deliveries, now, pauses = DeliveryQueue(), 0.0, list[float]()
     deliveries.add(to(["a"]))
     for _ in range(9):
         assert deliveries.take(now, 10) == ["a"]
@@ -78,7 +78,7 @@ def test_a_refused_occurrence_waits_longer_each_time_and_beside_the_others() -> 
 
 
 def test_a_few_hundred_are_in_flight() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(one_each(2 * IN_FLIGHT))
     assert len(deliveries.take(0.0, 10_000)) == IN_FLIGHT
     assert deliveries.take(0.0, 10_000) == []
@@ -88,7 +88,7 @@ def test_a_few_hundred_are_in_flight() -> None:
 
 
 def test_a_target_with_thousands_takes_no_places_of_others() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(to((f"slow {number}" for number in range(10_000)), "q:slow"))
     deliveries.add(to(["quick"], "q:quick"))
     taken = deliveries.take(0.0, 10_000)
@@ -100,7 +100,7 @@ def test_a_target_with_thousands_takes_no_places_of_others() -> None:
 
 def test_a_place_that_is_free_again_goes_to_the_next_message_of_any_partition() -> None:
     woken, windows = list[str](), TargetWindows()
-    first, second = Deliveries(lambda: woken.append("first")), Deliveries(lambda: woken.append("second"))
+    first, second = DeliveryQueue(lambda: woken.append("first")), DeliveryQueue(lambda: woken.append("second"))
     for one in (first, second):
         one.on_connection_lost(windows)
         one.add(to((f"a-{number}" for number in range(WINDOW + 1)), "q:slow"))
@@ -115,7 +115,7 @@ def test_a_place_that_is_free_again_goes_to_the_next_message_of_any_partition() 
 
 
 def test_messages_in_flight_have_a_limit_in_bytes() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(one_each(10, size=IN_FLIGHT_BYTES // 3))
     assert len(deliveries.take(0.0, 100)) == 4
     deliveries.ended("a-0", "delivered", 0.0)
@@ -128,7 +128,7 @@ def test_messages_in_flight_have_a_limit_in_bytes() -> None:
 
 
 def test_a_target_is_crowded_until_few_wait_for_it() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(to((f"a-{number}" for number in range(CROWDED)), "q:full"))
     assert deliveries.crowded == {"q:full"}
     taken = deliveries.take(0.0, 100)
@@ -143,7 +143,7 @@ def test_a_target_is_crowded_until_few_wait_for_it() -> None:
 
 
 def test_many_ends_are_reported_together_and_single_ones_at_once() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(to(f"a-{number}" for number in range(2 * REPORT_ITEMS + 1)))
     sent = 0
     while taken := deliveries.take(0.0, 100):
@@ -161,7 +161,7 @@ def test_many_ends_are_reported_together_and_single_ones_at_once() -> None:
 
 
 def test_after_a_lost_connection_what_was_confirmed_is_reported_again_and_not_sent_again() -> None:
-    deliveries = Deliveries()
+    deliveries = DeliveryQueue()
     deliveries.add(to(["reported", "ended", "in flight", "refused"]))
     deliveries.take(0.0, 4)
     deliveries.ended("reported", "delivered", 0.0)
@@ -240,7 +240,7 @@ def test_a_gate_writes_less_the_fuller_the_log_is() -> None:
 
 
 def test_many_tickets_need_a_snapshot_unless_the_state_is_too_large_to_free_them() -> None:
-    room = LogRoom(8_000, tickets=ROOM_TICKETS // 2 + 1)
+    room = LogRoom(8_000, reservations=MAX_RESERVATIONS // 2 + 1)
     assert room.needs_snapshot(LogPosition(size=1))
     room.last_cycle = 1000
     assert not room.needs_snapshot(LogPosition(size=1))

@@ -41,7 +41,7 @@ class OccurrenceHead(NamedTuple):
     size: int
 
 
-class Deliveries:
+class DeliveryQueue:
     """Which occurrences to deliver, deliver again, and report. All times are seconds by a monotonic clock.
 
     Targets take turns, and each has its own limit of messages in flight. So a target with many messages, or a slow one,

@@ -19,7 +19,7 @@ log = logger(__name__)
 
 
 class PipelinedMessage(Unconfirmed):
-    """A message that a :class:`ConfirmedSender` sends.
+    """A message that a :class:`PipelinedSender` sends.
 
     Attributes:
         values: the properties by their AMQP names.
@@ -30,9 +30,9 @@ class PipelinedMessage(Unconfirmed):
     def __init__(self, exchange: str, routing_key: str, values: Mapping[str, Any], body: bytes) -> None:
         super().__init__(exchange, routing_key, values.get("message_id"), body)
         self.values = values
-        self._sender: ConfirmedSender[Any] | None = None
+        self._sender: PipelinedSender[Any] | None = None
 
-    def sent_by(self, sender: ConfirmedSender[Any]) -> None:
+    def sent_by(self, sender: PipelinedSender[Any]) -> None:
         """Remember the sender, and forget an earlier return."""
         self._sender = sender
         self.returned = None
@@ -46,7 +46,7 @@ class PipelinedMessage(Unconfirmed):
 _Message = TypeVar("_Message", bound=PipelinedMessage)
 
 
-class ConfirmedSender(Generic[_Message]):
+class PipelinedSender(Generic[_Message]):
     """A publishing channel with confirms, opened again when the broker closes it.
 
     If it is not known for which message the broker closed the channel, the unconfirmed messages are sent again one at a
