@@ -13,7 +13,7 @@ import bide
 from bide.cli.output import with_options
 
 SOURCE = Path(bide.__file__).parent
-OF_COMMANDS = {"cli", "demo"}
+OF_COMMANDS = {"check", "cli", "demo"}
 """Packages whose errors only commands raise."""
 
 EXCEPTIONS = {"patterns/catalogue.py"}
