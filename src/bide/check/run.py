@@ -26,6 +26,7 @@ from bide.check.workloads.base import PREFETCH, CheckWorkload, Stage
 from bide.client.client import Client, connect
 from bide.delay.clock import Clock
 from bide.errors import DeliveryLostError, InvalidInputError
+from bide.runtime.logs import logger
 from bide.schedules.names import ScheduleNames
 
 _RESOLUTION: Final = "50ms"
@@ -94,7 +95,7 @@ def _first_error() -> Iterator[None]:
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Write the log of bide to a file: faults and planned errors fill it with warnings."""
-    ours = logging.getLogger("bide")
+    ours = logger("bide")
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours.addHandler(handler)
