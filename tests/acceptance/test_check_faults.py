@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+import bide.check.plan
+import bide.check.run
+from bide.check.faults.clock import step_of
 from bide.check.judgement import Verdict, judge
-from bide.check.plan import CheckPlan
+from bide.check.plan import FAULTS, CheckPlan
 from bide.check.run import run_check
 from bide.check.site import clean_up, own_cluster, working_folder
 from bide.local_broker.processes import marked
 from tests.acceptance.test_local_broker import wait_until
 from tests.check_cases import found
+from tests.check_histories import SECOND
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
 
@@ -72,7 +76,6 @@ def check(
         (["kill", "pause", "kill-process"], ["queues", "isolated", "gate"]),
         (["leaders", "policy", "memory", "disk"], ["queues", "topic", "retries"]),
         (["partition", "one-way"], ["queues", "bulk"]),
-        (["clock-step", "clock-drift"], ["queues"]),
         (["replace"], ["queues"]),
     ],
     ids=lambda one: "-".join(one),
@@ -86,6 +89,18 @@ def test_faults_of_a_cluster_break_no_promise(
     assert set(verdict.faults) <= set(faults)
     assert all(one.delivered > 0 for one in verdict.workloads)
     assert not list(state.iterdir())
+
+
+def test_a_wrong_clock_of_a_node_makes_messages_early_by_its_step_at_most(
+    rabbitmq: Rabbitmq, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Messages may be late by the step, and the test would wait for them: a minute does.
+    monkeypatch.setattr(bide.check.plan, "FAULTS", {**FAULTS, "clock-step": step_of(60.0)})
+    monkeypatch.setattr(bide.check.run, "FAULTS", {**FAULTS, "clock-step": step_of(60.0)})
+    verdict = check(tmp_path / "history", rabbitmq, ["clock-step"])
+    assert found(verdict) == {}
+    assert verdict.faults == {"clock-step": verdict.faults["clock-step"]}
+    assert verdict.earliest_by_clock <= 60 * SECOND
 
 
 def test_what_a_killed_run_leaves_behind_is_cleaned_up(rabbitmq: Rabbitmq, tmp_path: Path, state: Path) -> None:

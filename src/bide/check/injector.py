@@ -94,7 +94,8 @@ class Injector:
                 what=what,
                 began=began,
                 ended=ended,
-                settled=ended + SETTLE_SECONDS * _SECOND,
+                # A message that a leader with a fast clock stored is late by that much under another leader.
+                settled=ended + round((SETTLE_SECONDS + step) * _SECOND),
                 late=fault.late,
                 twice=fault.twice,
                 clock_step=round(step * _SECOND),

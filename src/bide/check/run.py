@@ -19,7 +19,7 @@ from bide.amqp.url import BrokerUrl
 from bide.check.faults.fault import Cluster, FaultSite
 from bide.check.history import UNDELIVERABLE, HistoryWriter, RunRecord, next_run
 from bide.check.injector import Injector
-from bide.check.plan import WORKLOADS, CheckPlan
+from bide.check.plan import FAULTS, WORKLOADS, CheckPlan
 from bide.check.recorder import Recorder
 from bide.check.site import VHOST
 from bide.check.workloads.base import PREFETCH, CheckWorkload, Stage
@@ -201,7 +201,8 @@ class _CheckRun:
     async def _drain(self) -> None:
         """Wait for messages that have to arrive, and for copies that should not."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._plan.patience.total_seconds()):
+            step = max((FAULTS[name].clock_step for name in self._plan.faults), default=0.0)
+            async with asyncio.timeout(self._plan.patience.total_seconds() + step):
                 await self._recorder.until_complete()
         await asyncio.sleep(self._plan.longest.total_seconds() + _STRAY_SECONDS)
 

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -49,12 +50,12 @@ def _set(node: LocalBroker, seconds: float) -> None:
 
 
 @contextmanager
-def _step(site: FaultSite, node: LocalBroker) -> Iterator[str]:
+def _step(site: FaultSite, node: LocalBroker, *, seconds: float) -> Iterator[str]:
     """Set the clock of a node that is killed and comes back, and set it back in the same way.
 
     Erlang corrects its clock by one percent at most while it runs, so a step takes effect when the node starts.
     """
-    step = site.rng.choice((_STEP, -_STEP))
+    step = site.rng.choice((seconds, -seconds))
     node.kill()
     _set(node, step)
     node.restart()
@@ -82,13 +83,18 @@ def _drift(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     _set(node, 0)
 
 
-STEP = Fault(
-    name="clock-step",
-    what="the clock of a node is wrong by ten minutes",
-    inject=_step,
-    clock_step=_STEP,
-    need="faketime",
-)
+def step_of(seconds: float) -> Fault:
+    """A step of the clock of a node."""
+    return Fault(
+        name="clock-step",
+        what="the clock of a node is wrong by ten minutes",
+        inject=partial(_step, seconds=seconds),
+        clock_step=seconds,
+        need="faketime",
+    )
+
+
+STEP = step_of(_STEP)
 DRIFT = Fault(
     name="clock-drift", what="the clock of a node is too fast", inject=_drift, clock_rate=_DRIFT, need="faketime"
 )
