@@ -25,7 +25,7 @@ from tests.timeouts import TIMEOUT
 ENDLESS = frozenset({"gate", "relay"})
 """Commands that a live broker keeps busy until a signal."""
 
-COSTLY = frozenset({"bench", "broker", "demo", "pipeline"})
+COSTLY = frozenset({"bench", "broker", "check", "demo", "pipeline"})
 """Commands that start brokers, or Java."""
 
 

@@ -11,11 +11,11 @@ from typing import Final
 
 import bide
 from bide import Queue, ScheduleOutcome, Topology
+from bide.check.processes import CommandProcess
 from bide.durations import to_milliseconds
 from bide.errors import BideError
 from bide.local_broker import LocalBroker
 from bide.schedules.names import PARTITIONS, partition_of
-from tests.schedule_race.gates import GateProcess
 from tests.schedule_race.history import Change, HistoryWriter, Kill, Receipt, Start, What
 from tests.schedule_race.log import ReadLog
 from tests.support import flush_declarations
@@ -65,7 +65,13 @@ class Race:
         self._history = history
         self._rng = random.Random(plan.seed)
         self._gates = [
-            GateProcess(name, broker.url, folder / name, lambda name, code: history.add(Kill(process=name, code=code)))
+            CommandProcess(
+                name,
+                ["gate", "--state", str(folder / name), "--allow", "*"],
+                broker.url,
+                folder,
+                lambda name, code: history.add(Kill(process=name, code=code)),
+            )
             for name in ("gate1", "gate2")
         ]
         self._aims = [0.0] * PARTITIONS

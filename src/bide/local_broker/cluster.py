@@ -227,9 +227,18 @@ class LocalCluster:
             os.close(self._owner_fd)
             self._owner_fd = None
 
-    def cut_off(self, node: LocalBroker, *others: LocalBroker) -> None:
-        """Drop all packets between a node and others; clients still reach all of them."""
-        networks.cut_off(_place(node), map(_place, others))
+    @property
+    def has_namespaces(self) -> bool:
+        """Whether each node has a network namespace of its own, for the methods that follow."""
+        return bool(self._state().cleanup)
+
+    def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool = False) -> None:
+        """Drop all packets between a node and others; clients still reach all of them.
+
+        Args:
+            one_way: drop only the packets that the node sends to the others, and not those that they send to it.
+        """
+        networks.cut_off(_place(node), map(_place, others), one_way=one_way)
 
     def reconnect(self, node: LocalBroker, *others: LocalBroker) -> None:
         """Undo :meth:`cut_off`."""

@@ -53,14 +53,19 @@ def cleanup(nodes: Sequence[BrokerNode]) -> tuple[list[str], ...]:
     return (*each, [ip, "link", "del", _bridge(nodes)])
 
 
-def cut_off(node: BrokerNode, others: Iterable[BrokerNode]) -> None:
-    """Drop all packets between a node and others; clients still reach all of them."""
-    _change_routes("add", node, others)
+def cut_off(node: BrokerNode, others: Iterable[BrokerNode], *, one_way: bool) -> None:
+    """Drop all packets between a node and others, or only those that it sends; clients still reach all of them."""
+    for other in others:
+        _block(node, other)
+        if not one_way:
+            _block(other, node)
 
 
 def reconnect(node: BrokerNode, others: Iterable[BrokerNode]) -> None:
     """Undo :func:`cut_off`."""
-    _change_routes("del", node, others)
+    for other in others:
+        _unblock(node, other)
+        _unblock(other, node)
 
 
 def unplug(node: BrokerNode) -> None:
@@ -73,10 +78,13 @@ def plug(node: BrokerNode) -> None:
     _ip("link", "set", _namespace(node), "up")
 
 
-def _change_routes(change: str, node: BrokerNode, others: Iterable[BrokerNode]) -> None:
-    for other in others:
-        for source, target in ((node, other), (other, node)):
-            _ip("-n", _namespace(source), "route", change, "blackhole", f"{target.address}/32")
+def _block(sender: BrokerNode, receiver: BrokerNode) -> None:
+    _ip("-n", _namespace(sender), "route", "replace", "blackhole", f"{receiver.address}/32")
+
+
+def _unblock(sender: BrokerNode, receiver: BrokerNode) -> None:
+    # Unlike "del", "flush" does not fail if there is no such route.
+    _ip("-n", _namespace(sender), "route", "flush", "exact", f"{receiver.address}/32", "type", "blackhole")
 
 
 def _bridge(nodes: Sequence[BrokerNode]) -> str:

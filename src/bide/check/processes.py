@@ -1,4 +1,4 @@
-"""``bide gate`` as a process that can be killed."""
+"""A command of bide as a process that can be killed, and is started again."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 _RESTART_AFTER: Final = 0.5
-"""Seconds until a gate that has ended is started again: it ends if the broker cannot be reached when it starts."""
+"""Seconds until a process that has ended is started again: it ends if the broker cannot be reached when it starts."""
 
 
-class GateProcess:
-    """A gate that is started again whenever it ends.
+class CommandProcess:
+    """A command that is started again whenever it ends.
 
     Args:
-        folder: of its index and its log.
+        name: of its log file.
+        arguments: of ``bide``.
+        url: the broker, as ``BIDE_URL``.
+        folder: of its log.
         on_end: called after each end with the exit code; None if it was killed here.
     """
 
-    def __init__(self, name: str, url: str, folder: Path, on_end: Callable[[str, int | None], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        url: str,
+        folder: Path,
+        on_end: Callable[[str, int | None], None] = lambda name, code: None,
+    ) -> None:
         self.name = name
+        self._arguments = arguments
         self._url = url
         self._folder = folder
         self._on_end = on_end
@@ -32,14 +43,15 @@ class GateProcess:
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Run the gate until it is stopped. It is killed if this is cancelled."""
+        """Run the command until it is stopped. It is killed if this is cancelled."""
         self._folder.mkdir(exist_ok=True)
-        with (self._folder / "gate.log").open("ab") as output:
+        with (self._folder / f"{self.name}.log").open("ab") as output:
             while not self._is_stopping:
                 self._was_killed = False
                 self._process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "bide", "gate", "--state", str(self._folder / "index"), "--allow", "*"),
+                    *(sys.executable, "-m", "bide", *self._arguments),
                     env={**os.environ, "BIDE_URL": self._url},
+                    stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                 )

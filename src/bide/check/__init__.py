@@ -1,0 +1,1 @@
+"""Workloads, faults and the judge of ``bide check``."""

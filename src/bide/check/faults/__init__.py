@@ -1,0 +1,1 @@
+"""Faults of a cluster that bide started, each with its repair."""

@@ -1,0 +1,100 @@
+"""Wrong clocks of nodes, by libfaketime."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from bide.check.faults.fault import Fault, FaultSite
+from bide.errors import InvalidInputError
+from bide.local_broker import LocalBroker
+
+_STEP: Final = 600.0
+_DRIFT: Final = 0.01
+"""Seconds per second."""
+
+_LIBRARIES: Final = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
+_RELOAD: Final = 1.0
+"""Seconds after which libfaketime reads its file again."""
+
+
+def faketime(folder: Path) -> dict[str, str]:
+    """The environment of nodes whose clocks can be set. The library is copied to a folder that they can see.
+
+    Raises:
+        InvalidInputError: libfaketime is not installed.
+    """
+    found = [path for pattern in _LIBRARIES for path in Path("/").glob(pattern.lstrip("/"))]
+    if not found:
+        raise InvalidInputError("clock faults need libfaketime: install the package libfaketime")
+    folder.mkdir(parents=True, exist_ok=True)
+    library = Path(shutil.copy(found[0], folder))
+    return {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_CACHE_DURATION": f"{_RELOAD:g}",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+def _set(node: LocalBroker, seconds: float) -> None:
+    path = node.folder / "home" / ".faketimerc"
+    part = path.with_suffix(".part")
+    part.write_text(f"{seconds:+.3f}\n")
+    part.replace(path)
+
+
+@contextmanager
+def _step(site: FaultSite, node: LocalBroker, *, seconds: float) -> Iterator[str]:
+    """Set the clock of a node that is killed and comes back, and set it back in the same way.
+
+    Erlang corrects its clock by one percent at most while it runs, so a step takes effect when the node starts.
+    """
+    step = site.rng.choice((seconds, -seconds))
+    node.kill()
+    _set(node, step)
+    node.restart()
+    yield f"{node.name} by {step:+g} s"
+    node.kill()
+    _set(node, 0)
+    node.restart()
+
+
+@contextmanager
+def _drift(site: FaultSite, node: LocalBroker) -> Iterator[str]:
+    ended = threading.Event()
+
+    def drift() -> None:
+        offset = 0.0
+        while not ended.wait(_RELOAD):
+            offset += _RELOAD * _DRIFT
+            _set(node, offset)
+
+    thread = threading.Thread(target=drift, name="clock drift", daemon=True)
+    thread.start()
+    yield f"{node.name} by {_DRIFT:+.0%}"
+    ended.set()
+    thread.join()
+    _set(node, 0)
+
+
+def step_of(seconds: float) -> Fault:
+    """A step of the clock of a node."""
+    return Fault(
+        name="clock-step",
+        what="the clock of a node is wrong by ten minutes",
+        inject=partial(_step, seconds=seconds),
+        clock_step=seconds,
+        need="faketime",
+    )
+
+
+STEP = step_of(_STEP)
+DRIFT = Fault(
+    name="clock-drift", what="the clock of a node is too fast", inject=_drift, clock_rate=_DRIFT, need="faketime"
+)

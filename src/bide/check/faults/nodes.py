@@ -1,0 +1,62 @@
+"""Faults of nodes: killed, paused, replaced; and of gates and relays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bide.check.faults.fault import Fault, FaultSite, insist
+from bide.local_broker import LocalBroker
+
+
+@contextmanager
+def _kill(site: FaultSite, node: LocalBroker) -> Iterator[str]:
+    node.kill()
+    yield node.name
+    node.restart()
+
+
+@contextmanager
+def _pause(site: FaultSite, node: LocalBroker) -> Iterator[str]:
+    node.pause()
+    yield node.name
+    node.resume()
+
+
+@contextmanager
+def _replace(site: FaultSite, node: LocalBroker) -> Iterator[str]:
+    """Remove a node from the cluster, and add an empty one under its name, with members of all queues."""
+    insist(lambda: site.contact().rabbitmqctl("shrink", node.name, tool="rabbitmq-queues"))
+    node.stop()
+    insist(lambda: site.contact().rabbitmqctl("forget_cluster_node", node.name))
+    yield node.name
+    shutil.rmtree(node.folder / "data")
+    (node.folder / "data").mkdir()
+    node.restart()
+    insist(lambda: _join(site.contact(), node))
+    insist(lambda: site.contact().rabbitmqctl("grow", node.name, "all", tool="rabbitmq-queues"))
+
+
+def _join(contact: LocalBroker, node: LocalBroker) -> None:
+    """Join the cluster, unless the node has found it by itself."""
+    members = [one["name"] for one in contact.management.call("GET", "nodes")]
+    if node.name not in members:
+        node.rabbitmqctl("stop_app")
+        node.rabbitmqctl("join_cluster", contact.name)
+        node.rabbitmqctl("start_app")
+
+
+@contextmanager
+def _kill_process(site: FaultSite, node: LocalBroker) -> Iterator[str]:
+    process = site.rng.choice(site.processes)
+    process.kill()
+    yield process.name
+
+
+KILL = Fault(name="kill", what="kill -9 of a node", inject=_kill)
+PAUSE = Fault(name="pause", what="SIGSTOP of a node", inject=_pause)
+REPLACE = Fault(name="replace", what="an empty node takes the place of another", inject=_replace)
+KILL_PROCESS = Fault(
+    name="kill-process", what="kill -9 of a gate or relay", inject=_kill_process, hits_node=False, need="processes"
+)

@@ -1,0 +1,237 @@
+"""The judgement of a history: its promises, the messages that break them, and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from bide.check.history import TABLES, CheckHistory, schema_of
+from bide.check.rules import BROKER_TICK, BY_CLOCK, DUE_ERROR, FAULTS, RULES, SUMMARY, UNDELIVERABLE, VIEWS
+from bide.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    import duckdb
+    from pyspark.sql import SparkSession
+
+Engine = Literal["duckdb", "spark"]
+
+MAX_LATENESS: Final = timedelta(seconds=5)
+
+_SHOWN: Final = 5
+"""Messages that a finding names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenPromise:
+    """A message that breaks a promise.
+
+    Attributes:
+        off: by how many microseconds it was early or late, or how many copies came.
+    """
+
+    run: str
+    id: str
+    place: str
+    workload: str
+    off: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedPromise:
+    """A promise, and whether it was kept.
+
+    Attributes:
+        violations: the number of messages that break it.
+        examples: the first of them.
+    """
+
+    rule: str
+    promise: str
+    violations: int
+    examples: tuple[BrokenPromise, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFigures:
+    """The numbers of a workload.
+
+    Attributes:
+        sent: messages and queues; a message to three queues counts three times.
+        confirmed: those that had to arrive.
+        refused: those that must not arrive.
+        twice: those that came more than once.
+        latest: the largest lateness, in microseconds, faults included.
+    """
+
+    workload: str
+    sent: int
+    confirmed: int
+    refused: int
+    delivered: int
+    twice: int
+    latest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the runs in a folder show.
+
+    Attributes:
+        seconds: how long messages were sent, all runs together.
+        early_by_clock: messages that were early because the clock of a node was wrong.
+        earliest_by_clock: the most by which one of these was early, in microseconds.
+        clock_error: how far due times may be off, in microseconds: the bound within which "early" is judged.
+        digest: the SHA-256 of the raw history.
+    """
+
+    folder: str
+    runs: int
+    unfinished: tuple[str, ...]
+    seeds: tuple[int, ...]
+    releases: tuple[str, ...]
+    seconds: float
+    max_lateness: float
+    workloads: tuple[WorkloadFigures, ...]
+    faults: dict[str, int]
+    undeliverable: int
+    early_by_clock: int
+    earliest_by_clock: int
+    clock_error: int
+    findings: tuple[JudgedPromise, ...]
+    digest: str
+
+    @property
+    def violations(self) -> int:
+        """The number of violations of all promises."""
+        return sum(one.violations for one in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of ``--json``."""
+        return {**asdict(self), "violations": self.violations}
+
+
+class _Database(Protocol):
+    def create_tables(self, history: CheckHistory) -> None: ...
+
+    def run(self, query: str) -> None: ...
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]: ...
+
+
+def judge(
+    folder: Path, *, engine: Engine = "duckdb", max_lateness: timedelta = MAX_LATENESS, master: str | None = None
+) -> Verdict:
+    """Judge all finished runs in a folder.
+
+    Args:
+        engine: ``duckdb``, in this process, or ``spark``, for histories that are too large for that.
+        max_lateness: the lateness that is allowed outside faults.
+        master: the master of Spark.
+
+    Raises:
+        InvalidInputError: the folder has no finished run, or the engine is not installed.
+    """
+    history = CheckHistory.open(folder)
+    with _duckdb() if engine == "duckdb" else _spark(master) as database:
+        database.create_tables(history)
+        for view in VIEWS:
+            database.run(_filled(view, max_lateness))
+        findings = tuple(_finding(database, rule.name, rule.promise, rule.query) for rule in RULES)
+        [(undeliverable,)] = database.rows(UNDELIVERABLE)
+        [(early, earliest)] = database.rows(BY_CLOCK)
+        [(due_error,)] = database.rows(DUE_ERROR)
+        names = WorkloadFigures.__annotations__
+        workloads = [WorkloadFigures(**dict(zip(names, row, strict=True))) for row in database.rows(SUMMARY)]
+        return Verdict(
+            folder=str(folder),
+            runs=len(history.runs),
+            unfinished=history.unfinished,
+            seeds=tuple(one.seed for one in history.runs),
+            releases=tuple(sorted({one.release for one in history.runs})),
+            seconds=sum(one.seconds for one in history.runs),
+            max_lateness=max_lateness.total_seconds(),
+            workloads=tuple(workloads),
+            faults=dict(database.rows(FAULTS)),
+            undeliverable=undeliverable,
+            early_by_clock=early,
+            earliest_by_clock=earliest,
+            clock_error=due_error + BROKER_TICK,
+            findings=findings,
+            digest=history.digest(),
+        )
+
+
+def _filled(view: str, max_lateness: timedelta) -> str:
+    return view.replace("{lateness}", str(max_lateness // timedelta(microseconds=1)))
+
+
+def _finding(database: _Database, name: str, promise: str, query: str) -> JudgedPromise:
+    [(count,)] = database.rows(f"SELECT count(*) AS number FROM ({query}) AS violation")  # noqa: S608 (our own text)
+    examples: Sequence[BrokenPromise] = ()
+    if count:
+        first = f"SELECT * FROM ({query}) AS violation ORDER BY run, id, place LIMIT {_SHOWN}"  # noqa: S608
+        names = BrokenPromise.__annotations__
+        examples = [BrokenPromise(**dict(zip(names, row, strict=True))) for row in database.rows(first)]
+    return JudgedPromise(rule=name, promise=promise, violations=count, examples=tuple(examples))
+
+
+class _Duckdb:
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def create_tables(self, history: CheckHistory) -> None:
+        types = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN", "binary": "BLOB"}
+        for name, kind in TABLES.items():
+            if files := history.files(name):
+                listed = ", ".join(f"'{one.replace(chr(39), 2 * chr(39))}'" for one in files)
+                self.run(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM read_parquet([{listed}])")  # noqa: S608
+            else:
+                columns = ", ".join(f'"{one.name}" {types[str(one.type)]}' for one in schema_of(kind))
+                self.run(f"CREATE OR REPLACE TEMPORARY TABLE {name} ({columns})")
+
+    def run(self, query: str) -> None:
+        self._connection.execute(query)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query).fetchall()
+
+
+class _Spark:
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def create_tables(self, history: CheckHistory) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        for name, kind in TABLES.items():
+            files, columns = history.files(name), from_arrow_schema(schema_of(kind))
+            frame = self._session.read.schema(columns).parquet(*files) if files else None
+            (self._session.createDataFrame([], columns) if frame is None else frame).createOrReplaceTempView(name)
+
+    def run(self, query: str) -> None:
+        self._session.sql(query)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self._session.sql(query).collect()]
+
+
+@contextmanager
+def _duckdb() -> Iterator[_Database]:
+    try:
+        import duckdb
+    except ImportError as error:
+        raise InvalidInputError("the engine duckdb is missing: install bide[check]") from error
+    with duckdb.connect(":memory:") as connection:
+        yield _Duckdb(connection)
+
+
+@contextmanager
+def _spark(master: str | None) -> Iterator[_Database]:
+    from bide.pipelines.session import session
+
+    with session(master, name="bide check", configuration={}, time_zone="UTC") as one:
+        yield _Spark(one)

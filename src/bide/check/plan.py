@@ -1,0 +1,132 @@
+"""The plan of a run: its workloads, faults, rates and times."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from bide.check.faults.broker import DISK, LEADERS, MEMORY, POLICY_CHANGE
+from bide.check.faults.clock import DRIFT, STEP
+from bide.check.faults.fault import Fault
+from bide.check.faults.network import ONE_WAY, PARTITION
+from bide.check.faults.nodes import KILL, KILL_PROCESS, PAUSE, REPLACE
+from bide.check.workloads.base import CheckWorkload
+from bide.check.workloads.gate import GateWorkload
+from bide.check.workloads.isolated import IsolatedWorkload
+from bide.check.workloads.queues import BulkWorkload, QueuesWorkload
+from bide.check.workloads.relay import RelayWorkload
+from bide.check.workloads.retries import RetriesWorkload
+from bide.check.workloads.topic import TopicWorkload
+from bide.errors import InvalidInputError
+
+WORKLOADS: Final[Mapping[str, type[CheckWorkload]]] = {
+    one.name: one
+    for one in (
+        QueuesWorkload,
+        TopicWorkload,
+        IsolatedWorkload,
+        RetriesWorkload,
+        GateWorkload,
+        RelayWorkload,
+        BulkWorkload,
+    )
+}
+
+FAULTS: Final[Mapping[str, Fault]] = {
+    one.name: one
+    for one in (
+        *(KILL, PAUSE, REPLACE, KILL_PROCESS),
+        *(PARTITION, ONE_WAY),
+        *(LEADERS, POLICY_CHANGE, MEMORY, DISK),
+        *(STEP, DRIFT),
+    )
+}
+
+_WITH_PROCESSES: Final = frozenset({GateWorkload.name, RelayWorkload.name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """A fault of the plan.
+
+    Attributes:
+        pause: seconds after the beginning of the fault before it.
+        length: seconds until it is repaired.
+        choice: chooses the node.
+    """
+
+    fault: Fault
+    pause: float
+    length: float
+    choice: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPlan:
+    """What a run does.
+
+    Attributes:
+        duration: how long messages are sent.
+        rate: messages per second, all workloads together.
+        longest: the longest delay.
+        every: the mean time between the beginnings of two faults.
+        length: the longest time from a fault to its repair.
+        at_once: faults at the same time, at most.
+        patience: how long a run waits at its end for messages that have not arrived.
+
+    Raises:
+        InvalidInputError: a name is unknown, a value is out of range, or faults do not fit the workloads.
+    """
+
+    seed: int
+    workloads: tuple[str, ...]
+    faults: tuple[str, ...] = ()
+    duration: timedelta = timedelta(minutes=1)
+    rate: float = 100.0
+    longest: timedelta = timedelta(seconds=20)
+    every: timedelta = timedelta(seconds=20)
+    length: timedelta = timedelta(seconds=10)
+    at_once: int = 1
+    patience: timedelta = timedelta(minutes=10)
+
+    def __post_init__(self) -> None:
+        for name in self.workloads:
+            if name not in WORKLOADS:
+                raise InvalidInputError(f"{name!r} is not a workload: give one of {', '.join(WORKLOADS)}")
+        for name in self.faults:
+            if name not in FAULTS:
+                raise InvalidInputError(f"{name!r} is not a fault: give one of {', '.join(FAULTS)}")
+        if not self.workloads:
+            raise InvalidInputError(f"no workload was given: give one of {', '.join(WORKLOADS)}")
+        if self.needs("processes") and not _WITH_PROCESSES & set(self.workloads):
+            raise InvalidInputError(
+                "kill-process kills gates and relays, and none runs: add the workload gate or relay"
+            )
+        for name, value, least in (
+            ("rate", self.rate, 0.1),
+            ("duration", self.duration.total_seconds(), 1),
+            ("longest", self.longest.total_seconds(), 0.05),
+            ("every", self.every.total_seconds(), 1),
+            ("at_once", self.at_once, 1),
+        ):
+            if value < least:
+                raise InvalidInputError(f"{name}={value:g} is too small: give {least:g} or more")
+
+    def needs(self, what: str) -> bool:
+        """Whether a fault needs this."""
+        return any(FAULTS[name].need == what for name in self.faults)
+
+    def planned_faults(self) -> Iterator[PlannedFault]:
+        """The faults in their order, without end. Equal seeds give equal faults."""
+        rng = random.Random(self.seed)  # noqa: S311 (repeatable, not secret)
+        every, length = self.every.total_seconds(), self.length.total_seconds()
+        while self.faults:
+            yield PlannedFault(
+                fault=FAULTS[rng.choice(self.faults)],
+                pause=every * rng.uniform(0.5, 1.5),
+                length=length * rng.uniform(0.2, 1.0),
+                choice=rng.random(),
+            )

@@ -1,0 +1,42 @@
+"""The clock by which a history is judged: monotonic, and no fault changes it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class ReferenceClock:
+    """Microseconds since the start of a run, by the monotonic clock of this process.
+
+    bide computes due times with the system clock. Right before and after each publish, the offset between both clocks
+    is read, so that a due time is known on this clock, with an error of what the offset changed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic_ns()
+        self.first_offset = self.last_offset = self.offset()
+
+    def now(self) -> int:
+        """Microseconds since the start."""
+        return (time.monotonic_ns() - self._start) // 1_000
+
+    def offset(self) -> int:
+        """The system clock minus this clock, in microseconds."""
+        before = time.monotonic_ns()
+        system = time.time_ns()
+        self.last_offset = (system - (before + time.monotonic_ns()) // 2 + self._start) // 1_000
+        return self.last_offset
+
+    def of(self, moment: datetime, offset: int) -> int:
+        """A time of the system clock on this clock, by an offset that was read at about that time."""
+        return (moment - _EPOCH) // _MICROSECOND - offset
+
+    @property
+    def drift(self) -> int:
+        """By how much the system clock has moved against this clock since the start, in microseconds."""
+        return abs(self.offset() - self.first_offset)

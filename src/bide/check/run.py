@@ -1,0 +1,218 @@
+"""A run: prepares the cluster, sends and receives with faults, and writes the history."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from bide.admin.infrastructure import install
+from bide.admin.schedule_log import ensure_schedule_log
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from bide.check.faults.fault import Cluster, FaultSite
+from bide.check.history import UNDELIVERABLE, HistoryWriter, RunRecord, next_run
+from bide.check.injector import Injector
+from bide.check.plan import FAULTS, WORKLOADS, CheckPlan
+from bide.check.recorder import Recorder
+from bide.check.site import VHOST
+from bide.check.workloads.base import PREFETCH, CheckWorkload, Stage
+from bide.client.client import Client, connect
+from bide.delay.clock import Clock
+from bide.errors import DeliveryLostError, InvalidInputError
+from bide.runtime.logs import logger
+from bide.schedules.names import ScheduleNames
+
+_RESOLUTION: Final = "50ms"
+_LEAST: Final = timedelta(seconds=5)
+"""Longer than the delays of retries."""
+
+_STRAY_SECONDS: Final = 3.0
+"""After everything has arrived: copies that should not come get this time to show up."""
+
+
+async def run_check(
+    plan: CheckPlan,
+    cluster: Cluster,
+    folder: Path,
+    working: Path,
+    *,
+    again: bool = False,
+    on_event: Callable[[str], None] = lambda text: None,
+) -> RunRecord:
+    """Run the plan on a cluster, and write the history into a new subfolder.
+
+    Args:
+        folder: of the history.
+        working: for files of processes.
+        again: whether the folder may have runs already.
+        on_event: called with a line for people when something happens.
+
+    Raises:
+        InvalidInputError: the folder or the plan does not fit.
+        BideError: the cluster failed in a way that was not planned.
+    """
+    if plan.needs("namespaces") and not cluster.has_namespaces:
+        raise InvalidInputError("partitions need a cluster in network namespaces: start it with --namespaces")
+    name = next_run(folder, again=again)
+    url = cluster.nodes[0].add_vhost(VHOST) and cluster.vhost_url(VHOST)
+    record = RunRecord(
+        run=name,
+        seed=plan.seed,
+        release=cluster.release,
+        nodes=len(cluster.nodes),
+        seconds=plan.duration.total_seconds(),
+        settings={key: _text(value) for key, value in asdict(plan).items()},
+    )
+    with HistoryWriter(folder / name) as writer:
+        record.save(folder / name)
+        recorder = Recorder(name, writer)
+        with _log_file(folder / name / "log.txt"), _first_error():
+            await _CheckRun(plan, cluster, url, recorder, writer, working, on_event).execute()
+    record = replace(record, finished=True, clock_drift=recorder.clock.drift, clock_change=recorder.clock_change)
+    record.save(folder / name)
+    return record
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the first error of tasks instead of their group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Write the log of bide to a file: faults and planned errors fill it with warnings."""
+    ours = logger("bide")
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours.addHandler(handler)
+    ours.propagate = False
+    try:
+        yield
+    finally:
+        ours.propagate = True
+        ours.removeHandler(handler)
+        handler.close()
+
+
+class _CheckRun:
+    def __init__(
+        self,
+        plan: CheckPlan,
+        cluster: Cluster,
+        url: str,
+        recorder: Recorder,
+        writer: HistoryWriter,
+        working: Path,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._url = url
+        self._recorder = recorder
+        self._writer = writer
+        self._working = working
+        self._on_event = on_event
+        self._clock = Clock(max_delay=max(plan.longest, _LEAST), resolution=_RESOLUTION)
+        self._ending = asyncio.Event()
+
+    async def execute(self) -> None:
+        """Run the plan."""
+        await self._install()
+        async with connect(self._url, infrastructure=self._clock) as client:
+            workloads = [self._make(name, client) for name in self._plan.workloads]
+            for one in workloads:
+                await client.declare(one.topology())
+                for queue in one.queues:
+                    await client.bind(queue)
+                await one.prepare()
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    *(tasks.create_task(one.receive()) for one in workloads),
+                    *(tasks.create_task(self._receive_undeliverable(client, name)) for name in self._undeliverable()),
+                    *(tasks.create_task(process.run()) for one in workloads for process in one.processes),
+                ]
+                for one in workloads:
+                    await one.warm_up()
+                await self._send(workloads)
+                for one in workloads:
+                    await one.finish()
+                await self._drain()
+                for task in background:
+                    task.cancel()
+
+    def _make(self, name: str, client: Client) -> CheckWorkload:
+        stage = Stage(
+            url=self._url,
+            management_url=self._cluster.management_url,
+            client=client,
+            infrastructure=self._clock,
+            recorder=self._recorder,
+            rng=random.Random(f"{self._plan.seed} {name}"),  # noqa: S311 (repeatable, not secret)
+            rate=self._plan.rate / len(self._plan.workloads),
+            longest=self._plan.longest,
+            ending=self._ending,
+            folder=self._working,
+        )
+        return WORKLOADS[name](stage)
+
+    async def _install(self) -> None:
+        connection = await Connection.open(BrokerUrl.parse(self._url))
+        try:
+            await install(connection, self._clock)
+            if "gate" in self._plan.workloads:
+                await ensure_schedule_log(connection, ScheduleNames())
+        finally:
+            await connection.close()
+
+    def _undeliverable(self) -> Sequence[str]:
+        return [self._clock.undeliverable, *([ScheduleNames().undeliverable] if "gate" in self._plan.workloads else [])]
+
+    async def _send(self, workloads: Sequence[CheckWorkload]) -> None:
+        """Send for the duration of the plan, with faults."""
+        site = FaultSite(
+            cluster=self._cluster,
+            vhost=VHOST,
+            rng=random.Random(f"{self._plan.seed} faults"),  # noqa: S311 (repeatable, not secret)
+            processes=[process for one in workloads for process in one.processes],
+        )
+        injector = Injector(self._plan, site, self._recorder.run, self._recorder.clock, self._writer, self._on_event)
+        async with asyncio.TaskGroup() as tasks:
+            for one in workloads:
+                tasks.create_task(one.send())
+            tasks.create_task(injector.inject_all(self._ending))
+            await asyncio.sleep(self._plan.duration.total_seconds())
+            self._ending.set()
+        self._on_event(f"sent to {self._recorder.sent:,} queues; {self._recorder.missing:,} messages have to arrive")
+
+    async def _drain(self) -> None:
+        """Wait for messages that have to arrive, and for copies that should not."""
+        with suppress(TimeoutError):
+            step = max((FAULTS[name].clock_step for name in self._plan.faults), default=0.0)
+            async with asyncio.timeout(self._plan.patience.total_seconds() + step):
+                await self._recorder.until_complete()
+        await asyncio.sleep(self._plan.longest.total_seconds() + _STRAY_SECONDS)
+
+    async def _receive_undeliverable(self, client: Client, queue: str) -> None:
+        async with client.consume(queue, prefetch=PREFETCH) as messages:
+            async for message in messages:
+                self._recorder.add_delivered(message, UNDELIVERABLE)
+                with suppress(DeliveryLostError):
+                    await message.ack()
+
+
+def _text(value: object) -> object:
+    return str(value) if not isinstance(value, (int, float, str, tuple)) else value

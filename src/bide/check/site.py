@@ -1,0 +1,219 @@
+"""The cluster of a run, and the cleanup after a run that was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from bide.check.faults.broker import POLICY, limits_of, set_limits
+from bide.check.faults.clock import faketime
+from bide.check.faults.fault import Cluster
+from bide.errors import InvalidInputError, LocalBrokerError, ManagementApiError
+from bide.local_broker import LocalBroker, LocalCluster, default_folder
+from bide.local_broker.cluster import attach
+from bide.local_broker.state import State
+
+VHOST: Final = "bide-check"
+"""The virtual host of a run. It is deleted with everything in it."""
+
+_LOCK: Final = "lock"
+_CLUSTER: Final = "cluster"
+_TARGET: Final = "cluster.json"
+_POLL_SECONDS: Final = 0.5
+_RESTART_AFTER: Final = 60.0
+
+
+class OneNode:
+    """A single node in place of a cluster."""
+
+    has_namespaces = False
+
+    def __init__(self, node: LocalBroker) -> None:
+        self.nodes = (node,)
+        self.folder, self.release, self.management_url = node.folder, node.release, node.management_url
+        self.vhost_url = node.vhost_url
+
+    def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool) -> None:
+        """Not possible."""
+        raise NotImplementedError
+
+    def reconnect(self, node: LocalBroker, *others: LocalBroker) -> None:
+        """Not possible."""
+        raise NotImplementedError
+
+
+def _root() -> Path:
+    return default_folder().parent / "check"
+
+
+@contextmanager
+def working_folder() -> Iterator[Path]:
+    """A folder for the cluster and the processes of a run. What killed runs left behind is cleaned up first."""
+    root = _root()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    clean_up()
+    folder = root / secrets.token_hex(4)
+    folder.mkdir(mode=0o700)
+    with _locked(folder):
+        try:
+            yield folder
+        finally:
+            _remove(folder)
+
+
+def clean_up() -> list[Path]:
+    """Clean up after runs that were killed: their clusters, and faults and messages on clusters of the user.
+
+    Returns:
+        The folders of these runs.
+    """
+    left: list[Path] = []
+    for folder in sorted(_root().iterdir()) if _root().exists() else ():
+        if folder.is_dir():
+            with suppress(BlockingIOError), _locked(folder):
+                _remove(folder)
+                left.append(folder)
+    return left
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """End what a run started, and repair what it broke."""
+    own, target = folder / _CLUSTER, folder / _TARGET
+    if State.load(own) is not None:
+        attach(own).stop()
+    if target.exists():
+        noted = json.loads(target.read_text())
+        place = Path(noted["folder"])
+        # A cluster that was stopped meanwhile starts without the faults.
+        if State.load(place) is not None and LocalCluster(place).running:
+            _restore(LocalCluster(place), noted["limits"])
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def own_cluster(
+    folder: Path,
+    *,
+    nodes: int,
+    namespaces: bool,
+    clocks: bool,
+    partition_handling: str | None,
+    home: Path | None,
+    chroot: Path | None,
+) -> Iterator[Cluster]:
+    """A cluster that exists for the run only, or a single node.
+
+    Args:
+        folder: the working folder of the run.
+        clocks: whether the clocks of the nodes can be set.
+        partition_handling: the value of ``cluster_partition_handling``.
+    """
+    handling = f"cluster_partition_handling = {partition_handling}" if partition_handling else ""
+    environment = faketime(folder / "faketime") if clocks else {}
+    if nodes == 1:
+        if namespaces:
+            raise InvalidInputError("partitions need several nodes: give --nodes 3")
+        with LocalBroker.start(
+            folder / _CLUSTER, ephemeral=True, home=home, chroot=chroot, environment=environment
+        ) as node:
+            yield OneNode(node)
+        return
+    with LocalCluster.start(
+        folder / _CLUSTER,
+        nodes=nodes,
+        namespaces=namespaces,
+        ephemeral=True,
+        home=home,
+        chroot=chroot,
+        extra_config=handling,
+        environment=environment,
+    ) as cluster:
+        yield cluster
+
+
+@contextmanager
+def users_cluster(folder: Path, place: Path) -> Iterator[LocalCluster]:
+    """A running cluster that ``bide broker start`` started. Its nodes run at the end, without faults.
+
+    Raises:
+        LocalBrokerError: no cluster that bide started runs in this folder.
+    """
+    state = State.load(place)
+    if state is None or not state.nodes or not LocalCluster(place).running:
+        raise LocalBrokerError(
+            f"bide started no cluster in {place}: start one with 'bide broker start --nodes 3', or omit the folder"
+        )
+    cluster = LocalCluster(place)
+    make_whole(cluster)
+    limits = {node.name: limits_of(node) for node in cluster.nodes}
+    (folder / _TARGET).write_text(json.dumps({"folder": str(cluster.folder), "limits": limits}))
+    try:
+        yield cluster
+    finally:
+        _restore(cluster, limits)
+        (folder / _TARGET).unlink()
+
+
+def _restore(cluster: LocalCluster, limits: Mapping[str, Sequence[str]]) -> None:
+    """Repair all faults, and delete the policy and the virtual host of the run."""
+    for node in cluster.nodes:
+        if cluster.has_namespaces:
+            cluster.reconnect(node, *(one for one in cluster.nodes if one.name != node.name))
+        node.resume()
+        if not node.running:
+            node.restart()
+    make_whole(cluster)
+    for node in cluster.nodes:
+        set_limits(node, *limits[node.name])
+    node = cluster.nodes[0]
+    with suppress(ManagementApiError):
+        node.management.call("DELETE", "policies", VHOST, POLICY)
+    with suppress(ManagementApiError):
+        node.delete_vhost(VHOST)
+
+
+def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -> None:
+    """Wait until each node sees all others; restart one that does not, as an operator does after a partition.
+
+    Raises:
+        LocalBrokerError: the nodes did not become one cluster in time.
+    """
+    begun = time.monotonic()
+    restart_at = begun + _RESTART_AFTER
+    while apart := [node for node in cluster.nodes if not _sees(node, len(cluster.nodes))]:
+        now = time.monotonic()
+        if now >= begun + timeout.total_seconds():
+            raise LocalBrokerError(
+                f"the nodes of the cluster in {cluster.folder} did not find each other within "
+                f"{timeout.total_seconds():g} s: read their logs"
+            )
+        if now >= restart_at:
+            apart[-1].restart()
+            restart_at = time.monotonic() + _RESTART_AFTER
+        time.sleep(_POLL_SECONDS)
+
+
+def _sees(node: LocalBroker, count: int) -> bool:
+    with suppress(ManagementApiError):
+        found = node.management.call("GET", "nodes")
+        return [one["running"] for one in found] == [True] * count and not any(one.get("partitions") for one in found)
+    return False

@@ -1,0 +1,1 @@
+"""Workloads of ``bide check``, each with its own messages, targets and processes."""

@@ -1,0 +1,185 @@
+"""What workloads have in common: pace, messages, publishing and receiving."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from bide.check.processes import CommandProcess
+from bide.check.recorder import Draft, Recorder
+from bide.client.client import Client
+from bide.delay.protocol import DelayInfrastructure
+from bide.errors import (
+    BideError,
+    DeliveryLostError,
+    InvalidInputError,
+    PublishError,
+    PublishInDoubtError,
+    PublishRefusedError,
+    TargetNotFoundError,
+    UnroutableError,
+    UnsentError,
+)
+from bide.topology import Queue, Topology
+
+PREFETCH: Final = 500
+_MAX_IN_FLIGHT: Final = 2_000
+_MAX_BODY: Final = 300
+_STEP: Final = 50
+"""Milliseconds. Delays are multiples of it, so that a ``Clock`` needs few queues."""
+
+_REFUSED: Final = (InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError, UnsentError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Where a workload runs.
+
+    Attributes:
+        url: with all nodes.
+        management_url: of a node.
+        rate: messages per second of this workload.
+        longest: the longest delay.
+        ending: set when no more messages should be sent.
+        folder: for files of processes.
+    """
+
+    url: str
+    management_url: str
+    client: Client
+    infrastructure: DelayInfrastructure
+    recorder: Recorder
+    rng: random.Random
+    rate: float
+    longest: timedelta
+    ending: asyncio.Event
+    folder: Path
+
+
+class CheckWorkload(ABC):
+    """Messages of one kind.
+
+    Attributes:
+        name: the name on the command line, and in the history.
+        processes: commands of bide that it needs, and that a fault may kill.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.processes: list[CommandProcess] = []
+        self._sent = 0
+
+    @property
+    def queues(self) -> Sequence[str]:
+        """The queues that it receives from."""
+        return [f"check.{self.name}.{number}" for number in range(3)]
+
+    def topology(self) -> Topology:
+        """What it declares."""
+        return Topology(queues=[Queue.quorum(name) for name in self.queues])
+
+    async def send(self) -> None:
+        """Send at the rate of the stage until it is ending."""
+        slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        async with asyncio.TaskGroup() as tasks:
+            async for number in self.pace():
+                await slots.acquire()
+                tasks.create_task(self.send_one(number)).add_done_callback(lambda _: slots.release())
+
+    @abstractmethod
+    async def send_one(self, number: int) -> None:
+        """Send a message, and record its result."""
+
+    async def receive(self) -> None:
+        """Receive from all queues until this is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for queue in self.queues:
+                tasks.create_task(self.receive_from(queue))
+
+    async def receive_from(self, queue: str) -> None:
+        """Receive from a queue until this is cancelled."""
+        async with self.stage.client.consume(queue, prefetch=PREFETCH) as messages:
+            async for message in messages:
+                self.stage.recorder.add_delivered(message, queue)
+                try:
+                    await message.ack()
+                except DeliveryLostError:
+                    continue
+
+    async def prepare(self) -> None:  # noqa: B027 (optional)
+        """Prepare the processes."""
+
+    async def warm_up(self) -> None:  # noqa: B027 (optional)
+        """Wait until the processes work, before there are faults."""
+
+    async def finish(self) -> None:  # noqa: B027 (optional)
+        """Undo what keeps messages from arriving, when no more are sent."""
+
+    async def pace(self) -> AsyncIterator[int]:
+        """Count messages at the rate of the stage. A pause that was too long is not made up for."""
+        loop = asyncio.get_running_loop()
+        next_at = loop.time()
+        while not self.stage.ending.is_set():
+            yield self._sent
+            self._sent += 1
+            next_at = max(next_at + 1 / self.stage.rate, loop.time())
+            await asyncio.sleep(next_at - loop.time())
+
+    def random_delay(self) -> timedelta:
+        """A delay from 50 ms to the longest one."""
+        steps = self.stage.longest // timedelta(milliseconds=_STEP)
+        return timedelta(milliseconds=_STEP * self.stage.rng.randint(1, steps))
+
+    def draft(self, number: int, *, routing_key: str = "", suffix: str = "") -> Draft:
+        """A message with a random body and random headers."""
+        rng = self.stage.rng
+        headers: dict[str, Any] = {"check-number": number, "check-text": f"ü{rng.randrange(1_000_000)}"}
+        return self.stage.recorder.draft(
+            f"{self.stage.recorder.run}-{self.name}-{number}{suffix}",
+            self.name,
+            rng.randbytes(rng.randint(0, _MAX_BODY)),
+            headers,
+            routing_key=routing_key,
+        )
+
+    async def publish(
+        self,
+        draft: Draft,
+        places: Sequence[str],
+        *,
+        role: str = "message",
+        client: Client | None = None,
+        **target: Any,
+    ) -> None:
+        """Publish a message, and record its result."""
+        recorder = self.stage.recorder
+        try:
+            receipt = await (client or self.stage.client).publish(
+                draft.body, headers=draft.headers, message_id=draft.id, **target
+            )
+        except BideError as error:
+            recorder.add_sent(draft, places, outcome=type(error).__name__, expected=expected_after(error), role=role)
+        else:
+            recorder.add_sent(
+                draft,
+                places,
+                outcome="confirmed",
+                expected="delivered",
+                due=receipt.due,
+                attempts=receipt.attempts,
+                role=role,
+            )
+
+
+def expected_after(error: BideError) -> str:
+    """Whether a message whose publish raised this error may arrive."""
+    is_refused = isinstance(error, _REFUSED) or type(error) is PublishError  # in itself: it was not sent in time
+    return "nothing" if is_refused and not isinstance(error, PublishInDoubtError) else "unknown"

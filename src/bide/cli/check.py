@@ -1,0 +1,238 @@
+"""``bide check``: messages, faults, and a judgement of what happened."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from bide.cli.output import echo, print_json, working
+from bide.cli.running import run_async
+from bide.cli.settings import duration_of, json_option, verbose_option
+
+if TYPE_CHECKING:
+    from bide.check.faults.fault import Cluster
+    from bide.check.judgement import JudgedPromise, Verdict
+    from bide.check.plan import CheckPlan
+
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+_MAX_NODES: Final = 9
+_HANDLING: Final = ("ignore", "pause_minority", "autoheal")
+_MEASURED: Final = ("early", "late")
+_MILLISECOND: Final = 1_000
+_SECOND: Final = 1_000_000
+
+_folder_argument = click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+
+
+def _lateness_option(command: _Decorated) -> _Decorated:
+    return click.option(
+        "--max-lateness",
+        default="5s",
+        show_default=True,
+        metavar="DELAY",
+        help="Lateness that is allowed outside faults.",
+    )(command)
+
+
+@click.group()
+def check() -> None:
+    """Send messages to a cluster while faults happen, and judge what arrived.
+
+    The history of each run is a folder of Parquet files. The judgement consists of SQL queries over it: nothing lost,
+    early, doubled, changed or delivered although it was refused or cancelled.
+    """
+
+
+@check.command()
+@_folder_argument
+@click.option("--workload", "workloads", multiple=True, metavar="NAME",
+              help="Kind of messages, repeatable. [default: queues]")  # fmt: skip
+@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Kind of fault, repeatable; see below.")
+@click.option("--duration", default="1m", show_default=True, metavar="DELAY", help="How long messages are sent.")
+@click.option("--rate", default=100.0, show_default=True, metavar="N", help="Messages per second, all workloads.")
+@click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="Longest delay of a message.")
+@click.option("--every", default="20s", show_default=True, metavar="DELAY", help="Mean time between two faults.")
+@click.option("--length", default="10s", show_default=True, metavar="DELAY", help="Longest time until a repair.")
+@click.option("--at-once", default=1, show_default=True, metavar="N", help="Most faults at the same time.")
+@click.option("--seed", type=int, metavar="N", help="Random seed. [default: another one each time]")
+@click.option("--continue", "again", is_flag=True, help="Add a run to those in the folder.")
+@click.option("--cluster", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+              help="Folder of a cluster of 'bide broker start'.")  # fmt: skip
+@click.option("--nodes", type=click.IntRange(1, _MAX_NODES), default=3, show_default=True,
+              help="Nodes of the cluster that is started.")  # fmt: skip
+@click.option("--partition-handling", type=click.Choice(_HANDLING), help="How RabbitMQ handles partitions, to 4.2.")
+@click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="Folder of RabbitMQ, with sbin/.")
+@click.option("--root", type=click.Path(path_type=Path, file_okay=False),
+              help="Root folder of a system with RabbitMQ.")  # fmt: skip
+@_lateness_option
+@json_option("the verdict")
+@verbose_option
+def run(
+    *,
+    folder: Path,
+    workloads: tuple[str, ...],
+    faults: tuple[str, ...],
+    duration: str,
+    rate: float,
+    longest: str,
+    every: str,
+    length: str,
+    at_once: int,
+    seed: int | None,
+    again: bool,
+    cluster: Path | None,
+    nodes: int,
+    partition_handling: str | None,
+    home: Path | None,
+    root: Path | None,
+    max_lateness: str,
+    as_json: bool,
+) -> int:
+    """Send and receive messages while faults happen, write the history to FOLDER, and judge it.
+
+    The cluster is started for the run, or is one of 'bide broker start --nodes 3' (--cluster). Faults happen on such
+    clusters only. A run uses the virtual host bide-check, which it deletes at the end. What a killed run left behind
+    is cleaned up by the next one.
+
+    Workloads: queues, topic, isolated, retries, gate, relay, bulk; 'all' for all of them.
+
+    Faults: kill, pause, replace (nodes), kill-process (gates and relays), partition, one-way (root, Linux), leaders,
+    policy, memory, disk (alarms), clock-step, clock-drift (libfaketime).
+
+    It exits with 1 if a promise was broken.
+    """
+    from bide.check.history import next_run
+    from bide.check.plan import WORKLOADS, CheckPlan
+    from bide.check.run import run_check
+    from bide.check.site import working_folder
+    from bide.runtime.wording import quantity
+
+    if cluster is not None and (home or root or partition_handling):
+        raise click.UsageError("--home, --root and --partition-handling are for the cluster that is started: omit them")
+    plan = CheckPlan(
+        seed=secrets.randbits(32) if seed is None else seed,
+        workloads=tuple(WORKLOADS) if "all" in workloads else workloads or ("queues",),
+        faults=faults,
+        duration=duration_of("--duration", duration),
+        rate=rate,
+        longest=duration_of("--longest", longest),
+        every=duration_of("--every", every),
+        length=duration_of("--length", length),
+        at_once=at_once,
+    )
+    bound = duration_of("--max-lateness", max_lateness)
+    next_run(folder, again=again)
+    with working_folder() as place:
+        chosen = _cluster(plan, place, cluster, nodes, partition_handling, home, root)
+        with chosen as one:
+            echo(f"seed {plan.seed}, RabbitMQ {one.release}, {quantity(len(one.nodes), 'node')}", err=True)
+            run_async(run_check(plan, one, folder, place, again=again, on_event=lambda text: echo(text, err=True)))
+    return _judge(folder, "duckdb", bound, None, as_json=as_json)
+
+
+@check.command()
+@_folder_argument
+@click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True,
+              help="What runs the queries.")  # fmt: skip
+@click.option("--master", metavar="URL", help="Master of Spark. [default: this machine]")
+@_lateness_option
+@json_option("the verdict")
+@verbose_option
+def judge(*, folder: Path, engine: str, master: str | None, max_lateness: str, as_json: bool) -> int:
+    """Judge the history in FOLDER again; exit with 1 if a promise was broken.
+
+    DuckDB judges ten million messages in this process. Spark runs the same queries, for more.
+    """
+    return _judge(folder, engine, duration_of("--max-lateness", max_lateness), master, as_json=as_json)
+
+
+@contextmanager
+def _cluster(
+    plan: CheckPlan,
+    place: Path,
+    cluster: Path | None,
+    nodes: int,
+    partition_handling: str | None,
+    home: Path | None,
+    root: Path | None,
+) -> Iterator[Cluster]:
+    from bide.check.site import own_cluster, users_cluster
+    from bide.errors import InvalidInputError
+
+    if cluster is not None:
+        if plan.needs("faketime"):
+            raise InvalidInputError("clock faults need a cluster that is started for them: omit --cluster")
+        with users_cluster(place, cluster) as one:
+            yield one
+        return
+    with working("starting a cluster"):
+        own = own_cluster(
+            place,
+            nodes=nodes,
+            namespaces=plan.needs("namespaces"),
+            clocks=plan.needs("faketime"),
+            partition_handling=partition_handling,
+            home=home,
+            chroot=root,
+        )
+        started = own.__enter__()
+    try:
+        yield started
+    finally:
+        own.__exit__(None, None, None)
+
+
+def _judge(folder: Path, engine: str, bound: Any, master: str | None, *, as_json: bool) -> int:
+    from bide.check.judgement import judge as judge_history
+
+    verdict = judge_history(
+        folder, engine="spark" if engine == "spark" else "duckdb", max_lateness=bound, master=master
+    )
+    if as_json:
+        print_json(verdict.to_dict())
+    else:
+        _show(verdict)
+    return int(verdict.violations > 0)
+
+
+def _show(verdict: Verdict) -> None:
+    from bide.runtime.wording import quantity
+
+    left_out = f"; {', '.join(verdict.unfinished)} did not finish and is left out" if verdict.unfinished else ""
+    echo(
+        f"{quantity(verdict.runs, 'run')}, {verdict.seconds / 3600:.2f} h, RabbitMQ {', '.join(verdict.releases)}, "
+        f"seeds {', '.join(map(str, verdict.seeds))}{left_out}"
+    )
+    echo()
+    echo(f"{'workload':<10}{'sent':>12}{'confirmed':>12}{'refused':>10}{'delivered':>12}{'twice':>8}{'latest':>10}")
+    for one in verdict.workloads:
+        echo(
+            f"{one.workload:<10}{one.sent:>12,}{one.confirmed:>12,}{one.refused:>10,}{one.delivered:>12,}"
+            f"{one.twice:>8,}{one.latest / _SECOND:>8.2f} s"
+        )
+    echo()
+    happened = ", ".join(f"{count} {kind}" for kind, count in verdict.faults.items())
+    echo(f"faults: {happened or 'none'}; undeliverable: {verdict.undeliverable:,}")
+    echo(
+        f"clock: due times are exact to {verdict.clock_error / _MILLISECOND:.1f} ms; {verdict.early_by_clock:,} "
+        f"messages were early because a node's clock was wrong, by {verdict.earliest_by_clock / _SECOND:.2f} s at most"
+    )
+    echo(f"history: {verdict.folder}, SHA-256 {verdict.digest}")
+    echo()
+    for finding in verdict.findings:
+        echo(f"{_result(finding):<20}{finding.rule:<12}{finding.promise}")
+        for example in finding.examples:
+            off = f", {example.off / _SECOND:.3f} s {finding.rule}" if finding.rule in _MEASURED else ""
+            echo(f"{'':<20}{example.id} in {example.place} ({example.run}){off}")
+
+
+def _result(finding: JudgedPromise) -> str:
+    if finding.violations == 0:
+        return "kept"
+    return "BROKEN once" if finding.violations == 1 else f"BROKEN {finding.violations:,} times"

@@ -1,0 +1,76 @@
+"""``bide check`` on the command line: verdicts, exit codes and refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.test_cli import COMMAND_LINE
+from tests.check_histories import DELIVERED, SECOND, SENT, write_history
+
+
+def bide_check(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run ``bide check``, with its working folders in *state*."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+    environment = {**kept, "PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(state)}
+    return COMMAND_LINE.run(["check", *map(str, arguments)], stdin=b"", environment=environment)
+
+
+def test_a_kept_history_exits_with_0_and_a_line_for_each_promise(tmp_path: Path) -> None:
+    done = bide_check("judge", write_history(tmp_path / "history", SENT, DELIVERED), state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("kept")] == [
+        ["kept", name]
+        for name in (
+            *("lost", "early", "late", "twice", "refused", "changed", "strange"),
+            *("schedules", "neighbours"),
+        )
+    ]
+    assert "queues" in done.stdout.decode()
+
+
+def test_a_broken_promise_exits_with_1_and_names_the_message(tmp_path: Path) -> None:
+    early = replace(DELIVERED, received_at=SENT.due - 2 * SECOND)
+    folder = write_history(tmp_path / "history", SENT, early)
+    done = bide_check("judge", folder, state=tmp_path)
+    assert done.returncode == 1
+    assert "BROKEN once" in done.stdout.decode()
+    assert "m1 in q (run-0001), 1.999 s early" in done.stdout.decode()
+    verdict = json.loads(bide_check("judge", folder, "--json", state=tmp_path).stdout)
+    assert verdict["violations"] == 1
+    assert [one["rule"] for one in verdict["findings"] if one["violations"]] == ["early"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--workload", "cascade"], 2, "'cascade' is not a workload: give one of queues, topic,"),
+        (["--fault", "flood"], 2, "'flood' is not a fault: give one of kill, pause,"),
+        (["--fault", "kill-process"], 2, "kill-process kills gates and relays, and none runs"),
+        (["--duration", "soon"], 2, "--duration: "),
+        (["--rate", "0"], 2, "rate=0 is too small"),
+        (["--cluster", "nowhere"], 1, "bide started no cluster in "),
+        (["--cluster", "nowhere", "--fault", "clock-step"], 2, "clock faults need a cluster that is started for them"),
+        (["--nodes", "1", "--fault", "partition"], 2, "partitions need several nodes"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(arguments: list[str], code: int, expected: str, tmp_path: Path) -> None:
+    done = bide_check("run", tmp_path / "history", *arguments, state=tmp_path)
+    [line] = done.stderr.decode().splitlines()
+    assert expected in line
+    assert done.returncode == code
+    assert not (tmp_path / "history").exists()
+    assert not list((tmp_path / "bide" / "check").glob("*"))
+
+
+def test_a_history_is_not_overwritten(tmp_path: Path) -> None:
+    folder = write_history(tmp_path / "history")
+    done = bide_check("run", folder, state=tmp_path)
+    assert done.returncode == 2
+    assert b"has 1 run already: add another run with --continue, or give a new folder" in done.stderr

@@ -1,0 +1,121 @@
+"""``bide check`` on clusters: its faults break no promise, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import bide.check.plan
+import bide.check.run
+from bide.check.faults.clock import step_of
+from bide.check.judgement import Verdict, judge
+from bide.check.plan import FAULTS, CheckPlan
+from bide.check.run import run_check
+from bide.check.site import clean_up, own_cluster, working_folder
+from bide.local_broker.processes import marked
+from tests.acceptance.test_local_broker import wait_until
+from tests.check_cases import found
+from tests.check_histories import SECOND
+from tests.support import Rabbitmq
+from tests.timeouts import TIMEOUT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+ANY_LATENESS = timedelta(seconds=TIMEOUT)
+"""These tests do not measure time."""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for working folders."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "bide" / "check"
+
+
+def check(
+    folder: Path, rabbitmq: Rabbitmq, faults: Sequence[str], *, workloads: Sequence[str] = ("queues",), seed: int = 1
+) -> Verdict:
+    """Run a plan of half a minute on a cluster of its own, and judge it."""
+    plan = CheckPlan(
+        seed=seed,
+        workloads=tuple(workloads),
+        faults=tuple(faults),
+        duration=timedelta(seconds=25),
+        rate=30,
+        longest=timedelta(seconds=5),
+        every=timedelta(seconds=5),
+        length=timedelta(seconds=4),
+    )
+    with (
+        working_folder() as working,
+        own_cluster(
+            working,
+            nodes=3,
+            namespaces=plan.needs("namespaces"),
+            clocks=plan.needs("faketime"),
+            partition_handling=None,
+            home=rabbitmq.home,
+            chroot=rabbitmq.chroot,
+        ) as cluster,
+    ):
+        asyncio.run(run_check(plan, cluster, folder, working))
+    return judge(folder, max_lateness=ANY_LATENESS)
+
+
+@pytest.mark.parametrize(
+    ("faults", "workloads"),
+    [
+        (["kill", "pause", "kill-process"], ["queues", "isolated", "gate"]),
+        (["leaders", "policy", "memory", "disk"], ["queues", "topic", "retries"]),
+        (["partition", "one-way"], ["queues", "bulk"]),
+        (["replace"], ["queues"]),
+    ],
+    ids=lambda one: "-".join(one),
+)
+def test_faults_of_a_cluster_break_no_promise(
+    faults: list[str], workloads: list[str], rabbitmq: Rabbitmq, tmp_path: Path, state: Path
+) -> None:
+    verdict = check(tmp_path / "history", rabbitmq, faults, workloads=workloads)
+    assert found(verdict) == {}
+    assert verdict.faults
+    assert set(verdict.faults) <= set(faults)
+    assert all(one.delivered > 0 for one in verdict.workloads)
+    assert not list(state.iterdir())
+
+
+def test_a_wrong_clock_of_a_node_makes_messages_early_by_its_step_at_most(
+    rabbitmq: Rabbitmq, tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Messages may be late by the step, and the test waits for them: ten minutes would take that long.
+    monkeypatch.setattr(bide.check.plan, "FAULTS", {**FAULTS, "clock-step": step_of(20.0)})
+    monkeypatch.setattr(bide.check.run, "FAULTS", {**FAULTS, "clock-step": step_of(20.0)})
+    verdict = check(tmp_path / "history", rabbitmq, ["clock-step"])
+    assert found(verdict) == {}
+    assert verdict.faults == {"clock-step": verdict.faults["clock-step"]}
+    assert verdict.earliest_by_clock <= 20 * SECOND
+
+
+def test_what_a_killed_run_leaves_behind_is_cleaned_up(rabbitmq: Rabbitmq, tmp_path: Path, state: Path) -> None:
+    options = [*(["--home", str(rabbitmq.home)] if rabbitmq.home else [])]
+    options += ["--root", str(rabbitmq.chroot)] if rabbitmq.chroot else []
+    with subprocess.Popen(
+        [sys.executable, "-m", "bide", "check", "run", str(tmp_path / "history"), "--fault", "pause", *options],
+        env={name: value for name, value in os.environ.items() if not name.startswith("BIDE_")},
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stderr is not None
+        assert b"seed" in process.stderr.readline()
+        [folder] = state.iterdir()
+        process.send_signal(signal.SIGKILL)
+    nodes = [folder / "cluster" / f"n{number}" for number in (1, 2, 3)]
+    wait_until(lambda: not any(marked(node) for node in nodes), what="the nodes end with the run")
+    assert clean_up() == [folder]
+    assert not list(state.iterdir())
