@@ -38,7 +38,7 @@ def shell(tmp_path: Path, rabbitmq: Rabbitmq, vhost: Vhost) -> Shell:
 def check(shell: Shell, block: str) -> None:
     for command, shown in commands_of(block):
         printed = shell.paste(command)
-        assert shape(printed) == shape(shown), f"{command}\n{printed}"
+        assert shape(re.sub(r"virtual host \S+", "virtual host /", printed)) == shape(shown), f"{command}\n{printed}"
 
 
 # -- permissions
@@ -133,7 +133,8 @@ def test_the_manifests_are_yaml_with_commands_that_exist() -> None:
             found = command.get_command(context, arguments.pop(0))
             assert found is not None
             command = found
-        command.make_context("bide", list(arguments), resilient_parsing=False)
+        _, left, _ = command.make_parser(click.Context(command)).parse_args(list(arguments))
+        assert left == []
     for manifest in manifests:
         if labels := manifest["spec"].get("selector", {}).get("matchLabels"):
             assert labels == manifest["spec"]["template"]["metadata"]["labels"]

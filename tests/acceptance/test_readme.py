@@ -26,10 +26,12 @@ from tests.readme import (
     ROOT,
     Shell,
     blocks,
+    code,
     commands_of,
     read,
     section,
     shape,
+    table,
 )
 from tests.spark.spark_processes import Counter, wait_until
 from tests.timeouts import TIMEOUT
@@ -153,6 +155,23 @@ def test_the_readme_prints_what_it_shows(shell: Shell) -> None:
             deciding.wait(TIMEOUT)
         finally:
             deciding.kill()
+
+
+def test_the_installed_completion_completes_commands_and_options(tmp_path: Path, rabbitmq: Rabbitmq) -> None:
+    rows = table(GETTING_STARTED, "Completion with the tab key")
+    shell = Shell(tmp_path, rabbitmq)
+    shell.environment["HOME"] = str(tmp_path)
+    files = []
+    for _, command in rows:
+        shell.paste(*code(command))
+        files.append(tmp_path / code(command)[0].rpartition("> ~/")[2])
+    bash, zsh, fish = (one.read_text(encoding="utf-8") for one in files)
+    assert zsh.startswith("#compdef bide")
+    assert "complete --no-files --command bide" in fish
+    ask = "COMP_WORDS=({}); COMP_CWORD={}; _bide_completion bide; echo ${{COMPREPLY[@]}}"
+    (shell.folder / "script").write_text(bash, encoding="utf-8")
+    asked = [ask.format("bide sch", 1), f"unset COMPREPLY; {ask.format('bide send --del', 2)}"]
+    assert shell.paste("\n".join(["source ./script", *asked])) == "schedule\n--delay\n"
 
 
 @pytest.mark.long

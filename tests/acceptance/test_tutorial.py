@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,7 +53,7 @@ class SecondShell:
             )
 
     def wait_to_print(self, line: str) -> None:
-        wait_for(lambda: line in self.output.read_text(), f"{line!r} is missing in {self.output.read_text()!r}")
+        wait_for(lambda: outline(line)[0] in outline(self.output.read_text()), line)
 
     def stop(self) -> None:
         """Ctrl-C."""
@@ -80,6 +81,12 @@ def is_parked(shell: Shell) -> bool:
 def exists(shell: Shell, queue: str) -> bool:
     with bide.connect_sync(shell.environment["BIDE_URL"]) as client:
         return client.exists(queue)
+
+
+def wait_for_gates(shell: Shell) -> None:
+    """Until gates lead all partitions, and answer."""
+    with bide.connect_sync(shell.environment["BIDE_URL"], timeout=timedelta(seconds=TIMEOUT)) as client:
+        assert client.count_scheduled() == 0
 
 
 @pytest.fixture
@@ -113,6 +120,8 @@ def run_commands(shell: Shell, block: str) -> None:
     for command, shown in commands_of(block):
         if command == "bide errors groups":
             wait_for(lambda: is_parked(shell), "the order is parked")
+        if command == "python shop.py":
+            wait_for_gates(shell)
         if command.startswith("bide send '{"):
             wait_for(lambda: exists(shell, "orders"), "the endpoint has declared its queue")
         printed = shell.paste(command)
@@ -121,6 +130,7 @@ def run_commands(shell: Shell, block: str) -> None:
 
 def outline(text: str) -> list[str]:
     """The shape of a text, without the user, and with the short ids of operations."""
+    text = re.sub(r"(virtual host /, as) \S+", r"\1 GATE", text)
     return shape(re.sub(r"\b[0-9a-f]{12}\b", "ID", re.sub(r"\S+@\S+ \(\S+\)", "USER", text)))
 
 

@@ -23,7 +23,7 @@ class _Recorder(CollectorRegistry):
 
     def __init__(self) -> None:
         super().__init__()
-        self.collectors: list[Collector] = []
+        self.collectors: list[Any] = []
 
     def register(self, collector: Collector) -> None:
         self.collectors.append(collector)
@@ -38,7 +38,7 @@ def exported() -> dict[str, set[str]]:
     samples = {}
     for family in registry.collect():
         # Families that are made at each scrape have no collector with labels.
-        of_family = labels.get(family.name) or getattr(family, "_labelnames", ())
+        of_family: tuple[str, ...] = labels.get(family.name) or getattr(family, "_labelnames", None) or ()
         match family.type:
             case "counter":
                 samples[f"{family.name}_total"] = set(of_family)
