@@ -51,7 +51,15 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheels")
     pins = re.findall(r"^[\w.-]+==\S+", (ROOT / "requirements" / "lock.txt").read_text(), re.MULTILINE)
     (folder / "pins.txt").write_text("\n".join(pins))
-    build = ["wheel", "--quiet", "--no-build-isolation", "--constraint", folder / "pins.txt", "--wheel-dir", folder]
+    build: list[str | Path] = [
+        "wheel",
+        "--quiet",
+        "--no-build-isolation",
+        "--constraint",
+        folder / "pins.txt",
+        "--wheel-dir",
+        folder,
+    ]
     run(sys.executable, "-m", "pip", *build, ROOT)
     return folder
 
