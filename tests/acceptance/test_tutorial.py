@@ -130,6 +130,7 @@ def run_commands(shell: Shell, block: str) -> None:
 
 def outline(text: str) -> list[str]:
     """The shape of a text, without the user, and with the short ids of operations."""
+    text = re.sub(r"version \S+", "version V", text)
     text = re.sub(r"(virtual host /, as) \S+", r"\1 GATE", text)
     return shape(re.sub(r"\b[0-9a-f]{12}\b", "ID", re.sub(r"\S+@\S+ \(\S+\)", "USER", text)))
 
