@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import os
 import re
+import tomllib
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ import click
 import bide
 
 PACKAGE: Final = Path(bide.__file__).parent
+ROOT: Final = Path(__file__).resolve().parents[1]
 
 API: Final = {
     "Clients": ("bide.client", "bide.amqp", "bide.messages"),
@@ -48,6 +51,7 @@ def write(folder: Path) -> None:
         "queues.md": _queues(),
         "metrics.md": _metrics(),
         "settings.md": _settings(),
+        "versions.md": _versions(),
     }.items():
         (folder / name).write_text("\n".join(lines) + "\n")
 
@@ -243,7 +247,9 @@ def _metrics() -> list[str]:
     labels = _labels_of(metrics)
     for family in sorted(registry.collect(), key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        shown = ", ".join(f"`{one}`" for one in labels.get(family.name, ())) or "none"
+        # Families that are made at each scrape have no collector with labels.
+        known = labels.get(family.name) or getattr(family, "_labelnames", ())
+        shown = ", ".join(f"`{one}`" for one in known) or "none"
         lines.append(f"| `{name}` | {family.type} | {shown} | {_cell(family.documentation)} |")
     return lines
 
@@ -259,17 +265,8 @@ def _labels_of(metrics: object) -> dict[str, tuple[str, ...]]:
 
 def _settings() -> list[str]:
     lines = ["# Settings", "", "## Environment variables", ""]
-    lines += ["| variable | read by |", "|---|---|"]
-    readers: dict[str, set[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = ".".join(["bide", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
-        for node in ast.walk(ast.parse(path.read_text())):
-            match node:
-                case ast.Constant(value=str() as text) if re.fullmatch(r"BIDE_[A-Z_]+", text):
-                    readers.setdefault(text, set()).add(module)
-    lines += [
-        f"| `{name}` | {', '.join(f'`{one}`' for one in sorted(found))} |" for name, found in sorted(readers.items())
-    ]
+    lines += ["| variable | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in sorted(_variables().items())]
     lines += ["", "## Layouts", "", "| layout | settings |", "|---|---|"]
     from bide.delay.by_name import _SETTINGS
 
@@ -280,6 +277,52 @@ def _settings() -> list[str]:
 
     for title, known in (("read", read_options.KNOWN), ("write", sink_settings.KNOWN)):
         lines += ["", f"## Options of Spark to {title}", "", ", ".join(f"`{one}`" for one in sorted(known))]
+    return lines
+
+
+def _variables() -> dict[str, str]:
+    """Environment variables, by the documented constants that name them and the options that read them."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        for _, value, text in _constants(ast.parse(path.read_text())):
+            if text and isinstance(value, str) and re.fullmatch(r"BIDE_[A-Z_]+", value):
+                found[value] = _cell(text)
+    from bide.cli.app import cli
+
+    for _, command in _tree("bide", cli):
+        for option in command.params:
+            if isinstance(option, click.Option) and isinstance(option.envvar, str):
+                found.setdefault(option.envvar, f"The default of `{option.opts[0]}`: {option.help}")
+    return found
+
+
+# -- versions
+
+
+def _versions() -> list[str]:
+    from bide.admin.apply import MINIMUM_RELEASE
+    from bide.delay.by_name import LAYOUTS, make_infrastructure
+    from bide.schedules.names import ScheduleNames
+    from bide.version import VERSION
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tested = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r"Python :: 3\.\d+$", one)]
+    lines = ["# Versions", "", "| | |", "|---|---|", f"| these pages | bide {VERSION} |"]
+    lines += [f"| RabbitMQ | {'.'.join(map(str, MINIMUM_RELEASE))} or newer |"]
+    lines += [f"| Python | {project['requires-python'].removeprefix('>=')} or newer; tested: {', '.join(tested)} |", ""]
+    lines += ["## Names on the broker", ""]
+    lines += ["A new layout version has new names, so that programs of two releases can use one broker.", ""]
+    lines += ["| | names start with |", "|---|---|"]
+    for layout in LAYOUTS:
+        topology = make_infrastructure(layout).topology()
+        names = sorted(one.name for one in (*topology.exchanges, *topology.queues))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(names[0], names[-1], strict=False))
+        common = "".join(one for one, _ in same)
+        lines.append(f"| the layout `{layout}` | `{common}` |")
+    lines += [f"| the schedule log | `{ScheduleNames().operations}` |", ""]
+    lines += ["## Packages", "", "| extra | packages |", "|---|---|"]
+    extras = {"(always)": project["dependencies"], **project["optional-dependencies"]}
+    lines += [f"| {extra} | {', '.join(f'`{one}`' for one in packages)} |" for extra, packages in extras.items()]
     return lines
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bide.local_broker import LocalBroker, LocalCluster
 
 STREAM_PORT_VARIABLE: Final = "BIDE_STREAM_PORT"
+"""Port of the stream protocol of the broker of ``BIDE_URL``; the default is 5552, with TLS 5551."""
 
 URL_VARIABLE: Final = "BIDE_URL"
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from bide.errors import BrokerNotFoundError, LocalBrokerError
 
 HOME_VARIABLE = "BIDE_RABBITMQ_HOME"
+"""Folder of the RabbitMQ that ``bide broker start`` runs, with ``sbin``; by default it searches for one."""
+
 MINIMUM_RELEASE = (3, 10)
 
 # Folders where package managers install programs, and that an ordinary user's PATH may lack.

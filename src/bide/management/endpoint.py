@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
+"""URL of the management API of the broker of ``BIDE_URL``; the default has its user and host, and port 15672."""
 
 PORTS: Final = {"http": 15672, "https": 15671}
 
