@@ -21,6 +21,7 @@ from bide.schedules.questions import (
     CountQuestion,
     KeyQuestion,
     PageQuestion,
+    TimelineQuestion,
     QuestionAnswer,
     ScheduleQuestion,
     answer_for_key,
@@ -57,8 +58,14 @@ QUESTIONS: st.SearchStrategy[ScheduleQuestion] = st.one_of(
         after=st.none() | TEXTS,
         limit=st.integers(1, MAX_PAGE),
         with_messages=st.booleans(),
+        is_recurring=st.booleans(),
     ),
     st.builds(CountQuestion, filter=FILTERS),
+    st.builds(
+        TimelineQuestion,
+        filter=FILTERS,
+        grid=st.builds(TimeGrid, start=TIMES, width=st.integers(1, 10**9), number=st.integers(1, MAX_INTERVALS)),
+    ),
 )
 
 
