@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 )
 @click.option("--origin", metavar="URL", help="Address behind a proxy: https://bide.example.org.")
 @click.option("--user-header", metavar="NAME", help="Header in which the proxy sends the user.")
-@click.option("--allow-user", "users", multiple=True, metavar="PATTERN", help="Allowed user: '*@example.org'. Repeatable.")
+@click.option(
+    "--allow-user", "users", multiple=True, metavar="PATTERN", help="Allowed user: '*@example.org'. Repeatable."
+)
 @layout_options()
 @management_options
 @pass_settings

@@ -193,7 +193,10 @@ class Schedules:
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
 
     async def timeline(self, chosen: ScheduleFilter, grid: TimeGrid) -> Timeline:
-        """The numbers of schedules that a filter matches, by target and interval. Gates of older releases do not answer."""
+        """The numbers of schedules that a filter matches, by target and interval.
+
+        Gates of older releases do not answer.
+        """
         question = TimelineQuestion(filter=chosen, grid=grid)
         answers = await asyncio.gather(
             *(self.requests.ask(number, f"the times of partition {number}", question) for number in range(PARTITIONS))

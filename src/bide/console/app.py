@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from bide.console import activity, failures, finding, health, lateness, schedules, waiting
 from bide.console.asked import Asked
-from bide.console.security import Guard, csrf_token, session_cookie
+from bide.console.security import SIGN_IN, Guard, csrf_token, session_cookie
 from bide.console.settings import Access
 from bide.console.site import Site
 from bide.error_queues.operator_log import this_operator
@@ -60,8 +60,12 @@ CHANGES: Final[Mapping[str, Handler]] = {
 }
 """What can be changed, each with POST and a CSRF token."""
 
-_TYPES: Final = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
-                 "svg": "image/svg+xml"}  # fmt: skip
+_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _MAX_REQUEST: Final = 1_000_000
 """Bytes of the body of a request."""
 
@@ -92,7 +96,7 @@ def make_app(sites: Sequence[Site], access: Access) -> ASGIApp:
             return JSONResponse({"error": "this is not the token that 'bide console' printed"}, 403)
         return JSONResponse({}, headers={"set-cookie": cookie})
 
-    routes = [Route("/api/about", about), Route("/session", _answering(sign_in), methods=["POST"])]
+    routes = [Route("/api/about", about), Route(SIGN_IN, _answering(sign_in), methods=["POST"])]
     routes += [Route(f"/api/{path}", _handled(handler, named, is_change=False)) for path, handler in READS.items()]
     routes += [
         Route(f"/api/{path}", _handled(handler, named, is_change=True), methods=["POST"])

@@ -61,7 +61,11 @@ async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, 
         listed = await site.api.queues(site.name, "")
         names = [one.queue.name for one in listed if failures.is_likely(one) and (one.messages or 0) <= _BROWSED]
         places = [
-            _place(f"queue {one.queue.name}", looked=False, note=f"it has {one.messages:,} messages: search it by bide errors")
+            _place(
+                f"queue {one.queue.name}",
+                looked=False,
+                note=f"it has {one.messages:,} messages: search it by bide errors",
+            )
             for one in listed
             if failures.is_likely(one) and (one.messages or 0) > _BROWSED
         ]
@@ -86,7 +90,9 @@ async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, 
 def _tap_place(read: TapRecords) -> dict[str, Any]:
     if read.why:
         return _place(f"stream {read.stream}" if read.stream else "taps", looked=False, note=read.why)
-    note = f"{len(read.records):,} messages" + ("" if read.is_whole else f", the latest {MAX_READ:,} of the stream only")
+    note = f"{len(read.records):,} messages" + (
+        "" if read.is_whole else f", the latest {MAX_READ:,} of the stream only"
+    )
     return _place(f"stream {read.stream}", looked=True, note=note)
 
 
@@ -104,7 +110,9 @@ def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -
     }
     if known.due is not None and known.sent is not None and (target := _target(known.target)) is not None:
         now = to_milliseconds(site.client.now())
-        values["hops"] = _hops(site, max(known.due - known.sent, 0), target, known.sent, now, is_over=arrived is not None)
+        values["hops"] = _hops(
+            site, max(known.due - known.sent, 0), target, known.sent, now, is_over=arrived is not None
+        )
     return values
 
 

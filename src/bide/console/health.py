@@ -44,9 +44,7 @@ async def resend(site: Site, asked: Asked) -> dict[str, Any]:
     if not allow:
         raise InvalidInputError("no target is allowed: give patterns such as orders.*")
     async with site.recorded("resend", queue, asked.operator, {"allow": list(allow)}) as record:
-        result = await resend_messages(
-            site.client, allow=allow, queue=queue, management_url=site.management_url
-        )
+        result = await resend_messages(site.client, allow=allow, queue=queue, management_url=site.management_url)
         values = {"sent": result.sent, "kept": dict(result.kept)}
         record |= values
     return values

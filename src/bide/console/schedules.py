@@ -111,9 +111,7 @@ async def change_all(site: Site, asked: Asked) -> dict[str, Any]:
     queue = site.schedules.requests.names.operations
     async with site.recorded(f"{action} schedules", queue, asked.operator, {"selection": given, **times}) as record:
         if action == "move":
-            result = await site.schedules.move_all(
-                chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at")
-            )
+            result = await site.schedules.move_all(chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at"))
         else:
             result = await site.schedules.change_all(action, chosen)
         record |= {"outcome": result.outcome.value, "count": result.count}

@@ -77,5 +77,7 @@ def _listen(port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise InvalidInputError(f"port {port} cannot be used: {error.strerror}; give another one with port=...") from error
+        raise InvalidInputError(
+            f"port {port} cannot be used: {error.strerror}; give another one with port=..."
+        ) from error
     return listener

@@ -32,14 +32,18 @@ class ProxyAccess:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.origin)
-        is_origin = parts.scheme in ("http", "https") and parts.netloc and self.origin == f"{parts.scheme}://{parts.netloc}"
+        is_origin = (
+            parts.scheme in ("http", "https") and parts.netloc and self.origin == f"{parts.scheme}://{parts.netloc}"
+        )
         if not is_origin or "@" in parts.netloc:
             raise InvalidUrlError(
                 f"the origin {self.origin!r} is not a scheme and a host: give it as the browser shows it, such as "
                 "https://bide.example.org"
             )
         if not _HEADER.fullmatch(self.user_header):
-            raise InvalidInputError(f"{self.user_header!r} is not the name of a header: give one such as X-Forwarded-User")
+            raise InvalidInputError(
+                f"{self.user_header!r} is not the name of a header: give one such as X-Forwarded-User"
+            )
         if not self.users or "" in self.users:
             raise InvalidInputError("no user may use the console: give users=[...]")
 

@@ -14,8 +14,8 @@ from bide.admin.locate import management_api
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
-from bide.client.schedules import Schedules
 from bide.client.schedule_methods import schedules_of
+from bide.client.schedules import Schedules
 from bide.console.operations import Operations
 from bide.delay.protocol import DelayInfrastructure
 from bide.error_queues import ErrorQueue
@@ -26,7 +26,7 @@ from bide.runtime.logs import logger
 
 log = logger(__name__)
 
-_TIMEOUT: Final = timedelta(seconds=10)
+_TIMEOUT: Final = timedelta(seconds=30)
 """How long an answer of a gate may take."""
 
 

@@ -102,9 +102,7 @@ class Audit:
         operator: who works; None for :func:`this_operator`.
     """
 
-    def __init__(
-        self, client: Client, *, operation: str, queue: str, run: str, operator: str | None = None
-    ) -> None:
+    def __init__(self, client: Client, *, operation: str, queue: str, run: str, operator: str | None = None) -> None:
         self._client = client
         self._operator = operator
         self._operation = operation

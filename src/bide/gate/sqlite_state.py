@@ -300,7 +300,8 @@ class SqliteState:
         # The index has all columns, so that no message is read.
         query = (
             "SELECT target, CASE WHEN due < ? THEN -1 WHEN due >= ? THEN ? ELSE (due - ?) / ? END AS interval, "  # noqa: S608
-            f"count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key WHERE {where} GROUP BY target, interval"
+            "count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key "
+            f"WHERE {where} GROUP BY target, interval"
         )
         times = (grid.start, grid.end, grid.number, grid.start, grid.width)
         for target, interval, count, first, last in self._sql.execute(query, (*times, *values)):

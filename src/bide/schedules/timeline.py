@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bide.schedules.fields import RecordFields
+from bide.schedules.fields import MAX_INTEGER, RecordFields
 
 MAX_INTERVALS: Final = 1_000
 
@@ -16,6 +16,9 @@ MAX_TARGETS: Final = 200
 
 OTHER_TARGETS: Final = "*"
 """Stands for the targets that are counted together. Names of targets begin with ``q:`` or ``x:``."""
+
+_MAX_TARGET: Final = 257
+"""Bytes of a name, with ``q:`` or ``x:`` before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +98,14 @@ def read_grid(fields: RecordFields) -> TimeGrid:
         ScheduleRecordError: they are missing or wrong.
     """
     grid = TimeGrid(
-        start=fields.integer("start"), width=fields.integer("width", lowest=1), number=fields.integer("number", lowest=1)
+        start=fields.integer("start"),
+        width=fields.integer("width", lowest=1),
+        number=fields.integer("number", lowest=1),
     )
     if grid.number > MAX_INTERVALS:
         raise fields.error("number", grid.number, f"at most {MAX_INTERVALS}")
+    if grid.end > MAX_INTEGER:
+        raise fields.error("width", grid.width, "so small that the last interval ends within 64 bits")
     fields.end()
     return grid
 
@@ -126,12 +133,8 @@ def _read_count(values: Any) -> TimelineCount:
     )
 
 
-_MAX_TARGET: Final = 257
-"""Bytes of a name, with ``q:`` or ``x:`` before it."""
-
-
 def _is_row(values: Any) -> bool:
-    return isinstance(values, list) and len(values) == 5  # noqa: PLR2004 (the attributes of a count)
+    return isinstance(values, list) and len(values) == 5
 
 
 def largest(counts: Iterable[TimelineCount]) -> tuple[TimelineCount, ...]:

@@ -3,11 +3,11 @@
 import { h, s, replace } from "./dom.js";
 import { duration, number, quantity } from "./format.js";
 
-const SIZE = 400;
-const INNER = 44;
-const WIDTH = 20;
+const SIZE = 440;
+const INNER = 56;
+const WIDTH = 21;
 const GAP = 5;
-const START = 0.02;
+const START = 0.09;
 
 const point = (radius, part) => {
   const angle = part * 2 * Math.PI - Math.PI / 2;
@@ -42,7 +42,8 @@ export function dial(levels, total) {
       slot.addEventListener("focus", tell);
       return slot;
     });
-    return [slots, s("circle", { class: "hand", r: 0, cx: SIZE / 2, cy: SIZE / 2 })];
+    const label = s("text", { class: "ring", x: SIZE / 2, y: SIZE / 2 - inner - WIDTH / 2 + 4, "text-anchor": "middle" }, duration(level.unit, 1).replace(" ", "\u202f"));
+    return [slots, label];
   });
   const picture = s(
     "svg",

@@ -60,6 +60,6 @@ export function niceSteps(highest, count = 4) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = Math.max([1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough), 1);
   const steps = [];
-  for (let value = 0; value <= highest; value += step) steps.push(value);
+  for (let value = 0; value < highest + step; value += step) steps.push(value);
   return steps;
 }

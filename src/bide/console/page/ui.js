@@ -23,9 +23,9 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, shown.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
 
-export function table(columns, rows, { link } = {}) {
+export function table(columns, rows, { link, stacks = true } = {}) {
   const cells = (row) =>
-    columns.map(([label, content, kind]) => h("td", { class: kind, "data-label": label }, content(row)));
+    columns.map(([label, content, kind]) => h("td", { class: kind, "data-label": label }, h("div", {}, content(row))));
   const line = (row) => {
     if (!link) return h("tr", {}, cells(row));
     const open = () => link(row);
@@ -45,7 +45,7 @@ export function table(columns, rows, { link } = {}) {
     { class: "scroll" },
     h(
       "table",
-      { class: "stack" },
+      { class: stacks ? "stack" : null },
       h("thead", {}, h("tr", {}, columns.map(([label, , kind]) => h("th", { class: kind, scope: "col" }, label)))),
       h("tbody", {}, rows.map(line)),
     ),

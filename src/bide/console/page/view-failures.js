@@ -56,7 +56,7 @@ export async function show(page, context) {
         ["Failed on", (one) => one.queues.map((text) => h("div", { class: "break" }, text))],
         ["Last", (one) => (one.last ? [h("span", { class: "nowrap" }, time(one.last)), h("div", { class: "quiet small" }, relative(one.last))] : "?"), "nowrap"],
         ["", (one) => h("div", { class: "row" },
-          h("a", { class: "button", href: context.link("failures", { queue, id: one.example, group: one.group, by }) }, "Look"),
+          h("a", { class: "button tiny", href: context.link("failures", { queue, id: one.example, group: one.group, by }) }, "Look"),
           one.group.startsWith("(no ") ? null : operations(context, queue, { [name]: one.group }, running)), "actions"],
       ],
       listed.groups,

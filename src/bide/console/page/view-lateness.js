@@ -36,7 +36,7 @@ export async function show(page, context) {
     h("details", {}, h("summary", {}, "As a table"), table([
       ["Minute", (one) => time(one.at), "nowrap"], ["Messages", (one) => number(one.count), "number"],
       ["p50", (one) => `${number(one.p50)} ms`, "number"], ["p99", (one) => `${number(one.p99)} ms`, "number"], ["Latest", (one) => `${number(one.max)} ms`, "number"],
-    ], found.minutes)));
+    ], found.minutes, { stacks: false })));
 }
 
 function plot(found) {

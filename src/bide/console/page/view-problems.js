@@ -44,6 +44,9 @@ const resend = (context, one) => ask({
   },
 });
 
+const summary = (problems, warnings) =>
+  problems ? badge(quantity(problems, "problem"), "bad") : warnings ? badge(quantity(warnings, "warning"), "warn") : badge("all is well", "good");
+
 function findings(card, found) {
   const count = (status) => found.findings.filter((one) => one.status === status).length;
   const rows = (which) => found.findings.filter(which).map((one) => h("div", { class: "finding" },
@@ -55,9 +58,9 @@ function findings(card, found) {
   replace(
     card,
     h("div", { class: "finding" },
-      h("div", {}, badge(found.ok ? "all is well" : quantity(count("problem"), "problem"), found.ok ? "good" : "bad")),
+      h("div", {}, summary(count("problem"), count("warning"))),
       h("div", { class: "quiet" }, `${found.layout} on ${found.broker}, RabbitMQ ${found.release}: ${quantity(count("ok"), "check")} passed, ${quantity(count("warning"), "warning")}, ${number(count("not checked"))} not checked`)),
     bad,
-    h("details", { open: !bad.length, class: "finding" }, h("summary", {}, "Other checks"), h("div", {}, rows((one) => one.status === "ok" || one.status === "not checked"))),
+    h("details", { open: !bad.length, class: "more" }, h("summary", {}, "Other checks"), rows((one) => one.status === "ok" || one.status === "not checked")),
   );
 }

@@ -38,7 +38,7 @@ function keyed(card, found, context, filter) {
     replace(
       card,
       h("div", { class: "split" }, h("h2", {}, "Schedules"), source("missing", "no gate answers")),
-      empty("Nothing is known about schedules", found.gates.why),
+      empty("The schedules cannot be counted", found.gates.why),
     );
     return;
   }
@@ -95,7 +95,7 @@ function numbers(found) {
     ["From", (row) => time(row[0]), "nowrap"],
     ["Schedules", (row) => number(row[1].reduce((sum, one) => sum + one.counts[row[2]], 0)), "number"],
     ["Targets", (row) => row[1].map((one) => `${targetName(one.target)}: ${number(one.counts[row[2]])}`).join(", ")],
-  ], rows);
+  ], rows, { stacks: false });
 }
 
 function unkeyed(card, found) {
@@ -127,7 +127,7 @@ function unkeyed(card, found) {
           ["Level", (one) => `${duration(one.unit)}${one.highest > 1 ? ` to ${duration(one.unit * one.highest)}` : ""}`, "nowrap"],
           ["Queues in use", (one) => number(one.counts.filter(Boolean).length), "number"],
           ["Messages", (one) => short(one.total), "number"],
-        ], rows),
+        ], rows, { stacks: false }),
         h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not show when each is due: where a message goes from here is computed from its level."))),
   );
 }
