@@ -170,6 +170,9 @@ def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
         expected.setdefault((one.target, place), []).append(one.due)
     found = {(one.target, one.interval): one for one in stored.timeline(wanted, grid)}
     assert found.keys() == expected.keys()
+    everything = [due for dues in expected.values() for due in dues]
+    span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
+    assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
     for place, dues in expected.items():
         assert (found[place].count, found[place].first, found[place].last) == (len(dues), min(dues), max(dues))
 

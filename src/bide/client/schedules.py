@@ -20,7 +20,7 @@ from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition
 from bide.schedules.prepared import PreparedSchedule, check_due, check_version
 from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion, TimelineQuestion
 from bide.schedules.records import Action, ChangeSchedule, Operation, ScheduleFilter
-from bide.schedules.timeline import TimeGrid, Timeline, merged
+from bide.schedules.timeline import TimeGrid, Timeline, TimelineCount, merged
 
 FIRST_PAGE: Final = 100
 """Schedules that are asked for first in each partition. Later pages are larger."""
@@ -197,11 +197,21 @@ class Schedules:
 
         Gates of older releases do not answer.
         """
-        question = TimelineQuestion(filter=chosen, grid=grid)
+        return merged(grid, await self._counts(TimelineQuestion(filter=chosen, grid=grid)))
+
+    async def span(self, chosen: ScheduleFilter) -> tuple[int, int] | None:
+        """The first and the last due time of the schedules that a filter matches, in milliseconds since the Unix epoch.
+
+        None if none matches. Gates of older releases do not answer.
+        """
+        counts = await self._counts(TimelineQuestion(filter=chosen, grid=None))
+        return (min(one.first for one in counts), max(one.last for one in counts)) if counts else None
+
+    async def _counts(self, question: TimelineQuestion) -> list[TimelineCount]:
         answers = await asyncio.gather(
             *(self.requests.ask(number, f"the times of partition {number}", question) for number in range(PARTITIONS))
         )
-        return merged(grid, (count for one in answers for count in one.timeline))
+        return [count for one in answers for count in one.timeline]
 
 
 def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:

@@ -118,7 +118,9 @@ def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -
 
 def _target(text: str | None) -> Target | None:
     kind, _, name = (text or "").partition(":")
-    return {"q": QueueTarget(name), "x": ExchangeTarget(name, "#")}.get(kind) if name else None
+    if not name or kind not in ("q", "x"):
+        return None
+    return QueueTarget(name) if kind == "q" else ExchangeTarget(name, "#")
 
 
 def _hops(site: Site, delay: int, target: Target, begun: int, now: int, *, is_over: bool) -> list[dict[str, Any]]:

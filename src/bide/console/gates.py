@@ -12,9 +12,9 @@ from bide.topology import Queue
 
 
 async def gates_of(site: Site) -> dict[str, Any]:
-    """Which partitions a gate leads: ``{"led": 8, "of": 8, "ok": true, "why": ""}``.
+    """How many partitions gates lead, and whether to ask them: without a gate, questions would wait for their timeout.
 
-    Questions to a partition without a gate would wait for their timeout.
+    ``{"led": 8, "of": 8, "ok": true, "why": ""}``
     """
     names = site.schedules.requests.names
     queues = [Queue(names.queries(number)) for number in range(PARTITIONS)]
@@ -32,4 +32,5 @@ async def gates_of(site: Site) -> dict[str, Any]:
 
 
 def _gates(led: int, why: str) -> dict[str, Any]:
-    return {"led": led, "of": PARTITIONS, "ok": not why, "why": why}
+    # If only some are led, a gate is taking over the others, within seconds.
+    return {"led": led, "of": PARTITIONS, "ok": led > 0, "why": why}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -110,7 +110,7 @@ class Site:
 
     @asynccontextmanager
     async def recorded(
-        self, operation: str, queue: str, operator: str, details: dict[str, object]
+        self, operation: str, queue: str, operator: str, details: Mapping[str, object]
     ) -> AsyncIterator[dict[str, object]]:
         """Record an operation before it begins, and its result afterwards.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os.path
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final
 
 from bide.admin.apply import message_counts
@@ -69,13 +68,13 @@ async def timeline(site: Site, asked: Asked) -> dict[str, Any]:
         if end <= start:
             raise InvalidInputError("the end is not after the start")
         found = await site.schedules.timeline(chosen, grid_of(start, end))
-        return {"gates": gates, "now": now, "is_fitted": False, **_values(found)}
-    found = await site.schedules.timeline(chosen, TimeGrid(start=now, width=_DAY, number=1))
-    if found.last is not None:
-        found = await site.schedules.timeline(chosen, grid_of(now, max(found.last, now + _MINUTE) + 1))
-        if (dense := _dense_end(found)) is not None:
-            found = await site.schedules.timeline(chosen, grid_of(now, dense))
-    return {"gates": gates, "now": now, "is_fitted": True, **_values(found)}
+        return {"gates": gates, "now": now, **_values(found)}
+    span = await site.schedules.span(chosen)
+    last = now if span is None else span[1]
+    found = await site.schedules.timeline(chosen, grid_of(now, max(last, now + _MINUTE) + 1))
+    if (dense := _dense_end(found)) is not None:
+        found = await site.schedules.timeline(chosen, grid_of(now, dense))
+    return {"gates": gates, "now": now, **_values(found)}
 
 
 def grid_of(start: int, end: int) -> TimeGrid:
@@ -88,7 +87,7 @@ def grid_of(start: int, end: int) -> TimeGrid:
 
 def _dense_end(found: Timeline) -> int | None:
     """Where the part ends in which most is due, if that is a small part; None otherwise."""
-    grid, wanted = found.grid, _DENSE * (found.total - found.before)
+    grid, wanted = found.grid, max(_DENSE * (found.total - found.before), 1)
     sums = [sum(column) for column in zip(*found.targets.values(), strict=True)]
     reached = 0
     for number, one in enumerate(sums[: int(len(sums) * _DENSE_PART)]):
@@ -121,11 +120,7 @@ def _values(found: Timeline) -> dict[str, Any]:
 
 def _moment(asked: Asked, name: str) -> int | None:
     value = asked.text(name)
-    return None if value is None else max(to_milliseconds(_parse(value)), 0)
-
-
-def _parse(value: str) -> datetime:
-    return parse_due_time(value)
+    return None if value is None else max(to_milliseconds(parse_due_time(value)), 0)
 
 
 async def levels(site: Site, asked: Asked) -> dict[str, Any]:

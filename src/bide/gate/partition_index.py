@@ -308,6 +308,8 @@ class PartitionIndex:
             case CountQuestion():
                 return QuestionAnswer(count=state.number(question.filter))
             case TimelineQuestion():
+                if question.grid is None:
+                    return QuestionAnswer(timeline=state.span(question.filter))
                 return QuestionAnswer(timeline=largest(state.timeline(question.filter, question.grid)))
 
     # -- snapshots

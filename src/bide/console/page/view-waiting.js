@@ -63,6 +63,7 @@ function keyed(card, found, context, filter) {
           ? h("button", { type: "button", onclick: () => zoom(Math.min(found.first, found.now), found.last + 1) }, "Up to the last") : null,
         found.before ? h("button", { type: "button", onclick: () => zoom(found.first, found.now + found.width) }, "Overdue") : null,
         h("a", { class: "button", href: context.link("schedules", kept) }, "List"))),
+    found.gates.why ? notice(found.gates.why, "warn") : null,
     found.total
       ? [
           h("div", { class: "stats" },
