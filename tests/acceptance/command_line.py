@@ -31,6 +31,7 @@ WARNINGS: Final = "error"
 
 _NOT_IMPORTED: Final = (
     "bide.__main__",
+    "bide.console",
     "bide.demo",
     "bide.observability",
     "bide.pipelines",

@@ -195,7 +195,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     assert chromium.evaluate("document.querySelectorAll('ol li').length") == 5
     assert "computed from the rule" in window.text
 
-    # Every view fits a phone, in both colour schemes, and asks nobody else.
+    # Every view fits a phone, in both colour schemes, and asks no other host.
     papers = set()
     for name in ("waiting", "find?text=digest", "schedules", "many", "failures", "lateness", "log"):
         window.open(name, width=360, dark=True)

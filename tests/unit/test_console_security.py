@@ -1,4 +1,4 @@
-"""The guard of the console: token, proxy, cross-site requests, read-only mode, content security policy."""
+"""The guard of the console: token, proxy, other sites, read-only mode, content policy."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition
 from bide.schedules.prepared import PreparedSchedule, check_due, check_version
 from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion, TimelineQuestion
 from bide.schedules.records import Action, ChangeSchedule, Operation, ScheduleFilter
-from bide.schedules.timeline import TimeGrid, Timeline, TimelineCount, merged
+from bide.schedules.timeline import ScheduleTimeline, TimeGrid, TimelineCount, merged
 
 FIRST_PAGE: Final = 100
 """Schedules that are asked for first in each partition. Later pages are larger."""
@@ -192,7 +192,7 @@ class Schedules:
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
 
-    async def timeline(self, chosen: ScheduleFilter, grid: TimeGrid) -> Timeline:
+    async def timeline(self, chosen: ScheduleFilter, grid: TimeGrid) -> ScheduleTimeline:
         """The numbers of schedules that a filter matches, by target and interval.
 
         Gates of older releases do not answer.

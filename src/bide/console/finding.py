@@ -1,4 +1,4 @@
-"""View of one message: where it is, hop by hop, from the gate, the taps and the error queues."""
+"""View of one message, hop by hop: in the index of the gates, taps and error queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard in front of every request: host, identity, CSRF, read-only mode, headers of responses."""
+"""The guard in front of every request: host, user, CSRF, read-only mode, headers."""
 
 from __future__ import annotations
 

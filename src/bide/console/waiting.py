@@ -15,7 +15,7 @@ from bide.durations import parse_due_time, to_milliseconds
 from bide.errors import BideError, InvalidInputError, ManagementApiError
 from bide.schedules.prepared import check_filter
 from bide.schedules.records import ScheduleFilter
-from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, TimeGrid, Timeline
+from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, ScheduleTimeline, TimeGrid
 
 _INTERVALS: Final = 120
 """Most bars of the skyline."""
@@ -85,7 +85,7 @@ def grid_of(start: int, end: int) -> TimeGrid:
     return TimeGrid(start=first, width=width, number=min(-(-(end - first) // width), MAX_INTERVALS))
 
 
-def _dense_end(found: Timeline) -> int | None:
+def _dense_end(found: ScheduleTimeline) -> int | None:
     """Where the part ends in which most is due, if that is a small part; None otherwise."""
     grid, wanted = found.grid, max(_DENSE * (found.total - found.before), 1)
     sums = [sum(column) for column in zip(*found.targets.values(), strict=True)]
@@ -97,7 +97,7 @@ def _dense_end(found: Timeline) -> int | None:
     return None
 
 
-def _values(found: Timeline) -> dict[str, Any]:
+def _values(found: ScheduleTimeline) -> dict[str, Any]:
     named = [(target, numbers) for target, numbers in found.targets.items() if target != OTHER_TARGETS]
     shown, rest = named[:_TARGETS], [numbers for _, numbers in named[_TARGETS:]]
     rest += [numbers for target, numbers in found.targets.items() if target == OTHER_TARGETS]

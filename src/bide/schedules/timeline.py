@@ -67,7 +67,7 @@ class TimelineCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class ScheduleTimeline:
     """The numbers of all partitions.
 
     Attributes:
@@ -165,7 +165,7 @@ def largest(counts: Iterable[TimelineCount]) -> tuple[TimelineCount, ...]:
     )
 
 
-def merged(grid: TimeGrid, counts: Iterable[TimelineCount]) -> Timeline:
+def merged(grid: TimeGrid, counts: Iterable[TimelineCount]) -> ScheduleTimeline:
     """The numbers of all partitions together."""
     targets = defaultdict[str, list[int]](lambda: [0] * grid.number)
     before = after = 0
@@ -181,7 +181,7 @@ def merged(grid: TimeGrid, counts: Iterable[TimelineCount]) -> Timeline:
         else:
             targets[one.target][one.interval] += one.count
     ordered = sorted(targets.items(), key=lambda one: (one[0] == OTHER_TARGETS, -sum(one[1]), one[0]))
-    return Timeline(
+    return ScheduleTimeline(
         grid=grid,
         targets={target: tuple(numbers) for target, numbers in ordered},
         before=before,
