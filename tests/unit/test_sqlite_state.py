@@ -173,8 +173,8 @@ def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
     everything = [due for dues in expected.values() for due in dues]
     span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
     assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
-    for place, dues in expected.items():
-        assert (found[place].count, found[place].first, found[place].last) == (len(dues), min(dues), max(dues))
+    for cell, dues in expected.items():
+        assert (found[cell].count, found[cell].first, found[cell].last) == (len(dues), min(dues), max(dues))
 
 
 def test_what_is_paused_is_not_due() -> None:
