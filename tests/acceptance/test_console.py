@@ -392,3 +392,23 @@ def test_what_cannot_work_ends_with_one_line(vhost: Vhost) -> None:
     with console(vhost) as running:
         port = running.origin.rpartition(":")[2]
         assert f"port {port} cannot be used" in program.fails(2, "console", "--port", port)
+
+
+def test_without_the_extra_one_line_names_it() -> None:
+    program = (
+        "import sys; sys.modules['uvicorn'] = None; sys.argv = ['bide', 'console']; from bide.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "bide: the console needs starlette and uvicorn: install them with pip install 'bide[console]'\n"
+    )
+
+
+def test_the_documentation_shows_what_the_command_prints(vhost: Vhost) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "console.md").read_text(encoding="utf-8")
+    with console(vhost) as running:
+        origin, token = running.url.split("#token=")
+        assert len(token) == 32
+        port = origin.rpartition(":")[2].rstrip("/")
+        assert f"\nconsole on {origin.replace(port, '8642')}#token=...\n" in page
