@@ -142,8 +142,9 @@ class Window:
     def text(self) -> str:
         return str(self._chromium.evaluate("document.body.innerText"))
 
-    def click(self, text: str, within: str = "document") -> None:
-        found = f"[...{within}.querySelectorAll('button')].find(one => one.innerText.trim() === {json.dumps(text)})"
+    def click(self, text: str, within: str = "main") -> None:
+        buttons = f"[...document.querySelectorAll('{within} button')]"
+        found = f"{buttons}.find(one => one.innerText.trim() === {json.dumps(text)})"
         self.wait(f"!!({found})")
         self._chromium.evaluate(f"{found}.click()")
 
@@ -210,7 +211,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     window.open("many?prefix=invoice%3A&count=1")
     assert "20 schedules match" in window.text
     window.click("Cancel…")
-    window.click("Cancel 20", "document.querySelector('dialog')")
+    window.click("Cancel 20", "dialog")
     window.wait("document.body.innerText.includes('20 cancelled')")
     window.open("log")
     assert "cancel schedules" in window.text
