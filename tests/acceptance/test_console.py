@@ -234,7 +234,7 @@ async def test_each_change_is_done_and_recorded_with_its_operator(vhost: Vhost, 
 
 
 async def _change_schedules(page: Client, client: bide.Client) -> None:
-    async def change(action: str, key: str, **values: str) -> str:
+    async def change(action: str, key: str, **values: Any) -> str:
         version = (await page.get("schedule", key=key))["version"]
         return str((await page.post("schedule/change", action=action, key=key, version=version, **values))["outcome"])
 
@@ -252,7 +252,7 @@ async def _change_schedules(page: Client, client: bide.Client) -> None:
     (message,) = await receive(client, "reminders", 1)
     assert message.key == "invoice:03"
     digest = await page.get("schedule", key="digest")
-    changed = {"key": "digest", "version": digest["version"], "every": "0 9 * * *", "time_zone": "UTC"}
+    changed: dict[str, Any] = {"key": "digest", "version": digest["version"], "every": "0 9 * * *", "time_zone": "UTC"}
     assert (await page.post("schedule/edit", **changed))["outcome"] == "scheduled"
     assert (await page.get("schedule", key="digest"))["every"] == "0 9 * * *"
     # What was shown is not what waits anymore.
