@@ -63,6 +63,10 @@ class Browser:
 
     def open(self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Load a file, as a window of this size shows it."""
+        self.visit(page.absolute().as_uri(), width=width, height=height, dark=dark)
+
+    def visit(self, url: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Load a page, as a window of this size shows it."""
         self.requests.clear()
         self.complaints.clear()
         self.call(
@@ -71,7 +75,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
-        self.call("Page.navigate", url=page.absolute().as_uri())
+        self.call("Page.navigate", url=url)
         deadline = monotonic() + TIMEOUT
         while not self._loaded:
             self._handle(self._next(deadline))

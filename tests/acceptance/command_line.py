@@ -32,6 +32,7 @@ WARNINGS: Final = "error"
 _NOT_IMPORTED: Final = (
     "bide.__main__",
     "bide.check",
+    "bide.console",
     "bide.demo",
     "bide.observability",
     "bide.pipelines",

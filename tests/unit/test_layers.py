@@ -26,7 +26,11 @@ CONTRIBUTING = PACKAGE.parents[1] / "CONTRIBUTING.md"
 LAYERS: tuple[dict[str, str], ...] = (
     {"__main__": "`python -m bide`"},
     {"cli": "the command line: arguments, output, exit codes"},
-    {"check": "`bide check`: workloads, faults, and the judge of their history", "demo": "`bide demo`"},
+    {
+        "check": "`bide check`: workloads, faults, and the judge of their history",
+        "console": "the web page of `bide console`",
+        "demo": "`bide demo`",
+    },
     {"pipelines": "jobs on Spark, small ones without it: schedule, replay, audit, plan, report"},
     {"spark": "the Spark data source and sink `rabbitmq`"},
     {
@@ -98,6 +102,7 @@ TOP_MODULES = 6
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"click", "pyspark", "rich"}),
     "check": frozenset({"duckdb", "pyarrow", "pyspark"}),
+    "console": frozenset({"starlette", "uvicorn"}),
     "demo": frozenset({"rich"}),
     "pipelines": frozenset({"numpy", "pyarrow", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),

@@ -23,6 +23,7 @@ from bide.schedules.questions import (
     PageQuestion,
     QuestionAnswer,
     ScheduleQuestion,
+    TimelineQuestion,
     answer_for_key,
     answer_for_page,
     decode_question,
@@ -31,6 +32,7 @@ from bide.schedules.questions import (
     encode_question_answer,
 )
 from bide.schedules.records import ScheduleFilter
+from bide.schedules.timeline import MAX_INTERVALS, TimeGrid, TimelineCount
 
 TEXTS = st.text(st.characters(codec="utf-8", min_codepoint=32), min_size=1, max_size=20)
 TIMES = st.integers(0, 2**45)
@@ -57,8 +59,20 @@ QUESTIONS: st.SearchStrategy[ScheduleQuestion] = st.one_of(
         after=st.none() | TEXTS,
         limit=st.integers(1, MAX_PAGE),
         with_messages=st.booleans(),
+        is_recurring=st.booleans(),
     ),
     st.builds(CountQuestion, filter=FILTERS),
+    st.builds(
+        TimelineQuestion,
+        filter=FILTERS,
+        grid=st.none()
+        | st.builds(TimeGrid, start=TIMES, width=st.integers(1, 10**9), number=st.integers(1, MAX_INTERVALS)),
+    ),
+)
+
+
+TIMELINE_COUNTS = st.builds(
+    TimelineCount, target=TEXTS, interval=st.integers(-1, MAX_INTERVALS), count=TIMES, first=TIMES, last=TIMES
 )
 
 
@@ -105,11 +119,18 @@ def test_a_question_is_read_as_it_was_written(question: ScheduleQuestion) -> Non
     st.lists(st.builds(occurrence, st.integers(0, 2**40), st.binary(max_size=50)), max_size=3),
     st.none() | st.integers(0, 2**40),
     st.none() | TEXTS,
+    st.lists(TIMELINE_COUNTS, max_size=3),
 )
 def test_the_answer_to_a_question_is_read_as_it_was_written(
-    waiting: list[WaitingSchedule], under_way: list[UnderWay], count: int | None, after: str | None
+    waiting: list[WaitingSchedule],
+    under_way: list[UnderWay],
+    count: int | None,
+    after: str | None,
+    timeline: list[TimelineCount],
 ) -> None:
-    answer = QuestionAnswer(waiting=tuple(waiting), under_way=tuple(under_way), count=count, after=after)
+    answer = QuestionAnswer(
+        waiting=tuple(waiting), under_way=tuple(under_way), count=count, after=after, timeline=tuple(timeline)
+    )
     assert decode_question_answer(encode_question_answer(answer)) == answer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.gate.sqlite_state import SCHEMA, SqliteState
+from bide.gate.sqlite_state import LATER_INDEX, SCHEMA, SqliteState
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
@@ -27,6 +27,7 @@ from bide.schedules.records import (
 )
 from bide.schedules.requests import RequestId
 from bide.schedules.state import ScheduleMemory
+from bide.schedules.timeline import TimeGrid
 from tests.examples import examples
 
 PARTITION = 3
@@ -101,7 +102,7 @@ def by_gate(step: str, state: ScheduleMemory, following: int | None) -> Schedule
 
 def database() -> SqliteState:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.executescript(SCHEMA)
+    connection.executescript(f"{SCHEMA} {LATER_INDEX};")
     return SqliteState(connection)
 
 
@@ -141,9 +142,39 @@ def test_filters_pages_and_due_times_agree(
         pages += page
         last = page[-1].key
     assert pages == expected
+    recurring = [one.key for one in expected if one.recurrence is not None]
+    assert [one.key for one in stored.page(wanted, limit=99, is_recurring=True)] == recurring
     due = sorted(one.due for one in memory.select(ScheduleFilter()) if one.due <= now)
     assert [one.due for one in stored.due(now, limit=size)] == due[:size]
     assert stored.next_due() == min((one.due for one in memory.select(ScheduleFilter())), default=None)
+
+
+GRIDS = st.builds(
+    TimeGrid, start=st.integers(0, 20) | st.integers(0, 2**62), width=st.integers(1, 9), number=st.integers(1, 5)
+)
+
+
+@examples(0.6)
+@given(st.lists(ADDS, max_size=20), FILTERS, GRIDS)
+def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
+    adds: list[AddSchedule], wanted: ScheduleFilter, grid: TimeGrid
+) -> None:
+    memory, stored = ScheduleMemory(), database()
+    for state in (memory, stored):
+        fold = ScheduleFold(state, PARTITION)
+        for offset, record in enumerate(adds):
+            fold.apply(offset, record, by_gate=False)
+    expected: dict[tuple[str, int], list[int]] = {}
+    for one in memory.select(wanted):
+        place = min(max((one.due - grid.start) // grid.width, -1), grid.number)
+        expected.setdefault((one.target, place), []).append(one.due)
+    found = {(one.target, one.interval): one for one in stored.timeline(wanted, grid)}
+    assert found.keys() == expected.keys()
+    everything = [due for dues in expected.values() for due in dues]
+    span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
+    assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
+    for cell, dues in expected.items():
+        assert (found[cell].count, found[cell].first, found[cell].last) == (len(dues), min(dues), max(dues))
 
 
 def test_what_is_paused_is_not_due() -> None:
@@ -159,7 +190,7 @@ def test_what_is_paused_is_not_due() -> None:
 def test_a_filter_is_answered_from_the_index_by_key() -> None:
     """A page of 100 among a million may not sort, nor read messages that it does not return."""
     connection = sqlite3.connect(":memory:")
-    connection.executescript(SCHEMA)
+    connection.executescript(f"{SCHEMA} {LATER_INDEX};")
     seen = list[str]()
     connection.set_trace_callback(seen.append)
     list(SqliteState(connection).page(ScheduleFilter(prefix="a", target="q:x", due_before=5), limit=100))

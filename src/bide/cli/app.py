@@ -27,6 +27,7 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "broker": LazyCommand("bide.cli.broker", "Run a private RabbitMQ on this machine."),
     "check": LazyCommand("bide.cli.check", "Check a cluster: send messages, inject faults, judge the history."),
+    "console": LazyCommand("bide.cli.console", "Serve a web page for the people who run bide."),
     "delay": LazyCommand("bide.cli.delay", "Install, check and explain a delay infrastructure."),
     "demo": LazyCommand("bide.cli.demo", "Watch delayed messages arrive on time, and draw a report."),
     "endpoint": LazyCommand("bide.cli.endpoint", "Create the queues and exchanges of endpoints."),

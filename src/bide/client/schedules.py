@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -17,8 +18,9 @@ from bide.errors import BideError, NoGateAnswerError
 from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
 from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition_of
 from bide.schedules.prepared import PreparedSchedule, check_due, check_version
-from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion
+from bide.schedules.questions import MAX_PAGE, CountQuestion, KeyQuestion, PageQuestion, TimelineQuestion
 from bide.schedules.records import Action, ChangeSchedule, Operation, ScheduleFilter
+from bide.schedules.timeline import ScheduleTimeline, TimeGrid, TimelineCount, merged
 
 FIRST_PAGE: Final = 100
 """Schedules that are asked for first in each partition. Later pages are larger."""
@@ -160,9 +162,19 @@ class Schedules:
             async for one in found:
                 yield ScheduleView.of(one, (), with_message=bodies)
 
-    async def entries(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[WaitingSchedule, None]:
-        """The schedules that a filter matches, by key, as the log has them."""
-        pages = [_Pages(self.requests, number, chosen, bodies=bodies) for number in range(PARTITIONS)]
+    async def entries(
+        self, chosen: ScheduleFilter, *, bodies: bool = False, after: str | None = None, is_recurring: bool = False
+    ) -> AsyncGenerator[WaitingSchedule, None]:
+        """The schedules that a filter matches, by key, as the log has them.
+
+        Args:
+            after: begin behind this key.
+            is_recurring: whether only recurring schedules match.
+        """
+        first = PageQuestion(
+            filter=chosen, after=after, limit=FIRST_PAGE, with_messages=bodies, is_recurring=is_recurring
+        )
+        pages = [_Pages(self.requests, number, first) for number in range(PARTITIONS)]
         while True:
             # The first key is known when each partition has a schedule left, or none.
             if empty := [one.fill() for one in pages if one.is_empty]:
@@ -180,6 +192,27 @@ class Schedules:
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
 
+    async def timeline(self, chosen: ScheduleFilter, grid: TimeGrid) -> ScheduleTimeline:
+        """The numbers of schedules that a filter matches, by target and interval.
+
+        Gates of older releases do not answer.
+        """
+        return merged(grid, await self._counts(TimelineQuestion(filter=chosen, grid=grid)))
+
+    async def span(self, chosen: ScheduleFilter) -> tuple[int, int] | None:
+        """The first and the last due time of the schedules that a filter matches, in milliseconds since the Unix epoch.
+
+        None if none matches. Gates of older releases do not answer.
+        """
+        counts = await self._counts(TimelineQuestion(filter=chosen, grid=None))
+        return (min(one.first for one in counts), max(one.last for one in counts)) if counts else None
+
+    async def _counts(self, question: TimelineQuestion) -> list[TimelineCount]:
+        answers = await asyncio.gather(
+            *(self.requests.ask(number, f"the times of partition {number}", question) for number in range(PARTITIONS))
+        )
+        return [count for one in answers for count in one.timeline]
+
 
 def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:
     """What a change did that did not end in all partitions."""
@@ -195,11 +228,11 @@ def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:
 class _Pages:
     """The schedules of one partition that a filter matches, asked for page by page."""
 
-    def __init__(self, requests: ScheduleRequests, partition: int, chosen: ScheduleFilter, *, bodies: bool) -> None:
+    def __init__(self, requests: ScheduleRequests, partition: int, first: PageQuestion) -> None:
         self.found = deque[WaitingSchedule]()
         self._requests = requests
         self._partition = partition
-        self._next: PageQuestion | None = PageQuestion(filter=chosen, limit=FIRST_PAGE, with_messages=bodies)
+        self._next: PageQuestion | None = first
 
     @property
     def is_empty(self) -> bool:
@@ -213,9 +246,4 @@ class _Pages:
             self.found.extend(answer.waiting)
             self._next = None
             if answer.after is not None:
-                self._next = PageQuestion(
-                    filter=question.filter,
-                    after=answer.after,
-                    limit=MAX_PAGE,
-                    with_messages=question.with_messages,
-                )
+                self._next = replace(question, after=answer.after, limit=MAX_PAGE)

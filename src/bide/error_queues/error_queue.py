@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
 from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
 from bide.error_queues.operation_result import OperationResult
-from bide.error_queues.operator_log import Audit
+from bide.error_queues.operator_log import Audit, new_run
 from bide.errors import (
     BideError,
     InvalidDelayError,
@@ -75,6 +74,7 @@ class ErrorQueue:
         management_url: URL of the broker's management API, for reading the delivery limit; see
             :class:`bide.Endpoint`. If the API does not answer, RabbitMQ's default limit is assumed.
         audit: record every operation in the stream ``bide.audit``.
+        operator: who works, for these records; None for the user of the operating system and the host name.
 
     Attributes:
         interrupted: the result of the last operation if it was cancelled, or None.
@@ -84,13 +84,20 @@ class ErrorQueue:
     """
 
     def __init__(
-        self, client: Client, queue: str = "error", *, management_url: str | None = None, audit: bool = True
+        self,
+        client: Client,
+        queue: str = "error",
+        *,
+        management_url: str | None = None,
+        audit: bool = True,
+        operator: str | None = None,
     ) -> None:
         check_name("queue", queue)
         self.queue = queue
         self._client = client
         self._management_url = management_url
         self._audited = audit
+        self._operator = operator
         self._warned = False
         self.interrupted: OperationResult | None = None
 
@@ -198,7 +205,7 @@ class ErrorQueue:
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         period = timedelta(0) if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
-        run = _new_run()
+        run = new_run()
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
             found = redrive.back(message, to=to, run=run)
@@ -247,7 +254,7 @@ class ErrorQueue:
         """
         if to is not None:
             await self._check_target(to)
-        run, begin = _new_run(), self._client.now()
+        run, begin = new_run(), self._client.now()
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
             if taken is not None:
@@ -383,8 +390,10 @@ class ErrorQueue:
     ) -> OperationResult:
         self.interrupted = None
         count_reset = await self._count_reset(queue, sends=operation in _SENDING)
-        name = run or _new_run()
-        audit = Audit(self._client, operation=operation, queue=self.queue, run=name) if self._audited else None
+        name = run or new_run()
+        audit = None
+        if self._audited:
+            audit = Audit(self._client, operation=operation, queue=self.queue, run=name, operator=self._operator)
         if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
@@ -442,8 +451,3 @@ class ErrorQueue:
                 self._warned = True
                 log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, browser.others)
             yield browser
-
-
-def _new_run() -> str:
-    """Create the name of an operation."""
-    return secrets.token_hex(6)

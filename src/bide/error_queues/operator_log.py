@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import secrets
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -37,12 +38,13 @@ class AuditRecord:
 
     Attributes:
         at: when the step was recorded.
-        who: the user of the operating system and the host name.
+        who: the user of the operating system and the host name; for the console, also its user.
         user: the broker's user.
-        operation: ``retry``, ``replay``, ``edit``, ``archive``, ``unarchive`` or ``discard``.
+        operation: ``retry``, ``replay``, ``edit``, ``archive``, ``unarchive`` or ``discard``. The console also records
+            ``resend``, and changes of schedules such as ``cancel schedules``.
         run: the name of the operation, the same in all of its records.
         step: ``begun``, ``ids`` (some of the processed messages), ``ended`` or ``interrupted``.
-        queue: the error queue.
+        queue: the error queue, or the exchange of the schedule log.
         details: the selection, the target, the ids or the result, depending on the step.
     """
 
@@ -97,10 +99,12 @@ class Audit:
 
     Args:
         run: the name of the operation.
+        operator: who works; None for :func:`this_operator`.
     """
 
-    def __init__(self, client: Client, *, operation: str, queue: str, run: str) -> None:
+    def __init__(self, client: Client, *, operation: str, queue: str, run: str, operator: str | None = None) -> None:
         self._client = client
+        self._operator = operator
         self._operation = operation
         self._queue = queue
         self._run = run
@@ -151,7 +155,7 @@ class Audit:
     async def _write(self, step: str, details: Mapping[str, Any]) -> None:
         record = AuditRecord(
             at=self._client.now(),
-            who=_who(),
+            who=self._operator or this_operator(),
             user=self._client.url.user,
             operation=self._operation,
             run=self._run,
@@ -195,7 +199,13 @@ def _record(body: bytes) -> AuditRecord | None:
         return None
 
 
-def _who() -> str:
+def new_run() -> str:
+    """Create the name of an operation."""
+    return secrets.token_hex(6)
+
+
+def this_operator() -> str:
+    """The user of the operating system and the host name."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):

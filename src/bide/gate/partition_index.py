@@ -30,12 +30,14 @@ from bide.schedules.questions import (
     PageQuestion,
     QuestionAnswer,
     ScheduleQuestion,
+    TimelineQuestion,
     answer_for_key,
     answer_for_page,
     encode_question_answer,
 )
 from bide.schedules.records import AddSchedule, Beat, ChangeSchedule, Claim, Done, SnapshotChunk, Tick
 from bide.schedules.state import LogPosition
+from bide.schedules.timeline import largest
 
 _BATCH_SECONDS: Final = 0.05
 """Seconds after which a batch ends, so that other work of the partition gets its turn."""
@@ -300,10 +302,15 @@ class PartitionIndex:
                     after=question.after,
                     limit=question.limit + 1,
                     with_messages=question.with_messages,
+                    is_recurring=question.is_recurring,
                 )
                 return answer_for_page(question, found)
             case CountQuestion():
                 return QuestionAnswer(count=state.number(question.filter))
+            case TimelineQuestion():
+                if question.grid is None:
+                    return QuestionAnswer(timeline=state.span(question.filter))
+                return QuestionAnswer(timeline=largest(state.timeline(question.filter, question.grid)))
 
     # -- snapshots
 

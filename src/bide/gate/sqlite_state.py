@@ -20,6 +20,7 @@ from bide.schedules.entry_fields import EntryReader, EntryWriter
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.records import ScheduleFilter
 from bide.schedules.state import LogPosition
+from bide.schedules.timeline import OTHER_TARGETS, TimeGrid, TimelineCount
 
 SCHEMA_VERSION: Final = 2
 
@@ -47,6 +48,9 @@ CREATE TABLE position (
 );
 INSERT INTO position VALUES (-1, 0, 0, 0, 0, 0, 0, NULL);
 """
+
+LATER_INDEX: Final = "CREATE INDEX IF NOT EXISTS recurring ON waiting (key) WHERE recurrence IS NOT NULL"
+"""An index that files of earlier releases lack. They can be read with and without it."""
 
 _POSITION: Final = ("record", "count", "tick", "carried", "checksum", "size", "carried_size", "snapshot")
 _POSITION_FIELDS: Final = ("offset", *_POSITION[1:])
@@ -227,17 +231,25 @@ class SqliteState:
             after = part[-1].key
 
     def page(
-        self, wanted: ScheduleFilter, *, after: str | None = None, limit: int, with_messages: bool = True
+        self,
+        wanted: ScheduleFilter,
+        *,
+        after: str | None = None,
+        limit: int,
+        with_messages: bool = True,
+        is_recurring: bool = False,
     ) -> Iterator[WaitingSchedule]:
         """The first waiting schedules that a filter matches, by key, one by one.
 
         Args:
             after: the last key of the page before.
+            is_recurring: whether only recurring schedules match.
         """
         where, values = _where(wanted, after)
         columns = _WAITING if with_messages else _WAITING_WITHOUT_MESSAGE
         # Without the hint, SQLite may walk through the whole index by due time and sort.
-        query = columns.rstrip() + f" INDEXED BY waiting_by_key WHERE {where} ORDER BY key LIMIT ?"
+        index, only = ("recurring", "recurrence IS NOT NULL AND ") if is_recurring else ("waiting_by_key", "")
+        query = columns.rstrip() + f" INDEXED BY {index} WHERE {only}{where} ORDER BY key LIMIT ?"
         return (_waiting(row) for row in self._sql.execute(query, (*values, limit)))
 
     def due(self, now: int, *, without: Collection[str] = (), limit: int) -> list[WaitingSchedule]:
@@ -281,6 +293,28 @@ class SqliteState:
         where, values = _where(wanted)
         found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]
         return found
+
+    def timeline(self, wanted: ScheduleFilter, grid: TimeGrid) -> Iterator[TimelineCount]:
+        """The numbers of waiting schedules that a filter matches, by target and interval."""
+        where, values = _where(wanted)
+        # The index has all columns, so that no message is read.
+        query = (
+            "SELECT target, CASE WHEN due < ? THEN -1 WHEN due >= ? THEN ? ELSE (due - ?) / ? END AS interval, "  # noqa: S608
+            "count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key "
+            f"WHERE {where} GROUP BY target, interval"
+        )
+        times = (grid.start, grid.end, grid.number, grid.start, grid.width)
+        for target, interval, count, first, last in self._sql.execute(query, (*times, *values)):
+            yield TimelineCount(target=target, interval=interval, count=count, first=first, last=last)
+
+    def span(self, wanted: ScheduleFilter) -> tuple[TimelineCount, ...]:
+        """The number, and the first and the last due time, of all waiting schedules that a filter matches."""
+        where, values = _where(wanted)
+        query = f"SELECT count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key WHERE {where}"  # noqa: S608
+        count, first, last = self._sql.execute(query, values).fetchone()
+        if not count:
+            return ()
+        return (TimelineCount(target=OTHER_TARGETS, interval=0, count=count, first=first, last=last),)
 
     def size(self) -> int:
         """The bytes of what waits and is under way, about. Large messages are not read."""

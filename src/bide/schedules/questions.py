@@ -23,6 +23,7 @@ from bide.schedules.entry_fields import EntryReader, EntryWriter
 from bide.schedules.fields import RecordFields, read_head, write_head
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.records import ScheduleFilter
+from bide.schedules.timeline import TimeGrid, TimelineCount, read_counts, read_grid
 
 VERSION: Final = 1
 
@@ -52,12 +53,14 @@ class PageQuestion:
         after: the last key of the page before; None for the first page.
         limit: the number of schedules, 1 to :data:`MAX_PAGE`. A page may have fewer.
         with_messages: whether the answer contains the messages.
+        is_recurring: whether only recurring schedules match.
     """
 
     filter: ScheduleFilter
     after: str | None = None
     limit: int
     with_messages: bool = False
+    is_recurring: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,19 @@ class CountQuestion:
     filter: ScheduleFilter
 
 
-ScheduleQuestion = KeyQuestion | PageQuestion | CountQuestion
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineQuestion:
+    """How many schedules that wait match a filter, by target and time?
+
+    Attributes:
+        grid: the intervals of time; None for a single number of all targets and times, which takes a tenth of the time.
+    """
+
+    filter: ScheduleFilter
+    grid: TimeGrid | None
+
+
+ScheduleQuestion = KeyQuestion | PageQuestion | CountQuestion | TimelineQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +94,14 @@ class QuestionAnswer:
         under_way: the claimed occurrences of a key.
         count: the number that a :class:`CountQuestion` asks for.
         after: the last key of a page that is not the last one; ask for the next page with it.
+        timeline: the numbers that a :class:`TimelineQuestion` asks for.
     """
 
     waiting: tuple[WaitingSchedule, ...] = ()
     under_way: tuple[UnderWay, ...] = ()
     count: int | None = None
     after: str | None = None
+    timeline: tuple[TimelineCount, ...] = ()
 
 
 # -- the answer of a gate
@@ -155,9 +172,13 @@ def _question_fields(question: ScheduleQuestion) -> dict[str, Any]:
                 "after": question.after,
                 "limit": question.limit,
                 "with_messages": question.with_messages,
+                "recurring": question.is_recurring,
             }
         case CountQuestion():
             return {"ask": "count", "filter": filter_fields(question.filter)}
+        case TimelineQuestion():
+            grid = None if question.grid is None else question.grid.fields()
+            return {"ask": "timeline", "filter": filter_fields(question.filter), "grid": grid}
 
 
 def decode_question(body: bytes) -> ScheduleQuestion:
@@ -185,14 +206,18 @@ def _question(fields: RecordFields) -> ScheduleQuestion:
                 after=fields.optional_text("after"),
                 limit=fields.integer("limit", lowest=1),
                 with_messages=fields.flag("with_messages"),
+                is_recurring=fields.flag("recurring"),
             )
             if question.limit > MAX_PAGE:
                 raise fields.error("limit", question.limit, f"at most {MAX_PAGE}")
             return question
         case "count":
             return CountQuestion(filter=read_filter(fields.inner("filter")))
+        case "timeline":
+            grid = read_grid(fields.inner("grid")) if fields.has("grid") else None
+            return TimelineQuestion(filter=read_filter(fields.inner("filter")), grid=grid)
         case ask:
-            raise fields.error("ask", ask, "'key', 'page' or 'count'")
+            raise fields.error("ask", ask, "'key', 'page', 'count' or 'timeline'")
 
 
 def encode_question_answer(answer: QuestionAnswer) -> bytes:
@@ -200,7 +225,10 @@ def encode_question_answer(answer: QuestionAnswer) -> bytes:
     writer = EntryWriter()
     listed: list[WaitingSchedule | UnderWay] = [*answer.waiting, *answer.under_way]
     entries = [writer.entry(one) for one in listed]
-    head = write_head({"v": VERSION, "entries": entries, "count": answer.count, "after": answer.after})
+    timeline = [one.fields() for one in answer.timeline] or None
+    head = write_head(
+        {"v": VERSION, "entries": entries, "count": answer.count, "after": answer.after, "timeline": timeline}
+    )
     return b"".join([head, *writer.blobs])
 
 
@@ -227,6 +255,7 @@ def decode_question_answer(body: bytes) -> QuestionAnswer:
         under_way=tuple(under_way),
         count=fields.optional_integer("count"),
         after=fields.optional_text("after"),
+        timeline=read_counts(fields),
     )
     fields.end()
     reader.end()

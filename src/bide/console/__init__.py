@@ -1,0 +1,1 @@
+"""The console: a web page for the people who run bide."""

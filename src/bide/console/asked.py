@@ -1,0 +1,67 @@
+"""The parameters of a request, each with the type that it must have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bide.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The parameters of a request.
+
+    Attributes:
+        values: the parameters; texts from an address, values of JSON from a body.
+        operator: who asks, for the operator log.
+
+    Raises:
+        InvalidInputError: from each method, if a value is missing or of another type.
+    """
+
+    values: Mapping[str, Any]
+    operator: str = ""
+
+    def text(self, name: str) -> str | None:
+        """A text; None if it is absent or empty."""
+        value = self.values.get(name)
+        if value is None or value == "":
+            return None
+        if not isinstance(value, str):
+            raise InvalidInputError(f"{name} is {value!r}: give a text")
+        return value
+
+    def required(self, name: str) -> str:
+        """A text that is not empty."""
+        value = self.text(name)
+        if value is None:
+            raise InvalidInputError(f"{name} is missing")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts in a body; an absent one is empty."""
+        value = self.values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise InvalidInputError(f"{name} is {value!r}: give a list of texts")
+        return tuple(value)
+
+    def number(self, name: str, *, lowest: int, highest: int) -> int | None:
+        """A whole number; None if it is absent."""
+        value = self.values.get(name)
+        if value is None or value == "":
+            return None
+        try:
+            found = int(value)
+        except (TypeError, ValueError):
+            raise InvalidInputError(f"{name} is {value!r}: give a whole number") from None
+        if not lowest <= found <= highest:
+            raise InvalidInputError(f"{name} is {found}: give a number from {lowest} to {highest}")
+        return found
+
+    def flag(self, name: str) -> bool:
+        """Whether a flag is set: ``true`` in a body, ``1`` in an address."""
+        return self.values.get(name) in (True, "1")

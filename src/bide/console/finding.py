@@ -1,0 +1,143 @@
+"""View of one message, hop by hop: in the index of the gates, taps and error queues."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from bide.console import failures, schedules
+from bide.console.asked import Asked
+from bide.console.gates import gates_of
+from bide.console.site import Site
+from bide.console.taps import MAX_READ, TapRecord, TapRecords, read_tap
+from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
+from bide.durations import to_milliseconds
+from bide.errors import BideError, InvalidInputError, ManagementApiError, NotFoundError, TargetNotFoundError
+from bide.schedules.names import partition_of
+
+_BROWSED: Final = 20_000
+"""Messages of a queue that are looked through."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+async def find(site: Site, asked: Asked) -> dict[str, Any]:
+    """Look for a key or an id: what waits under the key, in the streams of the taps, and in queues of failed messages.
+
+    The answer says for each place whether it was looked at.
+    """
+    text = asked.required("text").strip()
+    schedule, under_gate = await _schedule(site, text)
+    scheduled = await read_tap(site, "scheduled", since=0)
+    delivered = await read_tap(site, "delivered", since=0)
+    sent = next((one for one in reversed(scheduled.records) if one.message_id == text), None)
+    arrived = next((one for one in reversed(delivered.records) if one.message_id == text), None)
+    failed, browsed = await _failed(site, text, asked.operator)
+    return {
+        "text": text,
+        "schedule": schedule,
+        "tap": None if sent is None and arrived is None else _tap_values(site, sent, arrived),
+        "failed": failed,
+        "places": [under_gate, _tap_place(scheduled), _tap_place(delivered), *browsed],
+    }
+
+
+async def _schedule(site: Site, key: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    place = f"the index of the gates, partition {partition_of(key)}"
+    gates = await gates_of(site)
+    if not gates["ok"]:
+        return None, _place(place, looked=False, note=gates["why"])
+    try:
+        found = await schedules.details(site, Asked(values={"key": key}))
+    except NotFoundError:
+        return None, _place(place, looked=True, note="exact: nothing waits under this key")
+    except InvalidInputError as error:
+        return None, _place(place, looked=True, note=str(error))
+    return found, _place(place, looked=True, note="exact", found=True)
+
+
+async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    try:
+        listed = await site.api.queues(site.name, "")
+        names = [one.queue.name for one in listed if failures.is_likely(one) and (one.messages or 0) <= _BROWSED]
+        places = [
+            _place(
+                f"queue {one.queue.name}",
+                looked=False,
+                note=f"it has {one.messages:,} messages: search it by bide errors",
+            )
+            for one in listed
+            if failures.is_likely(one) and (one.messages or 0) > _BROWSED
+        ]
+    except ManagementApiError as error:
+        names, places = ["error"], [_place("other queues", looked=False, note=str(error))]
+    found: list[dict[str, Any]] = []
+    for name in names:
+        try:
+            message = await site.error_queue(name, operator).get(text)
+        except NotFoundError:
+            places.append(_place(f"queue {name}", looked=True, note="exact: no message with this id"))
+        except TargetNotFoundError:
+            continue
+        except BideError as error:
+            places.append(_place(f"queue {name}", looked=False, note=str(error)))
+        else:
+            found.append({**failures.whole(message), "in": name})
+            places.append(_place(f"queue {name}", looked=True, note="exact", found=True))
+    return found, places
+
+
+def _tap_place(read: TapRecords) -> dict[str, Any]:
+    if read.why:
+        return _place(f"stream {read.stream}" if read.stream else "taps", looked=False, note=read.why)
+    note = f"{len(read.records):,} messages" + (
+        "" if read.is_whole else f", the latest {MAX_READ:,} of the stream only"
+    )
+    return _place(f"stream {read.stream}", looked=True, note=note)
+
+
+def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -> dict[str, Any]:
+    """What the taps saw, and the hops in between, which are computed."""
+    known = sent or arrived
+    assert known is not None
+    values: dict[str, Any] = {
+        "message_id": known.message_id,
+        "target": known.target,
+        "due": known.due,
+        "scheduled_at": None if sent is None else sent.at,
+        "delivered_at": None if arrived is None else arrived.at,
+        "hops": [],
+    }
+    if known.due is not None and known.sent is not None and (target := _target(known.target)) is not None:
+        now = to_milliseconds(site.client.now())
+        values["hops"] = _hops(
+            site, max(known.due - known.sent, 0), target, known.sent, now, is_over=arrived is not None
+        )
+    return values
+
+
+def _target(text: str | None) -> Target | None:
+    kind, _, name = (text or "").partition(":")
+    if not name or kind not in ("q", "x"):
+        return None
+    return QueueTarget(name) if kind == "q" else ExchangeTarget(name, "#")
+
+
+def _hops(site: Site, delay: int, target: Target, begun: int, now: int, *, is_over: bool) -> list[dict[str, Any]]:
+    try:
+        steps = site.infrastructure.steps(delay * _MILLISECOND, target)
+    except BideError:
+        return []
+    hops: list[dict[str, Any]] = []
+    at = begun
+    for one in steps:
+        waits = one.dead_letter_to is not None
+        length = one.delay // _MILLISECOND if waits else 0
+        is_here = not is_over and waits and at <= now < at + length
+        hops.append({"exchange": one.exchange, "to": one.routed_to, "wait": length, "from": at, "is_here": is_here})
+        at += length
+    return hops
+
+
+def _place(name: str, *, looked: bool, note: str, found: bool = False) -> dict[str, Any]:
+    return {"place": name, "looked": looked, "note": note, "found": found}

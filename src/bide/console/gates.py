@@ -1,0 +1,36 @@
+"""Gates at work, as the query queues of the schedule log show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bide.admin.snapshot import ask_each
+from bide.console.site import Site
+from bide.errors import BideError, BrokerError, TargetNotFoundError
+from bide.schedules.names import PARTITIONS
+from bide.topology import Queue
+
+
+async def gates_of(site: Site) -> dict[str, Any]:
+    """How many partitions gates lead, and whether to ask them: without a gate, questions would wait for their timeout.
+
+    ``{"led": 8, "of": 8, "ok": true, "why": ""}``
+    """
+    names = site.schedules.requests.names
+    queues = [Queue(names.queries(number)) for number in range(PARTITIONS)]
+    try:
+        connection = await site.connection()
+        answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
+    except BideError as error:
+        return _gates(0, f"the gates cannot be counted: {error}")
+    if all(isinstance(one, TargetNotFoundError) for one in answers):
+        return _gates(0, "there is no schedule log on this virtual host: the first schedule declares it")
+    led = sum(1 for one in answers if not isinstance(one, BrokerError) and one.consumer_count)
+    if led < PARTITIONS:
+        return _gates(led, f"a gate leads {led} of {PARTITIONS} partitions: run 'bide gate --allow ...'")
+    return _gates(led, "")
+
+
+def _gates(led: int, why: str) -> dict[str, Any]:
+    # If only some are led, a gate is taking over the others, within seconds.
+    return {"led": led, "of": PARTITIONS, "ok": led > 0, "why": why}

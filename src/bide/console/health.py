@@ -1,0 +1,50 @@
+"""View of what is stuck or undeliverable, each with the step that fixes it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from bide.admin.apply import message_counts
+from bide.admin.verify import verify
+from bide.console.asked import Asked
+from bide.console.site import Site
+from bide.error_queues.undeliverable import resend as resend_messages
+from bide.errors import InvalidInputError
+from bide.topology import Queue
+
+_COMMAND: Final = re.compile(r"'((?:bide|rabbitmqctl|rabbitmq-plugins) [^']+)'")
+_ORDER: Final = {"problem": 0, "warning": 1, "not checked": 2, "ok": 3}
+
+
+async def findings(site: Site, _: Asked) -> dict[str, Any]:
+    """What ``bide delay verify`` finds, problems first, each with the commands that it names."""
+    report = await verify(await site.connection(), site.infrastructure, site.api)
+    rows = [{**one.to_dict(), "commands": _COMMAND.findall(one.text)} for one in report.findings]
+    rows.sort(key=lambda one: _ORDER[str(one["status"])])
+    return {
+        "findings": rows,
+        "ok": report.ok,
+        "layout": report.layout,
+        "broker": report.broker,
+        "release": report.release,
+    }
+
+
+async def undeliverable(site: Site, _: Asked) -> dict[str, Any]:
+    """The undeliverable queues that exist, with their numbers of messages."""
+    names = (site.infrastructure.undeliverable, site.schedules.requests.names.undeliverable)
+    counts = await message_counts(await site.connection(), [Queue(name) for name in names])
+    return {"queues": [{"name": name, "messages": count} for name, count in counts.items()]}
+
+
+async def resend(site: Site, asked: Asked) -> dict[str, Any]:
+    """Send the messages of an undeliverable queue to their targets, as far as the patterns allow them."""
+    queue, allow = asked.required("queue"), asked.texts("allow")
+    if not allow:
+        raise InvalidInputError("no target is allowed: give patterns such as orders.*")
+    async with site.recorded("resend", queue, asked.operator, {"allow": list(allow)}) as record:
+        result = await resend_messages(site.client, allow=allow, queue=queue, management_url=site.management_url)
+        values = {"sent": result.sent, "kept": dict(result.kept)}
+        record |= values
+    return values

@@ -1,0 +1,142 @@
+"""Operations that run for a while: progress, stop, result."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from bide.errors import BideError, InvalidInputError, NotFoundError
+from bide.runtime.logs import logger
+
+log = logger(__name__)
+
+_KEPT: Final = 50
+"""Operations that are listed after their end."""
+
+_MAX_RUNNING: Final = 8
+
+State = Literal["running", "done", "stopped", "failed"]
+Work = Callable[["RunningOperation"], Awaitable[dict[str, Any]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningOperation:
+    """An operation.
+
+    Attributes:
+        id: its number.
+        name: what it does: ``retry``.
+        queue: the queue whose messages it processes.
+        text: what was chosen, for people.
+        done: number of finished messages.
+        total: number of messages; 0 before they were counted.
+        result: the result, also of an operation that was stopped.
+        error: why it failed.
+    """
+
+    id: str
+    name: str
+    queue: str
+    text: str
+    state: State = "running"
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    ended: datetime | None = None
+    done: int = 0
+    total: int = 0
+    result: dict[str, Any] | None = None
+    error: str | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def progress(self, done: int, total: int) -> None:
+        """Note how far it is."""
+        self.done, self.total = done, total
+
+    def to_dict(self) -> dict[str, Any]:
+        """The operation as JSON."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "queue": self.queue,
+            "text": self.text,
+            "state": self.state,
+            "started": self.started.isoformat(timespec="milliseconds"),
+            "ended": None if self.ended is None else self.ended.isoformat(timespec="milliseconds"),
+            "done": self.done,
+            "total": self.total,
+            "result": self.result,
+            "error": self.error,
+        }
+
+
+class Operations:
+    """The operations of a virtual host."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, RunningOperation] = {}
+        self._numbers = itertools.count(1)
+
+    def start(self, name: str, queue: str, text: str, work: Work) -> RunningOperation:
+        """Start an operation.
+
+        Args:
+            work: does it, reports progress, and returns the result. If it is cancelled, it may set ``result``.
+
+        Raises:
+            InvalidInputError: an operation on the queue is running, or too many are.
+        """
+        running = [one for one in self._all.values() if one.state == "running"]
+        if any(one.queue == queue for one in running):
+            raise InvalidInputError(f"an operation on {queue!r} is running: wait until it ends, or stop it")
+        if len(running) >= _MAX_RUNNING:
+            raise InvalidInputError(f"{len(running)} operations are running: wait until one ends, or stop one")
+        found = RunningOperation(id=str(next(self._numbers)), name=name, queue=queue, text=text)
+        self._all[found.id] = found
+        ended = [one.id for one in self._all.values() if one.state != "running"]
+        for one in ended[: max(len(ended) - _KEPT, 0)]:
+            del self._all[one]
+        found.task = asyncio.create_task(_run(found, work))
+        return found
+
+    async def stop(self, name: str) -> RunningOperation:
+        """Stop an operation, and wait for its end. What was processed stays processed.
+
+        Raises:
+            NotFoundError: there is no such operation.
+        """
+        found = self._all.get(name)
+        if found is None or found.task is None:
+            raise NotFoundError(f"there is no operation {name!r}")
+        found.task.cancel()
+        await asyncio.wait([found.task])
+        return found
+
+    def list(self) -> list[RunningOperation]:
+        """The operations, the latest first."""
+        return [*reversed(self._all.values())]
+
+    async def close(self) -> None:
+        """Stop all operations."""
+        tasks = [one.task for one in self._all.values() if one.task is not None and not one.task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+async def _run(found: RunningOperation, work: Work) -> None:
+    try:
+        found.result = await work(found)
+        found.state = "done"
+    except asyncio.CancelledError:
+        found.state = "stopped"
+    except BideError as error:
+        found.state, found.error = "failed", str(error)
+    except Exception as error:
+        log.exception("the operation %s on %s failed", found.name, found.queue)
+        found.state, found.error = "failed", f"internal error: {type(error).__name__}: {error}"
+    finally:
+        found.ended = datetime.now(UTC)

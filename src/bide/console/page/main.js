@@ -1,0 +1,240 @@
+// The frame of the console: signing in, views, virtual hosts, keys, light and dark.
+
+import { about, begin, get, post, signIn, Refused } from "./api.js";
+import { h, replace } from "./dom.js";
+import { ask, empty, field, notice } from "./ui.js";
+import * as waiting from "./view-waiting.js";
+import * as find from "./view-find.js";
+import * as schedules from "./view-schedules.js";
+import * as many from "./view-many.js";
+import * as failures from "./view-failures.js";
+import * as problems from "./view-problems.js";
+import * as lateness from "./view-lateness.js";
+import * as log from "./view-log.js";
+
+const VIEWS = [
+  ["waiting", "What waits", waiting],
+  ["find", "Find a message", find],
+  ["schedules", "Schedules", schedules],
+  ["many", "Change many", many],
+  ["failures", "Failures", failures],
+  ["problems", "Problems", problems],
+  ["lateness", "Lateness", lateness],
+  ["log", "Operator log", log],
+];
+
+const content = document.getElementById("content");
+let shown = 0;
+
+// -- light and dark
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function paint() {
+  let chosen = null;
+  try {
+    chosen = localStorage.getItem("bide-theme");
+  } catch {
+    // Without storage the system decides.
+  }
+  document.documentElement.dataset.theme = chosen ?? (dark.matches ? "dark" : "light");
+}
+
+function turn() {
+  const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  try {
+    localStorage.setItem("bide-theme", next);
+  } catch {
+    document.documentElement.dataset.theme = next;
+    return;
+  }
+  paint();
+}
+
+paint();
+dark.addEventListener("change", paint);
+
+// -- where we are: everything is in the part of the address behind "#", so that each view has a link
+
+export function where() {
+  const [path, query = ""] = location.hash.slice(1).split("?");
+  const name = path.replace(/^\//, "");
+  const parameters = Object.fromEntries(new URLSearchParams(query));
+  return { name: VIEWS.some(([one]) => one === name) ? name : "waiting", parameters };
+}
+
+export function address(name, parameters = {}) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const query = new URLSearchParams(given).toString();
+  return `#/${name}${query ? `?${query}` : ""}`;
+}
+
+function site(parameters) {
+  return about.sites.find((one) => one.name === parameters.vhost) ?? about.sites[0];
+}
+
+// -- the frame
+
+function frame() {
+  const { name, parameters } = where();
+  const here = site(parameters);
+  const vhost = about.sites.length > 1 ? { vhost: here.name } : {};
+  const choice = about.sites.length > 1
+    ? h(
+        "select",
+        { "aria-label": "Virtual host", onchange: (event) => (location.hash = address(name, { vhost: event.target.value })) },
+        about.sites.map((one) => h("option", { value: one.name, selected: one === here }, one.name)),
+      )
+    : null;
+  replace(
+    document.getElementById("top"),
+    h("a", { class: "brand", href: address("waiting", vhost) }, h("img", { src: "icon.svg", alt: "" }), "bide"),
+    choice,
+    h("span", { class: "broker grow" }, `${here.broker} · ${here.layout}`),
+    h("span", { class: "grow" }),
+    about.read_only ? h("span", { class: "badge warn" }, "read-only") : null,
+    about.user ? h("span", { class: "badge wide-only" }, about.user) : null,
+    h("button", { type: "button", class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: turn }, "◐"),
+    h("button", { type: "button", class: "plain wide-only", title: "Keys (?)", "aria-label": "Keys", onclick: keys }, "?"),
+  );
+  replace(
+    document.getElementById("views"),
+    VIEWS.map(([one, title], place) =>
+      h("a", { href: address(one, vhost), "aria-current": one === name ? "page" : null }, title, h("kbd", {}, String(place + 1))),
+    ),
+  );
+  document.querySelector("#views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+async function show() {
+  const { name, parameters } = where();
+  const number = ++shown;
+  frame();
+  const [, title, view] = VIEWS.find(([one]) => one === name);
+  document.title = `${title} · bide console`;
+  const { vhost } = { vhost: site(parameters).name };
+  const kept = about.sites.length > 1 ? { vhost } : {};
+  const context = {
+    parameters,
+    get: (path, values = {}) => get(path, { vhost, ...values }),
+    post: (path, values = {}) => post(path, { vhost, ...values }),
+    link: (one, values = {}) => address(one, { ...kept, ...values }),
+    go: (one, values = {}) => (location.hash = address(one, { ...kept, ...values })),
+    again: () => show(),
+    isShown: () => number === shown,
+  };
+  const page = h("div", { class: "view" });
+  try {
+    const ready = view.show(page, context);
+    replace(content, page);
+    await ready;
+  } catch (error) {
+    if (number !== shown) return;
+    if (error instanceof Refused && error.status === 401) return signOut();
+    replace(page, h("div", { class: "head" }, h("h1", {}, title)), notice(error.message, "bad"), again(context));
+  }
+  if (number === shown) page.dataset.ready = "true";
+}
+
+const again = (context) => h("button", { type: "button", onclick: context.again }, "Try again");
+
+// -- keys
+
+function keys() {
+  ask({
+    title: "Keys",
+    text: h(
+      "p",
+      { class: "quiet" },
+      "1 to 8 open the views. r loads the view again, t changes between light and dark, / goes to the first field. In the skyline, left and right move, + and - zoom, Escape shows everything, Enter lists the schedules.",
+    ),
+  });
+}
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
+  if (event.target.closest?.("input, textarea, select")) return;
+  const view = VIEWS[Number(event.key) - 1];
+  if (view) {
+    const { parameters } = where();
+    location.hash = address(view[0], about.sites.length > 1 ? { vhost: site(parameters).name } : {});
+  } else if (event.key === "r") show();
+  else if (event.key === "t") turn();
+  else if (event.key === "?") keys();
+  else if (event.key === "/") {
+    event.preventDefault();
+    content.querySelector("input, select")?.focus();
+  }
+});
+
+// -- signing in
+
+function signOut(problem) {
+  document.body.classList.add("signed-out");
+  replace(document.getElementById("top"));
+  replace(document.getElementById("views"));
+  const token = h("input", { name: "token", type: "password", autocomplete: "off", required: true });
+  replace(
+    content,
+    h(
+      "div",
+      { class: "sign-in" },
+      h(
+        "div",
+        { class: "card" },
+        h("h1", {}, "bide console"),
+        h("p", { class: "quiet" }, "Open the address that bide console printed, or enter its token."),
+        h(
+          "form",
+          {
+            onsubmit: (event) => {
+              event.preventDefault();
+              enter(token.value);
+            },
+          },
+          field("Token", token),
+          problem ? notice(problem, "bad") : null,
+          h("button", { class: "main", type: "submit" }, "Sign in"),
+        ),
+      ),
+    ),
+  );
+  token.focus();
+}
+
+async function enter(token) {
+  try {
+    await signIn(token);
+    await start();
+  } catch (error) {
+    signOut(error.message);
+  }
+}
+
+async function start() {
+  await begin();
+  document.body.classList.remove("signed-out");
+  if (!about.sites.length) replace(content, empty("No virtual host", "Start the console with one."));
+  else await show();
+}
+
+async function open() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token !== null) {
+    // The token does not stay in the history of the browser.
+    history.replaceState(null, "", location.pathname);
+    return enter(token);
+  }
+  try {
+    await start();
+  } catch (error) {
+    if (error.status === 401) signOut();
+    else replace(content, h("div", { class: "alone" }, notice(error.message, "bad")));
+  }
+}
+
+addEventListener("hashchange", () => {
+  if (new URLSearchParams(location.hash.slice(1)).has("token")) open();
+  else if (!document.body.classList.contains("signed-out")) show();
+});
+open();

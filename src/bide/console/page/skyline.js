@@ -1,0 +1,160 @@
+// Numbers of schedules by due time and target, as stacked bars that one can zoom into.
+
+import { h, s, replace } from "./dom.js";
+import { clock, day, duration, niceSteps, number, quantity, targetName } from "./format.js";
+
+const HEIGHT = 260;
+const TOP = 12;
+const BOTTOM = 36;
+const LEFT = 48;
+const RIGHT = 12;
+
+const TICKS = [1, 5, 15, 60, 300, 900, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000, 315360000]
+  .map((one) => one * 1000);
+
+// The places of the labels: whole hours and days of the local time.
+function ticks(start, end, most) {
+  const step = TICKS.find((one) => (end - start) / one <= most) ?? TICKS.at(-1);
+  const offset = new Date(start).getTimezoneOffset() * 60000;
+  const found = [];
+  for (let at = Math.ceil((start - offset) / step) * step + offset; at < end; at += step) found.push(at);
+  return [found, step];
+}
+
+export function skyline(data, { pick, zoom, reset }) {
+  const box = h("div", { class: "plot" });
+  const tip = h("div", { class: "tip", hidden: true });
+  const spoken = h("p", { class: "quiet small", "aria-live": "polite" });
+  let cursor = null;
+
+  function draw() {
+    const width = Math.max(box.clientWidth || 800, 280);
+    const end = data.start + data.width * data.number;
+    const inner = width - LEFT - RIGHT;
+    const x = (at) => LEFT + ((at - data.start) / (end - data.start)) * inner;
+    const step = inner / data.number;
+    const sums = Array.from({ length: data.number }, (_, place) => data.targets.reduce((sum, one) => sum + one.counts[place], 0));
+    const steps = niceSteps(Math.max(...sums, 1));
+    const highest = Math.max(...sums, steps.at(-1), 1);
+    const y = (value) => TOP + (1 - value / highest) * (HEIGHT - TOP - BOTTOM);
+    const floor = y(0);
+    const bars = [];
+    for (let place = 0; place < data.number; place++) {
+      let sum = 0;
+      data.targets.forEach((one, index) => {
+        const count = one.counts[place];
+        if (!count) return;
+        const upper = y(sum + count);
+        // Also a single message among a million is to be seen.
+        const height = Math.max(y(sum) - upper, 1.5);
+        const gap = step > 5 ? 1 : 0;
+        bars.push(s("rect", {
+          class: `f${one.target === null ? 0 : index + 1}`, x: LEFT + place * step, y: y(sum) - height, width: Math.max(step - gap, 0.8), height,
+        }));
+        sum += count;
+      });
+    }
+    const [labels, length] = ticks(data.start, end, Math.max(Math.floor(inner / 110), 2));
+    const pointed = s("rect", { class: "pointed", y: TOP, height: floor - TOP, width: step, visibility: "hidden" });
+    const chosen = s("rect", { class: "chosen", y: TOP, height: floor - TOP, visibility: "hidden" });
+    const svg = s(
+      "svg",
+      {
+        viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, tabindex: "0", role: "application",
+        "aria-label": `${quantity(data.total, "schedule")} by due time and target. Left and right move, plus and minus zoom, Enter lists.`,
+      },
+      steps.map((value) => [
+        s("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
+        s("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, number(value)),
+      ]),
+      bars,
+      labels.map((at) => [
+        s("line", { class: "axis", x1: x(at), x2: x(at), y1: floor, y2: floor + 4 }),
+        s("text", { x: x(at), y: floor + 18, "text-anchor": "middle" }, length >= 86400000 ? day(at) : clock(at, length < 60000)),
+        length < 86400000 && clock(at) === "00:00:00" ? s("text", { x: x(at), y: floor + 32, "text-anchor": "middle" }, day(at)) : null,
+      ]),
+      s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: floor, y2: floor }),
+      data.now >= data.start && data.now < end
+        ? [s("line", { class: "now", x1: x(data.now), x2: x(data.now), y1: TOP, y2: floor }), s("text", { x: x(data.now) + 4, y: TOP + 8 }, "now")]
+        : null,
+      pointed,
+      chosen,
+    );
+
+    const placeOf = (event) => {
+      const frame = svg.getBoundingClientRect();
+      const at = ((event.clientX - frame.left) / frame.width) * width;
+      return Math.min(Math.max(Math.floor((at - LEFT) / step), 0), data.number - 1);
+    };
+    const from = (place) => data.start + place * data.width;
+
+    function point(place) {
+      cursor = place;
+      pointed.setAttribute("x", LEFT + place * step);
+      pointed.setAttribute("visibility", "visible");
+      const rows = data.targets.map((one, index) => [one, index]).filter(([one]) => one.counts[place]);
+      replace(
+        tip,
+        h("b", {}, `${day(from(place))} ${clock(from(place))}`),
+        h("div", {}, `for ${duration(data.width)}: ${quantity(sums[place], "schedule")}`),
+        rows.map(([one]) => h("span", {}, h("span", {}, targetName(one.target)), h("b", {}, number(one.counts[place])))),
+      );
+      tip.hidden = false;
+      const middle = LEFT + (place + 0.5) * step;
+      const room = tip.offsetWidth;
+      tip.style.left = `${Math.max(0, Math.min(middle + 12, width - room - 4))}px`;
+      if (middle + 12 + room > width) tip.style.left = `${Math.max(0, middle - room - 12)}px`;
+      tip.style.top = "16px";
+    }
+
+    function leave() {
+      tip.hidden = true;
+      pointed.setAttribute("visibility", "hidden");
+    }
+
+    let begun = null;
+    svg.addEventListener("pointerdown", (event) => {
+      begun = placeOf(event);
+      svg.setPointerCapture(event.pointerId);
+    });
+    svg.addEventListener("pointermove", (event) => {
+      const place = placeOf(event);
+      point(place);
+      if (begun === null) return;
+      const [first, last] = [Math.min(begun, place), Math.max(begun, place)];
+      chosen.setAttribute("x", LEFT + first * step);
+      chosen.setAttribute("width", (last - first + 1) * step);
+      chosen.setAttribute("visibility", first === last ? "hidden" : "visible");
+    });
+    svg.addEventListener("pointerup", (event) => {
+      const place = placeOf(event);
+      const [first, last] = [Math.min(begun ?? place, place), Math.max(begun ?? place, place)];
+      begun = null;
+      chosen.setAttribute("visibility", "hidden");
+      if (first !== last) zoom(from(first), from(last + 1));
+      else if (sums[place]) pick(from(place), from(place + 1));
+    });
+    svg.addEventListener("pointercancel", () => (begun = null));
+    svg.addEventListener("pointerleave", leave);
+    svg.addEventListener("keydown", (event) => {
+      const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+      if (move) {
+        point(Math.min(Math.max((cursor ?? -Math.sign(move)) + move, 0), data.number - 1));
+        spoken.textContent = tip.textContent;
+      } else if (event.key === "+" || event.key === "-") {
+        const half = Math.max(Math.round(data.number * (event.key === "+" ? 0.25 : 1)), 1);
+        const middle = cursor ?? Math.floor(data.number / 2);
+        zoom(Math.max(from(middle - half), 0), from(middle + half + 1));
+      } else if (event.key === "Escape") reset();
+      else if (event.key === "Enter" && cursor !== null) pick(from(cursor), from(cursor + 1));
+      else return;
+      event.preventDefault();
+    });
+    replace(box, svg, tip);
+  }
+
+  const watch = new ResizeObserver(() => (box.isConnected ? draw() : watch.disconnect()));
+  draw();
+  queueMicrotask(() => watch.observe(box));
+  return h("div", {}, box, spoken);
+}

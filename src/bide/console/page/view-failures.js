@@ -1,0 +1,198 @@
+// View 5: failed messages in groups; retry, edit, archive and discard them.
+
+import { h, replace } from "./dom.js";
+import { bytes, number, quantity, relative, time } from "./format.js";
+import { action, ask, badge, body, empty, facts, field, head, notice, source, table, toast, values } from "./ui.js";
+
+const POLL = 1000;
+
+export async function show(page, context) {
+  const { parameters } = context;
+  if (parameters.id) return whole(page, context);
+  const running = h("div", {});
+  const box = h("div", {});
+  const queues = context.get("queues");
+  replace(page, head("Failures", "Messages in error and dead-letter queues. Looking takes nothing out of a queue.",
+    h("button", { type: "button", onclick: context.again }, "Refresh")), running, box);
+  watch(running, context);
+  const found = await queues;
+  const queue = parameters.queue ?? found.queues.find((one) => one.is_likely && one.messages)?.name ?? found.queues.find((one) => one.is_likely)?.name ?? "error";
+  const by = parameters.by ?? "exception";
+  const choice = h("select", { name: "queue", onchange: (event) => context.go("failures", { queue: event.target.value, by }) },
+    [...new Set([queue, ...found.queues.map((one) => one.name)])].map((name) => {
+      const known = found.queues.find((one) => one.name === name);
+      return h("option", { value: name, selected: name === queue }, known ? `${name} (${number(known.messages)})` : name);
+    }));
+  const groups = h("section", { class: "card flat" }, h("div", { class: "empty" }, "Reading the queue…"));
+  replace(
+    box,
+    found.why ? notice(found.why, "warn") : null,
+    h("form", { class: "filter", onsubmit: (event) => {
+      event.preventDefault();
+      context.go("failures", { queue: other.value || queue, by });
+    } },
+      field("Queue", choice),
+      field("Groups by", h("select", { onchange: (event) => context.go("failures", { queue, by: event.target.value }) },
+        [["exception", "exception and place"], ["type", "message type"], ["key", "key"]].map(([one, text]) => h("option", { value: one, selected: one === by }, text)))),
+    ),
+    groups,
+  );
+  const other = choice;
+  let listed;
+  try {
+    listed = await context.get("failures", { queue, by });
+  } catch (error) {
+    if (error.status === 401) throw error;
+    return void replace(groups, error.status === 404 ? empty(`There is no queue ${queue}`, "Endpoints put failed messages into the queue error.") : notice(error.message, "bad"));
+  }
+  if (!listed.groups.length) return void replace(groups, empty("No failed message", `The queue ${queue} is empty.`));
+  const name = { exception: "group", type: "message_type", key: "key" }[by];
+  replace(
+    groups,
+    table(
+      [
+        ["Messages", (one) => h("b", {}, number(one.count)), "number"],
+        ["Failure", (one) => [h("b", { class: "break" }, one.group), one.text ? h("span", { class: "line quiet", title: one.text }, one.text) : null]],
+        ["Failed on", (one) => one.queues.map((text) => h("div", { class: "break" }, text))],
+        ["Last", (one) => (one.last ? [h("span", { class: "nowrap" }, time(one.last)), h("div", { class: "quiet small" }, relative(one.last))] : "?"), "nowrap"],
+        ["", (one) => h("div", { class: "row" },
+          h("a", { class: "button tiny", href: context.link("failures", { queue, id: one.example, group: one.group, by }) }, "Look"),
+          one.group.startsWith("(no ") ? null : operations(context, queue, { [name]: one.group }, running)), "actions"],
+      ],
+      listed.groups,
+    ),
+  );
+  page.append(h("div", { class: "split" },
+    source("exact", `${quantity(listed.total, "message")} in ${queue}: read just now${listed.more ? `; ${listed.more} more groups` : ""}`),
+    h("div", { class: "row" }, operations(context, queue, { all: true }, running, " all"))));
+}
+
+function operations(context, queue, chosen, running, all = "") {
+  const selected = Object.fromEntries(Object.entries(chosen).filter(([name]) => name !== "all" && name !== "ids"));
+  const count = () => (chosen.ids ? { count: chosen.ids.length, queues: {} } : context.get("failures/count", { queue, ...selected }));
+  const start = (path) => async (given) => {
+    const extra = {};
+    if (given.over) extra.over = given.over;
+    if (given.allow) extra.allow = given.allow.split(/[\s,]+/).filter(Boolean);
+    await context.post(path, { queue, ...chosen, ...extra });
+    toast("begun");
+    watch(running, context);
+  };
+  return [
+    action(`Retry${all}`, async () => {
+      const { count: number, queues } = await count();
+      const names = Object.entries(queues).map(([name, one]) => `${name} (${one})`).join(", ");
+      await ask({
+        title: `Retry ${quantity(number, "message")}?`,
+        text: h("p", { class: "break" }, names ? `They go back to: ${names}.` : "They go back to the queues that they failed on."),
+        fields: [
+          field("Spread over, such as 10m; empty: at once", h("input", { name: "over", placeholder: "at once", autocomplete: "off" })),
+          field("Allowed queues, such as orders.*; empty: all", h("input", { name: "allow", autocomplete: "off" })),
+        ],
+        confirm: "Retry",
+        work: start("failures/retry"),
+      });
+    }),
+    action(`Archive${all}`, async () => {
+      const { count: number } = await count();
+      await ask({ title: `Archive ${quantity(number, "message")}?`, text: h("p", {}, `They move to ${queue}.archive, which keeps them for 30 days.`), confirm: "Archive", work: start("failures/archive") });
+    }),
+    action(`Discard${all}`, async () => {
+      const { count: number } = await count();
+      await ask({ title: `Discard ${quantity(number, "message")}?`, text: h("p", {}, "They are deleted. Their ids stay in the operator log. This cannot be undone."), confirm: "Discard", kind: "bad", work: start("failures/discard") });
+    }, "tiny bad"),
+  ];
+}
+
+// Show the operations that run, until none does.
+async function watch(box, context) {
+  if (box.dataset.watching) return;
+  box.dataset.watching = "true";
+  try {
+    for (;;) {
+      const { operations: all } = await context.get("operations");
+      if (!context.isShown()) return;
+      const shown = all.filter((one, place) => one.state === "running" || place < 3);
+      replace(box, shown.map((one) => operation(one, context)));
+      if (!all.some((one) => one.state === "running")) return;
+      await new Promise((done) => setTimeout(done, POLL));
+    }
+  } catch (error) {
+    replace(box, notice(error.message, "bad"));
+  } finally {
+    delete box.dataset.watching;
+  }
+}
+
+function operation(one, context) {
+  const kind = { running: "accent", done: "good", stopped: "warn", failed: "bad" }[one.state];
+  const kept = Object.entries(one.result?.kept ?? {});
+  const done = one.result?.done ?? one.done;
+  return h("section", { class: "card operation" },
+    h("div", { class: "split" },
+      h("div", {}, h("h3", {}, `${one.name} · ${one.queue}`), h("p", { class: "quiet break" }, one.text)),
+      h("div", { class: "row" }, badge(one.state, kind), one.state === "running" ? action("Stop", () => context.post("operations/stop", { id: one.id }), "tiny bad") : null)),
+    one.state === "running" ? h("progress", { max: Math.max(one.total, 1), value: one.total ? one.done : undefined }) : null,
+    h("p", { class: "small" }, `${number(done)}${one.total ? ` of ${number(one.total)}` : ""} done${one.result?.left ? `, ${number(one.result.left)} left` : ""}`),
+    kept.map(([reason, count]) => h("p", { class: "small" }, `${number(count)} stay: ${reason}`)),
+    one.error ? notice(one.error, "bad") : null);
+}
+
+async function whole(page, context) {
+  const { queue, id, group, by } = context.parameters;
+  replace(page, head("Failed message", "Reading the queue…"));
+  const [one, more] = await Promise.all([
+    context.get("failure", { queue, id }),
+    context.get("failures/messages", group ? { queue, [{ type: "message_type", key: "key" }[by] ?? "group"]: group } : { queue }),
+  ]);
+  const running = h("div", {});
+  replace(
+    page,
+    h("p", {}, h("a", { href: context.link("failures", { queue, by }) }, "← Failures")),
+    h("div", { class: "head" },
+      h("div", {}, h("h1", { class: "break" }, one.exception ?? one.reason), h("p", { class: "break" }, one.text ?? "")),
+      h("div", { class: "row" }, operations(context, queue, { ids: [one.id] }, running), editing(context, queue, one))),
+    running,
+    h("div", { class: "columns" },
+      h("section", { class: "card" }, h("h2", {}, "Failure"), facts([
+        ["failed on", one.queue], ["reason", one.reason], ["at", one.failed_at ? `${time(one.failed_at)} (${relative(one.failed_at)})` : null],
+        ["endpoint", one.endpoint], ["host", one.host], ["caused by", one.inner_exception ? `${one.inner_exception}: ${one.inner_text ?? ""}` : null],
+        ["type", one.type], ["message id", one.message_id], ["id", one.id], ["key", one.key ? h("a", { href: context.link("find", { text: one.key }) }, one.key) : null],
+        ["sent by", one.sent_by], ["first sent to", one.exchange ? `exchange ${one.exchange}, ${one.routing_key}` : one.routing_key],
+      ])),
+      h("section", { class: "card" }, h("h2", {}, "Body"), body(one.body))),
+    h("section", { class: "card" }, h("h2", {}, "Stack trace"), one.stack ? h("pre", { class: "trace" }, one.stack) : h("p", { class: "quiet" }, "The message has none: the broker moved it here.")),
+    h("div", { class: "columns" },
+      h("section", { class: "card" }, h("h2", {}, "Headers"), values(one.headers)),
+      h("section", { class: "card" }, h("h2", {}, "Properties"), values(one.properties), one.deaths.length ? [h("h2", {}, "Dead-lettered"), values(one.deaths)] : null)),
+    h("section", { class: "card flat" },
+      table([
+        ["Message", (row) => h("a", { class: "mono", href: context.link("failures", { queue, id: row.id, group, by }) }, row.id)],
+        ["Type", (row) => h("span", { class: "break" }, row.type ?? "")],
+        ["Failed on", (row) => h("span", { class: "break" }, row.queue ?? "?")],
+        ["Failure", (row) => h("span", { class: "line" }, [row.exception, row.text].filter(Boolean).join(": ") || row.reason)],
+        ["At", (row) => (row.failed_at ? time(row.failed_at) : "?"), "nowrap"],
+        ["Size", (row) => bytes(row.size), "number"],
+      ], more.messages),
+      more.has_more ? h("p", { class: "empty" }, "The first 100 messages of the group.") : null),
+  );
+}
+
+function editing(context, queue, one) {
+  if (!one.body.is_text || one.body.is_cut) return null;
+  return action("Edit", () => ask({
+    title: "Send this message back with another body",
+    text: h("p", { class: "quiet" }, `It gets a new message id, and goes to ${one.queue ?? "the queue that it failed on"}.`),
+    wide: true,
+    fields: [
+      field("Body", h("textarea", { name: "body", value: one.body.text, rows: "12" })),
+      field("Another queue; empty: where it failed", h("input", { name: "to", autocomplete: "off" })),
+    ],
+    confirm: "Send back",
+    work: async (given) => {
+      const result = await context.post("failure/edit", { queue, id: one.id, body: given.body, to: given.to });
+      toast(`sent back as ${result.message_id}`);
+      context.go("failures", { queue });
+    },
+  }));
+}

@@ -1,0 +1,81 @@
+// View 2: where a message is, hop by hop.
+
+import { h, replace } from "./dom.js";
+import { duration, relative, target, targetName, time } from "./format.js";
+import { actions } from "./schedule-actions.js";
+import { badge, empty, facts, field, head, source, table } from "./ui.js";
+import { state } from "./view-schedules.js";
+
+export async function show(page, context) {
+  const { parameters } = context;
+  const text = h("input", { name: "text", value: parameters.text ?? "", placeholder: "invoice:42", autocomplete: "off", spellcheck: "false" });
+  const result = h("div", {});
+  replace(
+    page,
+    head("Find a message", "By the key of its schedule, or by its message id."),
+    h("form", { class: "filter", onsubmit: (event) => {
+      event.preventDefault();
+      if (text.value.trim()) context.go("find", { text: text.value.trim() });
+    } }, field("Key or message id", text), h("button", { type: "submit", class: "main" }, "Find")),
+    result,
+  );
+  if (!parameters.text) {
+    text.focus();
+    return void replace(result, h("section", { class: "card" }, empty("Which message?",
+      "A key is looked up in the index of the gates, and the answer is exact. An id is looked for in the streams of the taps and in queues of failed messages.")));
+  }
+  replace(result, h("section", { class: "card" }, h("p", { class: "quiet" }, "Looking at the gates, the taps and the error queues…")));
+  const found = await context.get("find", { text: parameters.text });
+  replace(
+    result,
+    found.schedule ? waiting(found.schedule, context) : null,
+    found.tap ? tapped(found.tap) : null,
+    found.failed.map((one) => failure(one, context)),
+    found.schedule || found.tap || found.failed.length ? null : h("section", { class: "card" }, empty("Nothing was found", "See below where the console looked. A message without a key leaves no trace but in taps.")),
+    h("section", { class: "card flat" }, table([
+      ["Place", (one) => h("span", { class: "break" }, one.place)],
+      ["", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not looked at", one.found ? "good" : one.looked ? "" : "warn")],
+      ["", (one) => h("span", { class: "quiet" }, one.note)],
+    ], found.places)),
+  );
+}
+
+const hop = (kind, title, text) => h("li", { class: kind }, h("b", {}, title), h("div", { class: "quiet break" }, text));
+
+function waiting(one, context) {
+  return h("section", { class: "card" },
+    h("div", { class: "split" },
+      h("div", {}, h("h2", { class: "break" }, one.key), h("div", { class: "row" }, state(one), source("exact", "exact, from the index of the gates"))),
+      h("div", { class: "row" }, h("a", { class: "button", href: context.link("schedules", { key: one.key }) }, "Details"), actions(context, one, context.again))),
+    h("ol", { class: "hops" },
+      hop("seen", "Schedule log", `partition ${one.partition}, version ${one.version ?? "none"}`),
+      one.state === "under-way"
+        ? hop("here", "Under way", "a gate has claimed it and delivers it")
+        : hop("here", "Index of the gate", one.state === "paused" ? "paused: nothing is delivered" : `waits until ${time(one.due)} (${relative(one.due)})`),
+      hop("computed", target(one), "the gate publishes it here when it is due")));
+}
+
+function tapped(one) {
+  const hops = one.hops.filter((step) => step.wait);
+  return h("section", { class: "card" },
+    h("h2", { class: "break" }, one.message_id),
+    facts([
+      ["target", one.target ? targetName(one.target) : null],
+      ["due", one.due ? `${time(one.due)} (${relative(one.due)})` : "not in its headers"],
+      ["late by", one.due && one.delivered_at ? duration(Math.max(one.delivered_at - one.due, 0)) : null],
+    ]),
+    h("ol", { class: "hops" },
+      one.scheduled_at ? hop("seen", "Scheduled", `seen by the tap at ${time(one.scheduled_at)}`) : hop("computed", "Scheduled", "not in the stream of the tap"),
+      hops.map((step) => hop(step.is_here ? "here" : "computed", step.to, `${step.is_here ? "computed: here now, " : "computed: "}from ${time(step.from)} for ${duration(step.wait)}`)),
+      one.delivered_at ? hop("seen", "Due", `seen by the tap at ${time(one.delivered_at)}`) : hop("computed", "Due", one.due ? `computed: ${time(one.due)}` : "not seen by the tap")));
+}
+
+function failure(one, context) {
+  return h("section", { class: "card" },
+    h("div", { class: "split" }, h("div", {}, h("h2", { class: "break" }, one.exception ?? one.reason), source("exact", `in the queue ${one.in}`)),
+      h("a", { class: "button", href: context.link("failures", { queue: one.in, id: one.id, group: one.group }) }, "Look")),
+    h("p", { class: "break" }, one.text ?? ""),
+    h("ol", { class: "hops" },
+      hop("seen", one.queue ?? "?", `failed${one.failed_at ? ` at ${time(one.failed_at)}` : ""}`),
+      hop("here", one.in, "it waits here until it is retried, archived or discarded")));
+}

@@ -1,0 +1,44 @@
+// View 8: who did what.
+
+import { h, replace } from "./dom.js";
+import { number, relative, time } from "./format.js";
+import { ask, badge, empty, facts, head, notice, source, table, values } from "./ui.js";
+
+const result = (one) => {
+  const parts = [];
+  if (one.result.outcome) parts.push(one.result.outcome);
+  const done = one.result.count ?? one.result.done ?? one.result.sent;
+  if (done !== undefined) parts.push(`${number(done)} done`);
+  if (one.result.error) parts.push(one.result.error);
+  if (one.result.left) parts.push(`${number(one.result.left)} left`);
+  return parts.join(", ");
+};
+
+const chosen = (one) => {
+  const { key, selection, ...rest } = one.details;
+  const shown = { ...(key ? { key } : {}), ...(selection ?? {}), ...rest };
+  return Object.entries(shown).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ") || "all";
+};
+
+export async function show(page, context) {
+  const card = h("section", { class: "card flat" }, h("div", { class: "empty" }, "Reading the operator log…"));
+  replace(page, head("Operator log", "Who changed what, from this console and from bide errors.", h("button", { type: "button", onclick: context.again }, "Refresh")), card);
+  const found = await context.get("history");
+  if (!found.operations.length) return void replace(card, empty("Nothing was changed yet", `Operations are recorded in the stream ${found.stream} before they begin.`));
+  replace(card, table([
+    ["When", (one) => [time(one.at), h("div", { class: "quiet small" }, relative(one.at))], "nowrap"],
+    ["Who", (one) => [h("span", { class: "break" }, one.who), h("div", { class: "quiet small" }, `broker user ${one.user}`)]],
+    ["What", (one) => h("b", { class: "nowrap" }, one.operation)],
+    ["Where", (one) => h("span", { class: "break" }, one.queue)],
+    ["Chosen", (one) => h("span", { class: "line", title: chosen(one) }, chosen(one))],
+    ["Result", (one) => [badge(one.state, { ended: "good", interrupted: "warn" }[one.state] ?? "accent"), " ", h("span", { class: "quiet" }, result(one))]],
+  ], found.operations, { link: (one) => ask({
+    title: `${one.operation} · ${one.queue}`,
+    wide: true,
+    text: h("div", {},
+      facts([["when", time(one.at)], ["ended", one.ended ? time(one.ended) : "not recorded"], ["who", one.who], ["broker user", one.user], ["messages recorded", one.ids ? number(one.ids) : null], ["run", one.run]]),
+      h("h3", {}, "Chosen"), values(one.details), h("h3", {}, "Result"), values(one.result)),
+  }) }));
+  page.append(source("exact", `from the stream ${found.stream}${found.malformed ? `; ${found.malformed} of its messages are not records` : ""}`));
+  if (found.malformed) page.append(notice("Other clients wrote to the operator log.", "warn"));
+}

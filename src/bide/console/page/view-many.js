@@ -1,0 +1,90 @@
+// View 4: cancel, move, pause or run all schedules that match, with a count before.
+
+import { about } from "./api.js";
+import { h, replace } from "./dom.js";
+import { number, quantity } from "./format.js";
+import { timeFields, times } from "./schedule-actions.js";
+import { ask, empty, failed, field, head, notice, source, toast } from "./ui.js";
+
+const ACTIONS = {
+  cancel: ["Cancel", "The messages are not delivered. This cannot be undone.", "cancelled", "bad"],
+  move: ["Move", "Messages and targets stay. Of recurring schedules, only the next run moves.", "moved", ""],
+  run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", "delivered now", ""],
+  pause: ["Pause", "Nothing is delivered until each schedule is resumed.", "paused", ""],
+};
+
+const local = (text) => {
+  if (!text) return "";
+  const at = new Date(text);
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+};
+
+export async function show(page, context) {
+  const { parameters } = context;
+  const inputs = {
+    prefix: h("input", { value: parameters.prefix ?? "", placeholder: "invoice:", autocomplete: "off" }),
+    to: h("input", { value: parameters.to ?? "", placeholder: "reminders", autocomplete: "off" }),
+    exchange: h("input", { value: parameters.exchange ?? "", autocomplete: "off" }),
+    due_from: h("input", { type: "datetime-local", step: "1", value: local(parameters.due_from) }),
+    due_before: h("input", { type: "datetime-local", step: "1", value: local(parameters.due_before) }),
+  };
+  const everything = h("input", { type: "checkbox", checked: parameters.all === "1" });
+  const result = h("section", { class: "card" });
+  const chosen = () => Object.fromEntries(Object.entries(inputs)
+    .filter(([, input]) => input.value)
+    .map(([name, input]) => [name, input.type === "datetime-local" ? new Date(input.value).toISOString() : input.value]));
+  replace(
+    page,
+    head("Change many", "Choose schedules by conditions, see how many match, then change all of them. A schedule has to match every condition."),
+    h("form", {
+      class: "filter",
+      onsubmit: (event) => {
+        event.preventDefault();
+        context.go("many", { ...chosen(), all: everything.checked ? "1" : "", count: "1" });
+        if (location.hash === lastHash) context.again();
+      },
+    },
+      field("Key begins with", inputs.prefix), field("Target queue", inputs.to), field("Target exchange", inputs.exchange),
+      field("Due from", inputs.due_from), field("Due before", inputs.due_before),
+      h("label", { class: "check" }, everything, "All schedules"),
+      h("button", { type: "submit", class: "main" }, "Count")),
+    result,
+  );
+  const lastHash = location.hash;
+  const given = chosen();
+  const isAll = everything.checked;
+  if (!parameters.count) return void replace(result, empty("Nothing was counted yet", "Give conditions, and count the schedules that match."));
+  if (!Object.keys(given).length && !isAll) return void replace(result, notice("No condition was given: choose some schedules, or all of them.", "warn"));
+  if (Object.keys(given).length && isAll) return void replace(result, notice("Conditions and all schedules exclude each other.", "warn"));
+  const found = await context.get("schedules/count", given);
+  replace(
+    result,
+    h("div", { class: "split" },
+      h("div", {}, h("h2", {}, quantity(found.count, "schedule matches", "schedules match")), source("exact", "exact, from the index of the gates")),
+      h("a", { class: "button", href: context.link("schedules", given) }, "List")),
+    about.read_only ? h("p", { class: "quiet" }, "This console is read-only.") : h("div", { class: "row" },
+      Object.entries(ACTIONS).map(([name, [title, text, done, kind]]) => h("button", {
+        type: "button",
+        class: kind,
+        disabled: !found.count,
+        onclick: () => change(context, name, { title, text, done, kind }, given, isAll).catch(failed),
+      }, `${title}…`))),
+  );
+}
+
+async function change(context, name, { title, text, done, kind }, given, isAll) {
+  // Counted again: some may have been delivered since the page was shown.
+  const { count } = await context.get("schedules/count", given);
+  await ask({
+    title: `${title} ${quantity(count, "schedule")}?`,
+    text: h("p", {}, text),
+    fields: name === "move" ? timeFields() : [],
+    confirm: `${title} ${number(count)}`,
+    kind,
+    work: async (values) => {
+      const result = await context.post("schedules/change", { action: name, all: isAll, ...given, ...(name === "move" ? times(values) : {}) });
+      toast(`${number(result.count)} ${done}`);
+      context.again();
+    },
+  });
+}

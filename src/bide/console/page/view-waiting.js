@@ -1,0 +1,134 @@
+// View 1: what waits, by due time and target, and by level.
+
+import { h, replace } from "./dom.js";
+import { bars, dial, short } from "./dial.js";
+import { duration, number, quantity, relative, targetName, time, zone } from "./format.js";
+import { skyline } from "./skyline.js";
+import { badge, empty, head, notice, source, stat, table } from "./ui.js";
+
+const iso = (milliseconds) => new Date(milliseconds).toISOString();
+
+export async function show(page, context) {
+  const { parameters } = context;
+  const sky = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Asking the gates…"));
+  const levels = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Counting the queues…"));
+  replace(
+    page,
+    head("What waits", `Messages that are not due yet. Times are local (${zone()}).`, h("button", { type: "button", onclick: context.again }, "Refresh")),
+    sky,
+    levels,
+  );
+  const filter = { prefix: parameters.prefix, to: parameters.to, exchange: parameters.exchange };
+  const asked = context.get("timeline", { start: parameters.start, end: parameters.end, ...filter });
+  const counted = context.get("levels");
+  await Promise.all([
+    asked.then((found) => keyed(sky, found, context, filter), (error) => broken(sky, "Schedules", error)),
+    counted.then((found) => unkeyed(levels, found), (error) => broken(levels, "Delayed messages without a key", error)),
+  ]);
+}
+
+function broken(card, title, error) {
+  if (error.status === 401) throw error;
+  replace(card, h("h2", {}, title), notice(error.message, "bad"));
+}
+
+function keyed(card, found, context, filter) {
+  card.removeAttribute("aria-busy");
+  if (!found.gates.ok) {
+    replace(
+      card,
+      h("div", { class: "split" }, h("h2", {}, "Schedules"), source("missing", "no gate answers")),
+      empty("The schedules cannot be counted", found.gates.why),
+    );
+    return;
+  }
+  const { parameters } = context;
+  const kept = { ...filter };
+  const zoom = (start, end) => context.go("waiting", { ...kept, start: iso(start), end: iso(end) });
+  const all = () => context.go("waiting", kept);
+  const pick = (from, before) => context.go("schedules", { ...kept, due_from: iso(from), due_before: iso(before) });
+  const outside = [
+    found.before ? `${number(found.before)} before` : null,
+    found.after ? `${number(found.after)} after` : null,
+  ].filter(Boolean);
+  const end = found.start + found.width * found.number;
+  const filtered = filter.to || filter.exchange || filter.prefix;
+  replace(
+    card,
+    h("div", { class: "split" }, h("div", {}, h("h2", {}, "Schedules"), source("exact", "exact, from the index of the gates")),
+      h("div", { class: "row" },
+        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end }) }, `All targets`) : null,
+        parameters.start ? h("button", { type: "button", onclick: all }, "All times") : null,
+        found.total && found.last !== null && found.after
+          ? h("button", { type: "button", onclick: () => zoom(Math.min(found.first, found.now), found.last + 1) }, "Up to the last") : null,
+        found.before ? h("button", { type: "button", onclick: () => zoom(found.first, found.now + found.width) }, "Overdue") : null,
+        h("a", { class: "button", href: context.link("schedules", kept) }, "List"))),
+    found.gates.why ? notice(found.gates.why, "warn") : null,
+    found.total
+      ? [
+          h("div", { class: "stats" },
+            stat(number(found.total), "schedules"),
+            stat(found.first === null ? "–" : relative(found.first, found.now), "first due"),
+            stat(found.last === null ? "–" : relative(found.last, found.now), "last due"),
+            stat(duration(found.width), "per bar")),
+          skyline(found, { pick, zoom, reset: all }),
+          outside.length ? h("p", { class: "quiet small" }, `Outside of this picture: ${outside.join(", ")}.`) : null,
+          h("div", { class: "legend", role: "group", "aria-label": "Targets" }, found.targets.map((one, index) => {
+            const name = targetName(one.target);
+            const label = [h("span", { class: `swatch b${one.target === null ? 0 : index + 1}` }), name, h("span", { class: "quiet" }, number(one.total))];
+            if (one.target === null) return h("span", { class: "row small" }, label);
+            const chosen = one.target.startsWith("q:") ? { to: one.target.slice(2) } : { exchange: one.target.slice(2) };
+            return h("button", { type: "button", title: `Only ${name}`, onclick: () => context.go("waiting", { ...chosen, prefix: filter.prefix, start: parameters.start, end: parameters.end }) }, label);
+          })),
+          h("details", {}, h("summary", {}, "As a table"), numbers(found, end)),
+        ]
+      : empty("No schedule waits", filtered ? "None matches these conditions." : "Schedules are delayed messages with a key: client.schedule(...), or bide schedule add."),
+  );
+}
+
+function numbers(found) {
+  const rows = [];
+  for (let place = 0; place < found.number; place++) {
+    const shown = found.targets.filter((one) => one.counts[place]);
+    if (shown.length) rows.push([found.start + place * found.width, shown, place]);
+  }
+  return table([
+    ["From", (row) => time(row[0]), "nowrap"],
+    ["Schedules", (row) => number(row[1].reduce((sum, one) => sum + one.counts[row[2]], 0)), "number"],
+    ["Targets", (row) => row[1].map((one) => `${targetName(one.target)}: ${number(one.counts[row[2]])}`).join(", ")],
+  ], rows, { stacks: false });
+}
+
+function unkeyed(card, found) {
+  card.removeAttribute("aria-busy");
+  const kind = found.source === "management" ? "counted by the broker, up to 5 s ago (management API)"
+    : found.source === "amqp" ? "counted by the broker just now (over AMQP)" : "not known";
+  const title = h("div", { class: "split" },
+    h("div", {}, h("h2", {}, `Delayed messages without a key`), source(found.source ? "counted" : "missing", kind)),
+    badge(found.layout));
+  if (!found.source) {
+    replace(card, title, empty("The queues cannot be counted", found.why));
+    return;
+  }
+  if (!found.total) {
+    replace(card, title, found.why ? notice(found.why, "warn") : null,
+      empty("No message waits in the levels", `${quantity(found.queues, "queue")} of the layout ${found.layout} ${found.queues === 1 ? "is" : "are"} declared.`));
+    return;
+  }
+  const isClock = found.levels.some((one) => one.highest > 1);
+  const rows = found.levels.filter((one) => isClock || one.total);
+  replace(
+    card,
+    title,
+    found.why ? notice(found.why, "warn") : null,
+    h("div", { class: "dial" },
+      h("div", {}, isClock ? dial(found.levels, found.total) : bars(found.levels)),
+      h("div", {},
+        table([
+          ["Level", (one) => `${duration(one.unit)}${one.highest > 1 ? ` to ${duration(one.unit * one.highest)}` : ""}`, "nowrap"],
+          ["Queues in use", (one) => number(one.counts.filter(Boolean).length), "number"],
+          ["Messages", (one) => short(one.total), "number"],
+        ], rows, { stacks: false }),
+        h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not show when each is due: where a message goes from here is computed from its level."))),
+  );
+}

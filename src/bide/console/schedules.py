@@ -1,0 +1,246 @@
+"""Views of schedules: list, details, changes of one or of many."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final
+
+from bide.client.schedule_result import FilterResult, ScheduleResult, ScheduleView
+from bide.console.asked import Asked
+from bide.console.gates import gates_of
+from bide.console.site import Site
+from bide.console.values import body_of, plain
+from bide.console.waiting import conditions
+from bide.durations import from_milliseconds, parse_due_time, to_milliseconds
+from bide.errors import BideError, InvalidInputError, NotFoundError
+from bide.schedules.entries import WaitingSchedule
+from bide.schedules.message import ScheduledMessage
+from bide.schedules.names import check_key, partition_of
+from bide.schedules.questions import KeyQuestion
+from bide.schedules.records import Action, AddSchedule
+from bide.schedules.recurrence import Recurrence
+
+_PAGE: Final = 50
+_RUNS: Final = 5
+_LISTED_RUNS: Final = 3
+_FAR: Final = 253_402_300_799_000
+"""The end of the year 9999: no gate reaches it."""
+
+_ACTIONS: Final[dict[str, Action]] = {
+    "cancel": "cancel",
+    "move": "move",
+    "pause": "pause",
+    "resume": "resume",
+    "run": "run-now",
+}
+
+
+async def listing(site: Site, asked: Asked) -> dict[str, Any]:
+    """A page of schedules in the order of keys, with the number of all that match."""
+    gates = await gates_of(site)
+    if not gates["ok"]:
+        return {"gates": gates}
+    chosen, is_recurring = conditions(asked), asked.flag("recurring")
+    found: list[dict[str, Any]] = []
+    has_more = False
+    async with aclosing(
+        site.schedules.entries(chosen, after=asked.text("after"), is_recurring=is_recurring)
+    ) as entries:
+        async for one in entries:
+            if len(found) == _PAGE:
+                has_more = True
+                break
+            found.append(_values(ScheduleView.of(one, (), with_message=False), runs=_LISTED_RUNS))
+    count = None if is_recurring else await site.schedules.count(chosen)
+    return {"gates": gates, "schedules": found, "count": count, "after": found[-1]["key"] if has_more else None}
+
+
+async def count(site: Site, asked: Asked) -> dict[str, Any]:
+    """The number of schedules that match."""
+    return {"count": await site.schedules.count(conditions(asked))}
+
+
+async def details(site: Site, asked: Asked) -> dict[str, Any]:
+    """Everything that is known about the schedule of a key.
+
+    Raises:
+        NotFoundError: nothing waits.
+    """
+    key = asked.required("key")
+    found = await site.client.scheduled(key)
+    if found is None:
+        raise NotFoundError(f"nothing waits under the key {key!r}")
+    return {
+        **_values(found, runs=_RUNS),
+        "under_way": list(found.under_way),
+        "recurrence": plain(found.recurrence),
+        "headers": plain(found.headers),
+        "properties": {name: plain(value) for name, value in found.properties.items() if name != "headers"},
+        "body": body_of(found.body or b""),
+        "partition": partition_of(key),
+    }
+
+
+async def change(site: Site, asked: Asked) -> dict[str, Any]:
+    """Cancel, move, pause, resume or run the schedule of a key, if it still has the version that the page showed."""
+    action, key = _action(asked), check_key(asked.required("key"))
+    times = _times(asked) if action == "move" else {}
+    details = {"key": key, **times}
+    queue = site.schedules.requests.names.operations
+    async with site.recorded(f"{action} schedule", queue, asked.operator, details) as record:
+        result = await site.schedules.change(action, key, if_version=asked.text("version"), **times)
+        record |= _result(result)
+    return _result(result)
+
+
+async def change_all(site: Site, asked: Asked) -> dict[str, Any]:
+    """Cancel, move, pause, resume or run all schedules that match. At least one condition, or ``all``, is needed."""
+    action, chosen = _action(asked), conditions(asked)
+    given = {
+        name: asked.text(name)
+        for name in ("prefix", "to", "exchange", "due_from", "due_before")
+        if asked.text(name) is not None
+    }
+    if not given and not asked.flag("all"):
+        raise InvalidInputError("no condition was given: choose some schedules, or all of them")
+    if action == "resume":
+        # A resume has the time of its sender, which records with filters do not carry.
+        raise InvalidInputError("schedules are resumed one by one")
+    times = _times(asked) if action == "move" else {}
+    queue = site.schedules.requests.names.operations
+    async with site.recorded(f"{action} schedules", queue, asked.operator, {"selection": given, **times}) as record:
+        if action == "move":
+            result = await site.schedules.move_all(chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at"))
+        else:
+            result = await site.schedules.change_all(action, chosen)
+        record |= {"outcome": result.outcome.value, "count": result.count}
+    return _filter_result(result)
+
+
+async def edit(site: Site, asked: Asked) -> dict[str, Any]:
+    """Store a schedule again with another body or rule. Properties, headers and target stay as they are."""
+    key, version = check_key(asked.required("key")), asked.required("version")
+    body, every = asked.values.get("body"), asked.text("every")
+    if body is not None and not isinstance(body, str):
+        raise InvalidInputError("the body is not text")
+    if body is None and every is None:
+        raise InvalidInputError("nothing would change: give another body or another rule")
+    answer = await site.schedules.requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
+    found = next(iter(answer.waiting), None)
+    if found is None:
+        raise NotFoundError(f"nothing waits under the key {key!r}")
+    new = _edited(site, found, body, every, asked.text("time_zone"))
+    queue = site.schedules.requests.names.operations
+    given = {"key": key, "every": every, "body": body is not None}
+    async with site.recorded("edit schedule", queue, asked.operator, given) as record:
+        outcome, version_now = await _store(site, found, new, version)
+        record |= {"outcome": outcome, "version": version_now}
+    return {"key": key, "outcome": outcome, "version": version_now}
+
+
+def _edited(
+    site: Site, found: WaitingSchedule, body: str | None, every: str | None, time_zone: str | None
+) -> WaitingSchedule:
+    """The schedule with another body, or with another rule and its first run from now on."""
+    if body is not None:
+        found = replace(found, message=ScheduledMessage(found.message.properties, body.encode()))
+    if every is None:
+        return found
+    if found.recurrence is None:
+        raise InvalidInputError("this schedule is a single message: move it to another time instead")
+    now = site.client.now()
+    old = Recurrence.parse(found.recurrence)
+    rule = replace(
+        Recurrence.of(every, now=now, time_zone=time_zone), last=old.last, jitter=old.jitter, catch_up=old.catch_up
+    )
+    nominal = rule.after(to_milliseconds(now))
+    if nominal is None:
+        raise InvalidInputError(f"the rule {every!r} has no run before the last run of this schedule")
+    return replace(found, recurrence=rule.spec(), nominal=nominal, due=nominal)
+
+
+async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version: str) -> tuple[str, str | None]:
+    """Replace a schedule if it has a version; returns the outcome and the version that waits.
+
+    What is stored is not paused. So a paused schedule gets a due time that no gate reaches, is paused, and moved to its
+    due time.
+    """
+    has_new_rule = new.recurrence is not old.recurrence
+
+    def record(request: Any) -> AddSchedule:
+        due = new.due
+        if has_new_rule and new.recurrence is not None:
+            due = Recurrence.parse(new.recurrence).due(str(request), new.nominal)
+        return AddSchedule(
+            request=request,
+            key=new.key,
+            target=new.target,
+            routing_key=new.routing_key,
+            nominal=new.nominal,
+            due=_FAR if old.is_paused else due,
+            recurrence=new.recurrence,
+            if_version=version,
+            message=new.message,
+        )
+
+    _, answer = await site.schedules.requests.append(
+        partition_of(new.key), f"editing {new.key!r}", record, needs_answer=True
+    )
+    assert answer is not None
+    if answer.outcome != "scheduled" or not old.is_paused:
+        return answer.outcome, answer.version
+    paused = await site.schedules.change("pause", new.key, if_version=answer.version)
+    due = from_milliseconds(new.due)
+    assert due is not None
+    moved = await site.schedules.change("move", new.key, if_version=paused.version, deliver_at=due)
+    return "scheduled", moved.version
+
+
+def _action(asked: Asked) -> Action:
+    name = asked.required("action")
+    if name not in _ACTIONS:
+        raise InvalidInputError(f"the action {name!r} is unknown: give one of {', '.join(_ACTIONS)}")
+    return _ACTIONS[name]
+
+
+def _times(asked: Asked) -> dict[str, str]:
+    """The new time: a delay, or a due time."""
+    given = {name: value for name in ("delay", "deliver_at") if (value := asked.text(name)) is not None}
+    if len(given) != 1:
+        raise InvalidInputError("a new time is needed: give a delay such as 2h, or a due time")
+    if "deliver_at" in given:
+        parse_due_time(given["deliver_at"])
+    return given
+
+
+def _result(result: ScheduleResult) -> dict[str, Any]:
+    return {"key": result.key, "outcome": result.outcome.value, "version": result.version}
+
+
+def _filter_result(result: FilterResult) -> dict[str, Any]:
+    return {"outcome": result.outcome.value, "count": result.count}
+
+
+def _values(one: ScheduleView, *, runs: int) -> dict[str, Any]:
+    next_runs: list[str] = []
+    why = ""
+    if one.every is not None:
+        try:
+            next_runs = [run.isoformat(timespec="milliseconds") for run in one.next_runs(runs)]
+        except BideError as error:
+            why = str(error)
+    return {
+        "key": one.key,
+        "id": one.id,
+        "version": one.version,
+        "state": one.state,
+        "due": one.due_time.isoformat(timespec="milliseconds"),
+        "to": one.to,
+        "exchange": one.exchange,
+        "routing_key": one.routing_key,
+        "every": one.every,
+        "time_zone": one.time_zone,
+        "next_runs": next_runs,
+        "next_runs_why": why,
+    }

@@ -1,0 +1,83 @@
+"""The HTTP server of the console, on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
+from typing import Final
+
+import uvicorn
+
+from bide.console.app import make_app
+from bide.console.settings import Access
+from bide.console.site import Site
+from bide.errors import InvalidInputError
+
+_HOST: Final = "127.0.0.1"
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are handled by the command."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def serve(
+    sites: Sequence[Site], access: Access, *, started: Callable[[Access], None], stopping: asyncio.Event
+) -> None:
+    """Serve the console until an event is set.
+
+    Args:
+        access: with the port 0, a free port is taken.
+        started: called with the port in use when the console can be opened.
+
+    Raises:
+        BrokerError: a broker cannot be reached.
+        InvalidInputError: the port is in use.
+    """
+    listener = _listen(access.port)
+    with listener:
+        access = replace(access, port=listener.getsockname()[1])
+        # Not in the lifespan of the application: the server would log errors with tracebacks.
+        async with AsyncExitStack() as stack:
+            for one in sites:
+                await stack.enter_async_context(one)
+            config = uvicorn.Config(
+                make_app(sites, access),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=5,
+            )
+            server = _Server(config)
+            running = asyncio.create_task(server.serve(sockets=[listener]))
+            stopped = asyncio.create_task(stopping.wait())
+            started(access)
+            try:
+                await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                server.should_exit = True
+                stopped.cancel()
+                await running
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise InvalidInputError(
+            f"port {port} cannot be used: {error.strerror}; give another one with port=..."
+        ) from error
+    return listener

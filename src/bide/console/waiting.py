@@ -1,0 +1,171 @@
+"""View of what waits: schedules by due time and target, unkeyed messages by level."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Mapping
+from typing import Any, Final
+
+from bide.admin.apply import message_counts
+from bide.console.asked import Asked
+from bide.console.gates import gates_of
+from bide.console.site import Site
+from bide.delay.levels import DelayLevel
+from bide.durations import parse_due_time, to_milliseconds
+from bide.errors import BideError, InvalidInputError, ManagementApiError
+from bide.schedules.prepared import check_filter
+from bide.schedules.records import ScheduleFilter
+from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, ScheduleTimeline, TimeGrid
+
+_INTERVALS: Final = 120
+"""Most bars of the skyline."""
+
+_TARGETS: Final = 7
+"""Targets with a colour of their own."""
+
+_SECOND: Final = 1_000
+_MINUTE: Final = 60 * _SECOND
+_HOUR: Final = 60 * _MINUTE
+_DAY: Final = 24 * _HOUR
+_WIDTHS: Final = (
+    *(one * _SECOND for one in (1, 2, 5, 10, 15, 30)),
+    *(one * _MINUTE for one in (1, 2, 5, 10, 15, 30)),
+    *(one * _HOUR for one in (1, 2, 3, 6, 12)),
+    *(one * _DAY for one in (1, 2, 7, 14, 30, 90, 365, 3650, 36500)),
+)
+"""Lengths of the intervals that people can read."""
+
+_DENSE: Final = 0.9
+_DENSE_PART: Final = 0.15
+"""If this much of everything is due in this first part of the time, the first picture shows only that part."""
+
+
+def conditions(asked: Asked) -> ScheduleFilter:
+    """The filter for schedules in a request.
+
+    Raises:
+        InvalidInputError: a condition is invalid.
+    """
+    names = ("prefix", "to", "exchange", "due_from", "due_before")
+    given: dict[str, Any] = {name: value for name in names if (value := asked.text(name)) is not None}
+    return check_filter(**given)
+
+
+async def timeline(site: Site, asked: Asked) -> dict[str, Any]:
+    """The numbers of schedules by target and interval, exact, from the index of the gates.
+
+    Without ``start`` and ``end``, the time is chosen so that most of what waits can be seen.
+    """
+    gates = await gates_of(site)
+    now = to_milliseconds(site.client.now())
+    if not gates["ok"]:
+        return {"gates": gates, "now": now}
+    chosen = conditions(asked)
+    start, end = _moment(asked, "start"), _moment(asked, "end")
+    if (start is None) != (end is None):
+        raise InvalidInputError("both start and end are needed, or neither")
+    if start is not None and end is not None:
+        if end <= start:
+            raise InvalidInputError("the end is not after the start")
+        found = await site.schedules.timeline(chosen, grid_of(start, end))
+        return {"gates": gates, "now": now, **_values(found)}
+    span = await site.schedules.span(chosen)
+    last = now if span is None else span[1]
+    found = await site.schedules.timeline(chosen, grid_of(now, max(last, now + _MINUTE) + 1))
+    if (dense := _dense_end(found)) is not None:
+        found = await site.schedules.timeline(chosen, grid_of(now, dense))
+    return {"gates": gates, "now": now, **_values(found)}
+
+
+def grid_of(start: int, end: int) -> TimeGrid:
+    """Intervals that people can read, which contain a time."""
+    least = -(-(end - start) // _INTERVALS)
+    width = next((one for one in _WIDTHS if one >= least), _WIDTHS[-1])
+    first = start - start % width
+    return TimeGrid(start=first, width=width, number=min(-(-(end - first) // width), MAX_INTERVALS))
+
+
+def _dense_end(found: ScheduleTimeline) -> int | None:
+    """Where the part ends in which most is due, if that is a small part; None otherwise."""
+    grid, wanted = found.grid, max(_DENSE * (found.total - found.before), 1)
+    sums = [sum(column) for column in zip(*found.targets.values(), strict=True)]
+    reached = 0
+    for number, one in enumerate(sums[: int(len(sums) * _DENSE_PART)]):
+        reached += one
+        if reached >= wanted:
+            return grid.start + grid.width * (number + 1)
+    return None
+
+
+def _values(found: ScheduleTimeline) -> dict[str, Any]:
+    named = [(target, numbers) for target, numbers in found.targets.items() if target != OTHER_TARGETS]
+    shown, rest = named[:_TARGETS], [numbers for _, numbers in named[_TARGETS:]]
+    rest += [numbers for target, numbers in found.targets.items() if target == OTHER_TARGETS]
+    rows = [{"target": target, "counts": numbers, "total": sum(numbers)} for target, numbers in shown]
+    if rest:
+        together = [sum(column) for column in zip(*rest, strict=True)]
+        rows.append({"target": None, "counts": together, "total": sum(together)})
+    return {
+        "start": found.grid.start,
+        "width": found.grid.width,
+        "number": found.grid.number,
+        "targets": rows,
+        "before": found.before,
+        "after": found.after,
+        "first": found.first,
+        "last": found.last,
+        "total": found.total,
+    }
+
+
+def _moment(asked: Asked, name: str) -> int | None:
+    value = asked.text(name)
+    return None if value is None else max(to_milliseconds(parse_due_time(value)), 0)
+
+
+async def levels(site: Site, asked: Asked) -> dict[str, Any]:
+    """The numbers of messages in the queues of the delay infrastructure, by level and digit."""
+    infrastructure = site.infrastructure
+    queues = infrastructure.waiting_queues()
+    names = [one.name for one in queues]
+    source, why = "management", ""
+    try:
+        start = os.path.commonprefix(names)  # noqa: RUF071 (of names, not of paths)
+        found = await site.api.queues(site.name, start)
+        counts: Mapping[str, int | None] = {one.queue.name: one.messages for one in found}
+    except ManagementApiError as error:
+        source, why = "amqp", str(error)
+        try:
+            counts = await message_counts(await site.connection(), queues)
+        except BideError as other:
+            return {"layout": infrastructure.name, "source": None, "why": f"{why}; {other}", "levels": [], "total": 0}
+    by_wait: dict[int, int] = {}
+    declared = 0
+    for one in queues:
+        if one.name in counts:
+            declared += 1
+            wait = int(one.arguments["x-message-ttl"])
+            by_wait[wait] = by_wait.get(wait, 0) + (counts[one.name] or 0)
+    known = infrastructure.delay_levels()
+    rows = [_level(one, by_wait) for one in known.levels] if known is not None else _single_levels(by_wait)
+    return {
+        "layout": infrastructure.name,
+        "source": source,
+        "why": why,
+        "levels": rows,
+        "queues": declared,
+        "total": sum(by_wait.values()),
+    }
+
+
+def _level(level: DelayLevel, by_wait: Mapping[int, int]) -> dict[str, Any]:
+    counts = [by_wait.get(level.unit * digit, 0) for digit in range(1, level.highest + 1)]
+    return {"name": level.name, "unit": level.unit, "highest": level.highest, "counts": counts, "total": sum(counts)}
+
+
+def _single_levels(by_wait: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The levels of an infrastructure without digits: each queue is one."""
+    return [
+        {"name": "", "unit": wait, "highest": 1, "counts": [count], "total": count}
+        for wait, count in sorted(by_wait.items(), reverse=True)
+    ]

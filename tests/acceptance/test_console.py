@@ -1,0 +1,415 @@
+"""``bide console`` with a real broker, a gate, and Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx2
+import pytest
+
+import bide
+from bide.amqp.connection import Connection
+from bide.amqp.url import BrokerUrl
+from tests import browser
+from tests.acceptance.test_cli import Program
+from tests.broker.receiving import eventually, receive
+from tests.broker.schedule_log import gating
+from tests.browser import Browser
+from tests.support import Vhost, stream_port
+from tests.timeouts import TIMEOUT
+
+NASTY: Final = "<script>document.title='taken'</script><img src='//example.org/x.png' onerror='alert(1)'>"
+READY: Final = "document.querySelector('.view')?.dataset.ready === 'true'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Console:
+    """A console that runs.
+
+    Attributes:
+        url: the address that it printed.
+    """
+
+    url: str
+    process: subprocess.Popen[str]
+
+    @property
+    def origin(self) -> str:
+        return self.url.partition("/#")[0]
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """A client that has signed in."""
+        async with httpx2.AsyncClient(base_url=self.origin, timeout=TIMEOUT, trust_env=False) as http:
+            token = self.url.partition("#token=")[2]
+            assert (await http.post("/session", json={"token": token})).status_code == 200
+            about = (await http.get("/api/about")).json()
+            yield Client(http, about["csrf"])
+
+
+class Client:
+    """Calls the console as its page does."""
+
+    def __init__(self, http: httpx2.AsyncClient, csrf: str) -> None:
+        self._http = http
+        self._headers = {"x-csrf-token": csrf}
+
+    async def get(self, path: str, status: int = 200, **values: Any) -> dict[str, Any]:
+        answer = await self._http.get(f"/api/{path}", params=values)
+        assert answer.status_code == status, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def post(self, path: str, status: int = 200, **values: Any) -> dict[str, Any]:
+        answer = await self._http.post(f"/api/{path}", json=values, headers=self._headers)
+        assert answer.status_code == status, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+@contextmanager
+def console(vhost: Vhost, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Console]:
+    """A console that ends with the block: SIGTERM ends it with the exit code 0 and without a word."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", "console", "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "BIDE_URL": vhost.url,
+            "BIDE_MANAGEMENT_URL": vhost.broker.management_url,
+            "BIDE_STREAM_PORT": str(stream_port(vhost.broker)),
+            **(environment or {}),
+        },
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "http://127.0.0.1:" in line, process.communicate(timeout=TIMEOUT)
+        yield Console(url=line.split(" on ")[1].strip(), process=process)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=TIMEOUT) == ("", "")
+        assert process.returncode == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser.start(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+class Window:
+    """The page of a console in the browser."""
+
+    def __init__(self, chromium: Browser, console: Console) -> None:
+        self._chromium = chromium
+        self._console = console
+
+    def sign_in(self) -> None:
+        self._chromium.visit("about:blank")
+        self._chromium.visit(self._console.url)
+        self.wait(READY)
+
+    def open(self, view: str, *, width: int = 1200, dark: bool = False) -> None:
+        self._chromium.visit("about:blank")
+        self._chromium.visit(f"{self._console.origin}/#/{view}", width=width, dark=dark)
+        self.wait(READY)
+
+    def wait(self, expression: str) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while not self._chromium.evaluate(expression):
+            assert time.monotonic() < deadline, (expression, self.text, self._chromium.complaints)
+            time.sleep(0.05)
+
+    @property
+    def text(self) -> str:
+        return str(self._chromium.evaluate("document.body.innerText"))
+
+    def click(self, text: str, within: str = "main") -> None:
+        buttons = f"[...document.querySelectorAll('{within} button')]"
+        found = f"{buttons}.find(one => one.innerText.trim() === {json.dumps(text)})"
+        self.wait(f"!!({found})")
+        self._chromium.evaluate(f"{found}.click()")
+
+
+async def reaches(value: Callable[[], Awaitable[object]], wanted: object) -> None:
+    """Wait until a value is the wanted one."""
+
+    async def holds() -> bool:
+        return await value() == wanted
+
+    await eventually(holds)
+
+
+async def fill(client: bide.Client) -> None:
+    """Schedules, one with hostile texts."""
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")]))
+    for number in range(20):
+        await client.schedule(json={"n": number}, key=f"invoice:{number:02}", to="reminders", delay="3d")
+    await client.schedule(NASTY, key=NASTY, to="mail", delay="2d", headers={"h": NASTY})
+    await client.schedule(json={}, key="digest", to="mail", every="0 8 * * MON-FRI", time_zone="Europe/Berlin")
+
+
+async def test_the_page_shows_what_waits_and_changes_it(vhost: Vhost, chromium: Browser, tmp_path: Path) -> None:
+    async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
+        await fill(client)
+        assert await client.count_scheduled(prefix="") == 22
+        with console(vhost) as running:
+            await asyncio.to_thread(_look_around, Window(chromium, running), chromium, running)
+        assert await client.count_scheduled(prefix="invoice:") == 0
+        assert (await client.count_scheduled(prefix=""), await client.scheduled("invoice:03")) == (2, None)
+
+
+def _look_around(window: Window, chromium: Browser, running: Console) -> None:
+    window.sign_in()
+    assert "token" not in chromium.evaluate("location.href")
+    assert chromium.evaluate("document.querySelectorAll('.plot rect').length") > 2
+    assert "22\nschedules" in window.text
+    assert "exact, from the index of the gates" in window.text
+
+    # Keys open the views, and hostile texts are texts.
+    chromium.evaluate("dispatchEvent(new KeyboardEvent('keydown', { key: '3' }))")
+    window.wait("location.hash.startsWith('#/schedules')")
+    window.wait(f"document.body.innerText.includes({json.dumps(NASTY)})")
+    window.open(f"schedules?key={quote(NASTY)}")
+    assert window.text.count(NASTY) >= 3
+    assert chromium.evaluate("document.title") == "Schedules · bide console"
+    assert chromium.evaluate("document.querySelectorAll('main script, main img').length") == 0
+    window.open("schedules?key=digest")
+    assert chromium.evaluate("document.querySelectorAll('ol li').length") == 5
+    assert "computed from the rule" in window.text
+
+    # Every view fits a phone, in both colour schemes, and asks no other host.
+    papers = set()
+    for name in ("waiting", "find?text=digest", "schedules", "many", "failures", "lateness", "log"):
+        window.open(name, width=360, dark=True)
+        assert chromium.evaluate("document.documentElement.scrollWidth") <= 360, name
+        papers.add(chromium.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+        # Chromium's own icons of date fields are data.
+        assert {one for one in chromium.requests if not one.startswith((running.origin, "about:", "data:"))} == set()
+        assert [one for one in chromium.complaints if "404" not in one] == [], name
+    assert papers == {"rgb(16, 21, 20)"}
+
+    # A change by conditions, with a count before.
+    window.open("many?prefix=invoice%3A&count=1")
+    assert "20 schedules match" in window.text
+    window.click("Cancel…")
+    window.click("Cancel 20", "dialog")
+    window.wait("document.body.innerText.includes('20 cancelled')")
+    window.open("log")
+    assert "cancel schedules" in window.text
+
+
+async def test_each_change_is_done_and_recorded_with_its_operator(vhost: Vhost, tmp_path: Path) -> None:
+    async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
+        await fill(client)
+        with console(vhost) as running:
+            async with running.client() as page:
+                await _change_schedules(page, client)
+                await _change_failures(page, client)
+                listed = (await page.get("history"))["operations"]
+    assert {one["operation"] for one in listed} == {
+        *(f"{one} schedule" for one in ("pause", "resume", "move", "run-now", "cancel", "edit")),
+        *("move schedules", "retry", "discard", "edit", "resend"),
+    }
+    assert {one["state"] for one in listed} == {"ended"}
+    assert all(one["who"].startswith("console of ") for one in listed)
+
+
+async def _change_schedules(page: Client, client: bide.Client) -> None:
+    async def change(action: str, key: str, **values: Any) -> str:
+        version = (await page.get("schedule", key=key))["version"]
+        return str((await page.post("schedule/change", action=action, key=key, version=version, **values))["outcome"])
+
+    assert await change("pause", "invoice:00") == "paused"
+    # An edited schedule stays paused, and keeps its due time.
+    before = await page.get("schedule", key="invoice:00")
+    edited = await page.post("schedule/edit", key="invoice:00", version=before["version"], body="new")
+    assert edited["outcome"] == "scheduled"
+    after = await page.get("schedule", key="invoice:00")
+    assert (after["state"], after["due"], after["body"]["text"]) == ("paused", before["due"], "new")
+    assert await change("resume", "invoice:00") == "resumed"
+    assert await change("move", "invoice:01", delay="5d") == "moved"
+    assert await change("cancel", "invoice:02") == "cancelled"
+    assert await change("run", "invoice:03") == "running"
+    (message,) = await receive(client, "reminders", 1)
+    assert message.key == "invoice:03"
+    digest = await page.get("schedule", key="digest")
+    changed: dict[str, Any] = {"key": "digest", "version": digest["version"], "every": "0 9 * * *", "time_zone": "UTC"}
+    assert (await page.post("schedule/edit", **changed))["outcome"] == "scheduled"
+    assert (await page.get("schedule", key="digest"))["every"] == "0 9 * * *"
+    # What was shown is not what waits anymore.
+    assert (await page.post("schedule/edit", **changed))["outcome"] == "changed"
+
+    assert (await page.get("schedules/count", prefix="invoice:"))["count"] == 18
+    moved = await page.post("schedules/change", action="move", prefix="invoice:", delay="4d")
+    assert moved == {"outcome": "moved", "count": 18}
+    assert "no condition" in (await page.post("schedules/change", 400, action="cancel"))["error"]
+    assert (await page.get("schedules", recurring="1"))["schedules"][0]["key"] == "digest"
+    first = await page.get("schedules")
+    assert (len(first["schedules"]), first["count"], first["after"]) == (20, 20, None)
+    await page.get("schedule", 404, key="nothing")
+
+
+async def _change_failures(page: Client, client: bide.Client) -> None:
+    app = bide.Endpoint("shop", retry=bide.Retry(immediate=0, delays=[]))
+
+    @app.handler
+    def fail(message: bide.Message) -> None:
+        raise (KeyError if message.type == "odd" else ValueError)(NASTY)
+
+    handling = asyncio.create_task(app.run(client))
+    await eventually(lambda: client.exists("shop"))
+    for number in range(6):
+        await client.publish(b"body", to="shop", type="odd" if number % 2 else "even")
+    await reaches(lambda: client.message_count("error"), 6)
+    app.stop()
+    await handling
+    found = await page.get("failures", queue="error")
+    groups = {one["group"].partition(" ")[0]: one for one in found["groups"]}
+    assert {name: (one["count"], one["text"]) for name, one in groups.items()} == {
+        "KeyError": (3, repr(NASTY)),
+        "ValueError": (3, NASTY),
+    }
+    group = groups["KeyError"]["group"]
+    assert (await page.get("failures/count", queue="error", group=group))["queues"] == {"shop": 3}
+    example = (await page.get("failures/messages", queue="error", group=group))["messages"][0]
+    whole = await page.get("failure", queue="error", id=example["id"])
+    assert (whole["body"]["text"], "in fail" in whole["stack"]) == ("body", True)
+    sent = await page.post("failure/edit", queue="error", id=example["id"], body="fixed")
+    assert sent["message_id"] != example["message_id"]
+    assert "no condition" in (await page.post("failures/discard", 400, queue="error"))["error"]
+    for path, chosen in (("failures/retry", {"group": group}), ("failures/discard", {"all": True})):
+        running = await page.post(path, queue="error", **chosen)
+
+        async def state(name: str = running["id"]) -> object:
+            listed = (await page.get("operations"))["operations"]
+            return next(one["state"] for one in listed if one["id"] == name)
+
+        await reaches(state, "done")
+    assert await client.message_count("error") == 0
+    bodies = [one.body for one in await receive(client, "shop", 3)]
+    assert sorted(bodies) == [b"body", b"body", b"fixed"]
+
+    # A scheduled message whose target is missing is sent on when the target exists.
+    await client.schedule(b"late", key="late", to="missing", delay="0s")
+
+    async def undeliverable() -> object:
+        return sum(one["messages"] for one in (await page.get("undeliverable"))["queues"])
+
+    await reaches(undeliverable, 1)
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum("missing")]))
+    queue = "bide.v1.schedule.undeliverable"
+    assert await page.post("undeliverable/resend", queue=queue, allow=["missing"]) == {"sent": 1, "kept": {}}
+
+
+async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: Vhost) -> None:
+    from bide.admin.taps import turn_on
+
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("mail")]))
+        await client.publish(b"", to="mail", delay="10ms")
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        await turn_on(connection, await client.infrastructure())
+        await connection.close()
+        await client.publish(b"", to="mail", delay="2d 3h", message_id="later")
+        await client.publish(b"", to="mail", delay="20ms", message_id="soon")
+        await receive(client, "mail", 2)
+        with console(vhost, "--read-only") as running:
+            async with running.client() as page:
+
+                async def is_seen() -> bool:
+                    return bool((await page.get("lateness"))["minutes"])
+
+                await eventually(is_seen)
+                found = (await page.get("find", text="later"))["tap"]
+                assert [hop["wait"] for hop in found["hops"] if hop["wait"]] == [2 * 86_400_000, 3 * 3_600_000]
+                assert [hop["is_here"] for hop in found["hops"] if hop["wait"]] == [True, False]
+                assert found["delivered_at"] is None
+                over = (await page.get("find", text="soon"))["tap"]
+                assert over["delivered_at"] >= over["due"]
+
+                async def waiting() -> object:
+                    return (await page.get("levels"))["total"]
+
+                await reaches(waiting, 1)
+                # There is no gate, which the page says at once instead of waiting for an answer.
+                assert "no schedule log" in (await page.get("timeline"))["gates"]["why"]
+                await page.post("failures/retry", 403, queue="error", all=True)
+
+
+async def test_without_the_management_api_less_is_shown(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("mail")]))
+        await client.publish(b"", to="mail", delay="1d")
+        with console(vhost, environment={"BIDE_MANAGEMENT_URL": "http://127.0.0.1:1"}) as running:
+            async with running.client() as page:
+                levels = await page.get("levels")
+                assert (levels["source"], levels["total"]) == ("amqp", 1)
+                assert "no management API" in levels["why"]
+                assert "no management API" in (await page.get("queues"))["why"]
+                statuses = {one["check"]: one["status"] for one in (await page.get("findings"))["findings"]}
+                assert statuses["bindings"] == "not checked"
+                assert "there is no tap" in (await page.get("lateness"))["why"]
+
+
+async def test_the_console_shows_several_virtual_hosts(vhost: Vhost) -> None:
+    other = f"{vhost.name}-other"
+    url = vhost.broker.add_vhost(other)
+    try:
+        async with bide.connect(url) as client:
+            await client.declare(bide.Topology(queues=[bide.Queue.quorum("only-here.error")]))
+        with console(vhost, "--vhost", vhost.name, "--vhost", other) as running:
+            async with running.client() as page:
+                assert [one["name"] for one in (await page.get("about"))["sites"]] == [vhost.name, other]
+                names = [one["name"] for one in (await page.get("queues", vhost=other))["queues"]]
+                assert names == ["only-here.error"]
+                assert (await page.get("queues", vhost=vhost.name))["queues"] == []
+                await page.get("queues", 404, vhost="third")
+    finally:
+        vhost.broker.delete_vhost(other)
+
+
+def test_what_cannot_work_ends_with_one_line(vhost: Vhost) -> None:
+    program = Program(vhost)
+    assert "--origin, --user-header and --allow-user" in program.fails(2, "console", "--allow-user", "ann")
+    with console(vhost) as running:
+        port = running.origin.rpartition(":")[2]
+        assert f"port {port} cannot be used" in program.fails(2, "console", "--port", port)
+
+
+def test_without_the_extra_one_line_names_it() -> None:
+    program = (
+        "import sys; sys.modules['uvicorn'] = None; sys.argv = ['bide', 'console']; from bide.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "bide: the console needs starlette and uvicorn: install them with pip install 'bide[console]'\n"
+    )
+
+
+def test_the_documentation_shows_what_the_command_prints(vhost: Vhost) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "console.md").read_text(encoding="utf-8")
+    with console(vhost) as running:
+        origin, token = running.url.split("#token=")
+        assert len(token) == 32
+        port = origin.rpartition(":")[2].rstrip("/")
+        assert f"\nconsole on {origin.replace(port, '8642')}#token=...\n" in page
