@@ -12,7 +12,7 @@ from bide.admin.locate import stream_port
 from bide.console.site import Site
 from bide.delay.protocol import HEADER_DUE, HEADER_SENT, HEADER_TO
 from bide.errors import BideError, TargetNotFoundError, UndecodableMessageError
-from bide.streams.amqp10 import identity, lookup, sections
+from bide.streams.amqp10 import first_properties, lookup, sections
 from bide.streams.chunk import Chunk
 from bide.streams.log import DEFAULT_PORT, DEFAULT_TLS_PORT, Address, StreamLogs
 from bide.streams.range_reader import OffsetRange, read_range
@@ -106,7 +106,7 @@ def _records(chunks: Iterator[tuple[Chunk, int, int]], since: int) -> Iterator[T
 def _record(data: bytes, offset: int, at: int) -> TapRecord | None:
     try:
         parts = sections(data)
-        message_id = identity(parts.properties)[0] if parts.properties else None
+        message_id = first_properties(parts.properties, 1)[0] if parts.properties else None
         due, sent, target = lookup(parts.application, *_NAMES) if parts.application else (None, None, None)
     except UndecodableMessageError:
         return None
