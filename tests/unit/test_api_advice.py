@@ -22,7 +22,7 @@ from bide.error_queues import ErrorQueue
 from bide.local_broker import LocalBroker, LocalCluster
 
 SOURCE = Path(bide.__file__).parent
-OF_COMMANDS = {"check", "cli", "demo"}
+OF_COMMANDS = {"check", "cli", "console", "demo"}
 """Packages whose errors only commands raise."""
 
 EXCEPTIONS = {"patterns/catalogue.py"}

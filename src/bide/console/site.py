@@ -20,7 +20,6 @@ from bide.console.operations import Operations
 from bide.delay.protocol import DelayInfrastructure
 from bide.error_queues import ErrorQueue
 from bide.error_queues.operator_log import Audit, new_run
-from bide.errors import BideError
 from bide.management.api import ManagementApi
 from bide.runtime.logs import logger
 
@@ -126,10 +125,6 @@ class Site:
         try:
             yield result
         except BaseException as error:
-            try:
-                await record.interrupt({"error": str(error) or type(error).__name__})
-            except BideError as other:
-                # The broker may have caused both. The operator sees the first one.
-                log.warning("the end of %s was not recorded: %s", operation, other)
+            await record.interrupt({"error": str(error) or type(error).__name__})
             raise
         await record.end(result)

@@ -22,7 +22,6 @@ from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
 from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import Audit, new_run
 from bide.errors import (
-    BideError,
     InvalidDelayError,
     NotFoundError,
     TargetNotFoundError,
@@ -35,9 +34,6 @@ from bide.runtime.logs import logger
 from bide.topology import Queue, Topology
 
 log = logger(__name__)
-
-_RECORD_TIMEOUT: Final = 5.0
-"""Seconds that recording an interruption may take."""
 
 ALL: Final = Selection()
 
@@ -394,7 +390,6 @@ class ErrorQueue:
         audit = None
         if self._audited:
             audit = Audit(self._client, operation=operation, queue=self.queue, run=name, operator=self._operator)
-        if audit is not None:
             given = {name: value for name, value in details.items() if value is not None}
             await audit.begin({"selection": selection.to_dict(), **given})
         running = Operation(name, self._client, audit, selection, copy, pace, progress, total)
@@ -409,12 +404,7 @@ class ErrorQueue:
         except asyncio.CancelledError:
             self.interrupted = replace(running.result(), left=running.left)
             if audit is not None:
-                try:
-                    async with asyncio.timeout(_RECORD_TIMEOUT):
-                        await audit.interrupt({**self.interrupted.to_dict(), "left": running.left})
-                except (BideError, TimeoutError) as error:
-                    # The broker may have caused the interruption. The caller has the result in any case.
-                    log.warning("the interruption of %s was not recorded: %s", operation, error)
+                await audit.interrupt({**self.interrupted.to_dict(), "left": running.left})
             raise
         result = running.result()
         if audit is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import json
 import secrets
@@ -15,8 +16,11 @@ from typing import Any, Final, Self
 from bide.amqp.connection import Connection
 from bide.client.client import Client
 from bide.error_queues.stream_browser import read_all
-from bide.errors import BrokerError, UnsupportedBrokerError
+from bide.errors import BideError, BrokerError, UnsupportedBrokerError
+from bide.runtime.logs import logger
 from bide.topology import Queue, Topology
+
+log = logger(__name__)
 
 AUDIT: Final = "bide.audit"
 """The stream that audit records are written to."""
@@ -27,6 +31,9 @@ _KEEP: Final = "1Y"
 
 _TIMEOUT: Final = 10.0
 """Seconds without a record or an answer after which the broker is considered unresponsive."""
+
+_INTERRUPT_TIMEOUT: Final = 5.0
+"""Seconds that recording an interruption may take."""
 
 _QUIET: Final = 1.0
 """Seconds without another record after which the broker is asked whether all of the last ones have arrived."""
@@ -145,12 +152,15 @@ class Audit:
         await self._write("ended", details)
 
     async def interrupt(self, details: Mapping[str, Any]) -> None:
-        """Record what was done and what is left when the operation was interrupted.
+        """Record what was done and what is left when the operation was interrupted, if the broker confirms that soon.
 
-        Raises:
-            BrokerError: the broker did not confirm the record.
+        It may have caused the interruption.
         """
-        await self._write("interrupted", details)
+        try:
+            async with asyncio.timeout(_INTERRUPT_TIMEOUT):
+                await self._write("interrupted", details)
+        except (BideError, TimeoutError) as error:
+            log.warning("the interruption of %s was not recorded: %s", self._operation, error)
 
     async def _write(self, step: str, details: Mapping[str, Any]) -> None:
         record = AuditRecord(

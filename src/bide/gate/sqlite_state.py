@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from bide.gate.delivery_queue import OccurrenceHead
+from bide.gate.sql_conditions import others, where_of
 from bide.schedules.entries import (
     FinishedKey,
     RememberedAnswer,
@@ -70,9 +71,6 @@ _ENTRY_BYTES: Final = 200
 _SELECTED: Final = 500
 _SELECTED_BYTES: Final = 4_000_000
 """Schedules, and bytes of messages, that are read at once when a filter matches many."""
-
-_LAST_CHARACTER: Final = 0x10FFFF
-_SURROGATES: Final = range(0xD800, 0xE000)
 
 
 class SqliteState:
@@ -245,7 +243,7 @@ class SqliteState:
             after: the last key of the page before.
             is_recurring: whether only recurring schedules match.
         """
-        where, values = _where(wanted, after)
+        where, values = where_of(wanted, after)
         columns = _WAITING if with_messages else _WAITING_WITHOUT_MESSAGE
         # Without the hint, SQLite may walk through the whole index by due time and sort.
         index, only = ("recurring", "recurrence IS NOT NULL AND ") if is_recurring else ("waiting_by_key", "")
@@ -259,7 +257,7 @@ class SqliteState:
             now: the time in milliseconds since the Unix epoch.
             without: targets to leave out.
         """
-        query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {_others(without)}ORDER BY due LIMIT ?"
+        query = _WAITING_WITHOUT_MESSAGE + f"WHERE NOT is_paused AND due <= ? {others(without)}ORDER BY due LIMIT ?"
         return [_waiting(row) for row in self._sql.execute(query, (now, *without, limit))]
 
     def next_due(self, *, without: Collection[str] = ()) -> int | None:
@@ -268,7 +266,7 @@ class SqliteState:
         Args:
             without: targets to leave out.
         """
-        query = f"SELECT due FROM waiting WHERE NOT is_paused {_others(without)}ORDER BY due LIMIT 1"
+        query = f"SELECT due FROM waiting WHERE NOT is_paused {others(without)}ORDER BY due LIMIT 1"
         row = self._sql.execute(query, tuple(without)).fetchone()
         return None if row is None else int(row[0])
 
@@ -290,16 +288,16 @@ class SqliteState:
 
     def number(self, wanted: ScheduleFilter) -> int:
         """The number of waiting schedules that a filter matches."""
-        where, values = _where(wanted)
+        where, values = where_of(wanted)
         found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]
         return found
 
     def timeline(self, wanted: ScheduleFilter, grid: TimeGrid) -> Iterator[TimelineCount]:
         """The numbers of waiting schedules that a filter matches, by target and interval."""
-        where, values = _where(wanted)
+        where, values = where_of(wanted)
         # The index has all columns, so that no message is read.
         query = (
-            "SELECT target, CASE WHEN due < ? THEN -1 WHEN due >= ? THEN ? ELSE (due - ?) / ? END AS interval, "  # noqa: S608
+            "SELECT target, CASE WHEN due < ? THEN -1 WHEN due >= ? THEN ? ELSE (due - ?) / ? END AS interval, "
             "count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key "
             f"WHERE {where} GROUP BY target, interval"
         )
@@ -309,8 +307,8 @@ class SqliteState:
 
     def span(self, wanted: ScheduleFilter) -> tuple[TimelineCount, ...]:
         """The number, and the first and the last due time, of all waiting schedules that a filter matches."""
-        where, values = _where(wanted)
-        query = f"SELECT count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key WHERE {where}"  # noqa: S608
+        where, values = where_of(wanted)
+        query = f"SELECT count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key WHERE {where}"
         count, first, last = self._sql.execute(query, values).fetchone()
         if not count:
             return ()
@@ -339,25 +337,6 @@ class SqliteState:
         yield from self.all_under_way()
         for row in self._sql.execute(_WAITING + "ORDER BY key"):
             yield _waiting(row)
-
-
-def _others(without: Collection[str]) -> str:
-    """A condition in SQL that leaves out targets."""
-    return f"AND target NOT IN ({', '.join('?' * len(without))}) " if without else ""
-
-
-def _where(wanted: ScheduleFilter, after: str | None = None) -> tuple[str, tuple[str | int, ...]]:
-    """A condition in SQL, and its values."""
-    conditions: list[tuple[str, str | int | None]] = [
-        ("key >= ?", wanted.prefix or None),
-        ("key < ?", _end_of(wanted.prefix)),
-        ("key > ?", after),
-        ("target = ?", wanted.target),
-        ("due >= ?", wanted.due_from),
-        ("due < ?", wanted.due_before),
-    ]
-    used = [(text, value) for text, value in conditions if value is not None]
-    return " AND ".join(text for text, _ in used) or "1", tuple(value for _, value in used)
 
 
 def _waiting(row: tuple[Any, ...]) -> WaitingSchedule:
@@ -398,14 +377,3 @@ def _encode(entry: ScheduleSession | RememberedAnswer) -> str:
 
 def _decode(text: str) -> Any:
     return EntryReader(b"").entry(json.loads(text))
-
-
-def _end_of(prefix: str) -> str | None:
-    """The first text behind all that begin with a prefix, in the order of code points; None if there is none."""
-    for place in range(len(prefix) - 1, -1, -1):
-        following = ord(prefix[place]) + 1
-        if following in _SURROGATES:
-            following = _SURROGATES.stop
-        if following <= _LAST_CHARACTER:
-            return prefix[:place] + chr(following)
-    return None
