@@ -110,10 +110,12 @@ class AckSender:
         elif self._flush_handle is None:
             self._flush_handle = self._loop.call_later(ACK_DELAY, self.flush)
 
-    def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
+    def settled(self, delivery_tag: int, *, multiple: bool, requeue: bool) -> None:
         """Record that a frame of another sender has just settled a delivery, or every delivery up to it."""
         self.acks.settled(delivery_tag, multiple=multiple)
-        self._sent_at.append(self._loop.time())
+        # A lost one makes no difference if it requeues: when the channel closes, the messages are requeued too.
+        if not requeue:
+            self._sent_at.append(self._loop.time())
 
     @property
     def may_be_held_back(self) -> bool:

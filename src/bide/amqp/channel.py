@@ -308,20 +308,22 @@ class Channel:
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
         """Requeue or dead-letter a delivery. A quorum queue of 4.3 does not count it as a failed attempt."""
-        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple)
+        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple, requeue=requeue)
 
     def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
         """Requeue or dead-letter a delivery. A quorum queue counts it as a failed attempt."""
-        self._settle(delivery_tag, 90, codec.bits(requeue))
+        self._settle(delivery_tag, 90, codec.bits(requeue), requeue=requeue)
 
     def flush_acks(self) -> None:
         """Send the acknowledgements that wait for others."""
         if self.closed_with is None:
             self._acks.flush()
 
-    def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
+    def _settle(
+        self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False, requeue: bool = False
+    ) -> None:
         self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
-        self._acks.settled(delivery_tag, multiple=multiple)
+        self._acks.settled(delivery_tag, multiple=multiple, requeue=requeue)
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
