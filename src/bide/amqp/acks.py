@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -13,11 +13,6 @@ _MAX_PREFETCH: Final = 65_535
 
 ACK_DELAY: Final = 0.01
 """Seconds that an acknowledgement waits for others. A quorum queue writes a log entry for each frame it receives."""
-
-_UNANSWERED: Final = 32
-"""How many commands a channel of the broker sends before a quorum queue answers; see ``rabbit_fifo_client.erl``."""
-_ANSWERED_AFTER: Final = 10.0
-"""Seconds after which a quorum queue is assumed to have answered a command."""
 
 
 class Acks:
@@ -91,7 +86,8 @@ class AckSender:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes], None]) -> None:
         self.acks = Acks()
-        self._sent_at: deque[float] = deque(maxlen=_UNANSWERED)
+        self.sent_at = -math.inf
+        """The time of the last acknowledgement sent, by the loop's clock."""
         self._loop = loop
         self._send = send
         self._flush_threshold = 1
@@ -110,17 +106,10 @@ class AckSender:
         elif self._flush_handle is None:
             self._flush_handle = self._loop.call_later(ACK_DELAY, self.flush)
 
-    def settled(self, delivery_tag: int, *, multiple: bool, requeue: bool) -> None:
+    def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
         """Record that a frame of another sender has just settled a delivery, or every delivery up to it."""
         self.acks.settled(delivery_tag, multiple=multiple)
-        # A lost one makes no difference if it requeues: when the channel closes, the messages are requeued too.
-        if not requeue:
-            self._sent_at.append(self._loop.time())
-
-    @property
-    def may_be_held_back(self) -> bool:
-        """Whether the broker may have read acknowledgements that it has not passed on to a quorum queue."""
-        return len(self._sent_at) == _UNANSWERED and self._loop.time() - self._sent_at[0] < _ANSWERED_AFTER
+        self.sent_at = self._loop.time()
 
     def flush(self) -> None:
         """Send the acknowledgements that wait."""
@@ -129,7 +118,7 @@ class AckSender:
             self._flush_handle = None
         for payload in self.acks.take():
             self._send(payload)
-            self._sent_at.append(self._loop.time())
+            self.sent_at = self._loop.time()
 
     def drop(self) -> None:
         """Discard the acknowledgements that wait: the channel is closed."""

@@ -27,6 +27,12 @@ log = logger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
 _CLOSE_TIMEOUT: Final = 5.0
+_ACKS_PASSED_ON: Final = 1.0
+"""Seconds after which the broker is assumed to have passed an acknowledgement on to the queue."""
+_ACKS_WAIT: Final = 0.05
+"""Seconds to wait for a broker to pass acknowledgements on; on an idle machine it takes under 10 ms."""
+_ACKS_WAIT_FACTOR: Final = 2.0
+"""For a busy broker, the time to wait as a multiple of the time that the broker took to answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,7 +43,6 @@ class _Call:
 
 @dataclass(slots=True, kw_only=True)
 class _Consumer:
-    queue: str
     on_message: Callable[[Delivery], None]
     on_end: Callable[[BideError], None]
 
@@ -63,8 +68,6 @@ class Channel:
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumer_count = 0
-        self._settled_queues: dict[str, str | None] = {}
-        """The queues whose messages this channel settles, with the tag of an exclusive consumer."""
         self._incoming: Assembly | None = None
         self._closing = False
         self._closed_fully: asyncio.Future[None] = connection.loop.create_future()
@@ -118,30 +121,26 @@ class Channel:
             log.debug("the broker did not answer the closing of channel %s", self.number)
 
     async def settle_acks(self) -> None:
-        """Wait until quorum queues have received the acknowledgements sent so far.
+        """Wait until the broker has passed recent acknowledgements on to quorum queues.
 
-        A channel of the broker sends a quorum queue up to 32 commands without an answer, and holds later ones back. If
-        it closes meanwhile, they are lost, and their messages are redelivered. Acknowledgements have no answer. A new
-        consumer does: it comes from the queue, after the commands before it, and lets the channel send what it held
-        back. The answer to the consumer's cancellation comes after that. (To cancel the first consumer would let others
-        overtake the messages that it has not acknowledged. If it is exclusive, there are no others.)
+        A channel of the broker passes on 32 acknowledgements at a time. When it closes, the rest are lost, and their
+        messages are redelivered. The broker does not answer acknowledgements, but once it answers another method, it
+        has read them all, and the time of that answer shows how busy it is. (Cancelling the consumers would wait for
+        the queues too, but another consumer would get later messages before the unacknowledged ones are back.)
         """
         self.flush_acks()
-        if self.closed_with is not None or not self._acks.may_be_held_back:
+        clock = self.connection.loop.time
+        begun = clock()
+        if self.closed_with is not None or begun - self._acks.sent_at > _ACKS_PASSED_ON:
             return
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await self.call(methods.qos(1), commands.Basic.QosOk)
-                await asyncio.gather(*(self._ask_queue(*one) for one in list(self._settled_queues.items())))
-        except (BideError, TimeoutError) as error:
-            log.debug("the acknowledgements of channel %s may be lost: %s", self.number, repr(error))
-
-    async def _ask_queue(self, queue: str, exclusive_tag: str | None) -> None:
-        tag = exclusive_tag
-        if tag not in self._consumers:
-            # What it receives stays unsettled.
-            tag = await self.consume(queue, on_message=lambda _: None, on_end=lambda _: None)
-        await self.call(methods.cancel(tag), commands.Basic.CancelOk)
+        # channel.flow with active=true changes nothing: messages flow already.
+        flow = self.call(codec.method(20, 20, codec.bits(True)), commands.Channel.FlowOk)
+        done, _ = await asyncio.wait({flow}, timeout=_CLOSE_TIMEOUT)
+        if not done or flow.exception() is not None:
+            return
+        answered = clock()
+        wait = max(self._acks.sent_at + _ACKS_WAIT - answered, _ACKS_WAIT_FACTOR * (answered - begun))
+        await asyncio.sleep(wait)
 
     def abandon(self) -> None:
         """Close the channel without waiting: unconfirmed publishes fail, unacknowledged messages are requeued."""
@@ -245,7 +244,7 @@ class Channel:
 
     async def qos(self, prefetch: int) -> None:
         """Set the prefetch: the number of unacknowledged deliveries per consumer; 0 for no limit."""
-        await self.call(methods.qos(prefetch), commands.Basic.QosOk)
+        await self.call(codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk)
         self._acks.expect(prefetch)
 
     async def consume(
@@ -266,16 +265,23 @@ class Channel:
         """
         self._consumer_count += 1
         tag = _CONSUMER_TAG.format(self._consumer_count)
-        self._consumers[tag] = _Consumer(queue=queue, on_message=on_message, on_end=on_end)
+        self._consumers[tag] = _Consumer(on_message=on_message, on_end=on_end)
         try:
             await self.call(
-                methods.consume(queue, tag, arguments, exclusive=exclusive, no_ack=no_ack), commands.Basic.ConsumeOk
+                codec.method(
+                    60,
+                    20,
+                    b"\x00\x00",
+                    codec.short_string(queue),
+                    codec.short_string(tag),
+                    codec.bits(False, no_ack, exclusive, False),
+                    codec.table(arguments),
+                ),
+                commands.Basic.ConsumeOk,
             )
         except BaseException:
             self._consumers.pop(tag, None)
             raise
-        if not no_ack:
-            self._settled_queues.setdefault(queue, tag if exclusive else None)
         return tag
 
     async def cancel(self, tag: str) -> None:
@@ -283,18 +289,18 @@ class Channel:
 
         Deliveries may still come until the broker has answered.
         """
-        await self.call(methods.cancel(tag), commands.Basic.CancelOk)
+        await self.call(codec.method(60, 30, codec.short_string(tag), b"\x00"), commands.Basic.CancelOk)
         self._consumers.pop(tag, None)
 
     def cancel_nowait(self, tag: str) -> None:
         """Cancel a consumer without waiting; see :meth:`cancel`."""
-        self._send(methods.cancel(tag, no_wait=True))
+        self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
 
     async def get(self, queue: str) -> Delivery | None:
         """Get one message, or None if the queue is empty. It must be settled like any delivery."""
-        reply: Delivery | None = await self.call(methods.get(queue), commands.Basic.GetEmpty)
-        if reply is not None:
-            self._settled_queues.setdefault(queue, None)
+        reply: Delivery | None = await self.call(
+            codec.method(60, 70, b"\x00\x00", codec.short_string(queue), b"\x00"), commands.Basic.GetEmpty
+        )
         return reply
 
     def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
@@ -308,22 +314,20 @@ class Channel:
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
         """Requeue or dead-letter a delivery. A quorum queue of 4.3 does not count it as a failed attempt."""
-        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple, requeue=requeue)
+        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple)
 
     def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
         """Requeue or dead-letter a delivery. A quorum queue counts it as a failed attempt."""
-        self._settle(delivery_tag, 90, codec.bits(requeue), requeue=requeue)
+        self._settle(delivery_tag, 90, codec.bits(requeue))
 
     def flush_acks(self) -> None:
         """Send the acknowledgements that wait for others."""
         if self.closed_with is None:
             self._acks.flush()
 
-    def _settle(
-        self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False, requeue: bool = False
-    ) -> None:
+    def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
         self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
-        self._acks.settled(delivery_tag, multiple=multiple, requeue=requeue)
+        self._acks.settled(delivery_tag, multiple=multiple)
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
@@ -405,7 +409,6 @@ class Channel:
     def _on_cancel(self, method: Any) -> None:
         consumer = self._consumers.pop(method.consumer_tag, None)
         if consumer is not None:
-            self._settled_queues.pop(consumer.queue, None)
             consumer.on_end(
                 ConsumerCancelledError("the broker cancelled the consumer: its queue was deleted, or lost its leader")
             )
