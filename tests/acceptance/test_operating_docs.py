@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,10 +50,14 @@ def url_of(vhost: Vhost, user: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_users_may_do_what_the_page_says_and_no_more(shell: Shell, vhost: Vhost) -> None:
+def test_the_users_may_do_what_the_page_says_and_no_more(
+    shell: Shell, vhost: Vhost, request: pytest.FixtureRequest
+) -> None:
     for name, configure, write, read, tag in table(PERMISSIONS, "The users"):
         (user,) = code(name)
         vhost.broker.add_user(user, PASSWORD)
+        # Other tests share the broker.
+        request.addfinalizer(partial(vhost.broker.delete_user, user))
         patterns = [code(one)[0] for one in (configure, write, read)]
         vhost.broker.rabbitmqctl("set_permissions", "-p", vhost.name, user, *patterns)
         if tag:

@@ -125,7 +125,7 @@ async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
 
 async def test_an_invalid_message_leaves_no_queue_behind(client: bide.Client, vhost: Vhost) -> None:
     delays = EphemeralDelays(client)
-    with pytest.raises(InvalidInputError, match="with to=.*exchange="):
+    with pytest.raises(InvalidInputError, match=r"with to=.*exchange="):
         await delays.send("x", delay="1s")
     with pytest.raises(ReservedHeaderError):
         await delays.send("x", delay="1s", to="orders", headers={"bide-due": 1})
