@@ -1,4 +1,4 @@
-// Changes of one schedule, and what became of each.
+// Changes of one schedule, and their results.
 
 import { h } from "./dom.js";
 import { action, ask, field, toast } from "./ui.js";
