@@ -14,7 +14,7 @@ from bide.cli.settings import json_option, verbose_option
 if TYPE_CHECKING:
     from bide.local_broker import LocalBroker, LocalCluster
 
-_MAX_NODES = 9
+MAX_NODES = 9
 
 _folder_option = click.option(
     "--folder",
@@ -34,7 +34,7 @@ def broker() -> None:
 
 @broker.command()
 @_folder_option
-@click.option("--nodes", type=click.IntRange(1, _MAX_NODES), help="Nodes of the cluster. [default: as before, or 1]")
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="Nodes of the cluster. [default: as before, or 1]")
 @click.option("--namespaces", is_flag=True, help="Run nodes in network namespaces (Linux, root, iproute2).")
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder, which 'stop' removes.")
 @click.option(

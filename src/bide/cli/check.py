@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from bide.cli.broker import MAX_NODES
 from bide.cli.output import echo, print_json, working
 from bide.cli.running import run_async
 from bide.cli.settings import duration_of, json_option, verbose_option
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
-_MAX_NODES: Final = 9
 _HANDLING: Final = ("ignore", "pause_minority", "autoheal")
 _MEASURED: Final = ("early", "late")
 _MILLISECOND: Final = 1_000
@@ -64,7 +64,7 @@ def check() -> None:
 @click.option("--continue", "again", is_flag=True, help="Add a run to those in the folder.")
 @click.option("--cluster", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Folder of a cluster of 'bide broker start'.")  # fmt: skip
-@click.option("--nodes", type=click.IntRange(1, _MAX_NODES), default=3, show_default=True,
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=3, show_default=True,
               help="Nodes of the cluster that is started.")  # fmt: skip
 @click.option("--partition-handling", type=click.Choice(_HANDLING), help="How RabbitMQ handles partitions, to 4.2.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="Folder of RabbitMQ, with sbin/.")
@@ -171,21 +171,19 @@ def _cluster(
         with users_cluster(place, cluster) as one:
             yield one
         return
-    with working("starting a cluster"):
-        own = own_cluster(
-            place,
-            nodes=nodes,
-            namespaces=plan.needs("namespaces"),
-            clocks=plan.needs("faketime"),
-            partition_handling=partition_handling,
-            home=home,
-            chroot=root,
-        )
-        started = own.__enter__()
-    try:
+    with ExitStack() as stack:
+        with working("starting a cluster"):
+            own = own_cluster(
+                place,
+                nodes=nodes,
+                namespaces=plan.needs("namespaces"),
+                clocks=plan.needs("faketime"),
+                partition_handling=partition_handling,
+                home=home,
+                chroot=root,
+            )
+            started = stack.enter_context(own)
         yield started
-    finally:
-        own.__exit__(None, None, None)
 
 
 def _judge(folder: Path, engine: str, bound: Any, master: str | None, *, as_json: bool) -> int:
