@@ -21,9 +21,6 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.error_queues import ErrorQueue
 from bide.error_queues.operator_log import Audit, new_run
 from bide.management.api import ManagementApi
-from bide.runtime.logs import logger
-
-log = logger(__name__)
 
 _TIMEOUT: Final = timedelta(seconds=30)
 """How long an answer of a gate may take."""
