@@ -22,7 +22,7 @@ from tests.relay_process import gate
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
-ENDLESS = frozenset({"gate", "relay"})
+ENDLESS = frozenset({"console", "gate", "relay"})
 """Commands that a live broker keeps busy until a signal."""
 
 COSTLY = frozenset({"bench", "broker", "check", "demo", "pipeline"})
