@@ -1,15 +1,16 @@
 """A search for cases whose outcome depends on a race, in memory.
 
 Where two messages come to a queue at the same time by different ways, a real broker puts them in either order. And
-where one comes when another expires there, it finds the queue with that one or without. Such a case compares nothing,
-and is left out.
+where one comes when another expires there, it finds the queue with that one or without. Where two messages that do not
+wait for each other expire at the same time in a queue, the broker dead-letters them in either order. Such a case
+compares nothing, and is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ import bide.testing
 from bide.amqp.connection import Connection
 from bide.testing.rules.classic import ClassicQueue
 from bide.testing.rules.clock import Timer
+from bide.testing.rules.entry import Entry
 from bide.testing.rules.message import X_DEATH, StoredMessage
 from bide.testing.rules.queue import BrokerQueue
 from bide.testing.rules.quorum import QuorumQueue
@@ -31,6 +33,9 @@ FIFTH: Final = 60
 _CLOSE: Final = FIFTH // 2
 """Milliseconds between two things that a real broker may do in either order."""
 
+_RETURNED: Final = -1
+"""Stands for a priority: returned messages wait in a line of their own."""
+
 
 class Arrivals:
     """Messages that reached the queues, and events without a client action."""
@@ -38,6 +43,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._by_queue: dict[str, list[tuple[int, str]]] = {}
         self._expiries: dict[str, set[int]] = {}
+        self._expired: dict[str, list[tuple[int, int]]] = {}
         self._timers: list[int] = []
 
     @contextmanager
@@ -59,6 +65,16 @@ class Arrivals:
 
             return patch.object(kind, "publish", watched)
 
+        take_expired = QuorumQueue._take_expired
+
+        def watched_take_expired(queue: QuorumQueue) -> list[Entry]:
+            returned = set(queue._returns)
+            expired = take_expired(queue)
+            if _expires_in_lines(queue):
+                left = ((queue._clock.milliseconds, _RETURNED if one in returned else one.level) for one in expired)
+                self._expired.setdefault(queue.name, []).extend(left)
+            return expired
+
         run = Timer.run
 
         def watched_run(timer: Timer) -> None:
@@ -68,6 +84,7 @@ class Arrivals:
         with ExitStack() as stack:
             for kind in (ClassicQueue, QuorumQueue, StreamQueue):
                 stack.enter_context(watch(kind))
+            stack.enter_context(patch.object(QuorumQueue, "_take_expired", watched_take_expired))
             stack.enter_context(patch.object(Timer, "run", watched_run))
             yield
 
@@ -80,8 +97,9 @@ class Arrivals:
         if any(came[-1][0] >= acts[-1] for came in self._by_queue.values()):
             # What emptying one queue sets free comes to another before or after that is emptied.
             return True
-        for came in self._by_queue.values():
-            for (earlier, one), (later, other) in pairwise(came):
+        lines: Iterator[list[tuple[int, Any]]] = chain(self._by_queue.values(), self._expired.values())
+        for line in lines:
+            for (earlier, one), (later, other) in pairwise(line):
                 if later - earlier < _CLOSE and one != other:
                     return True
         for name, expiries in self._expiries.items():
@@ -97,6 +115,15 @@ def _is_bounded_or_sorted(queue: BrokerQueue) -> bool:
     limits = {"x-max-length", "x-max-length-bytes", "x-max-priority"}
     has_two_classes = queue.definition.type == "quorum" and (4, 0) <= queue._surroundings.release < (4, 3)
     return has_two_classes or not limits.isdisjoint(arguments)
+
+
+def _expires_in_lines(queue: QuorumQueue) -> bool:
+    """Whether expiries of the queue depend on the times of arrival in the broker, to the millisecond.
+
+    From 4.3 on (``rabbit_fifo:expire_batch``), the head of each priority and the head of the returned messages expire
+    at their own times. Below, only the message that would be delivered next expires, so that one order is possible.
+    """
+    return queue._surroundings.release >= (4, 3) and queue.dead_letter_exchange is not None
 
 
 def _way(message: StoredMessage) -> str:

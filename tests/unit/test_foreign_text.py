@@ -161,6 +161,25 @@ def test_a_password_for_a_management_api_that_others_can_read_is_not_sent_silent
 
 
 @pytest.mark.parametrize(
+    ("peer", "own", "warns"),
+    [
+        ("10.0.0.1", "10.0.0.2", True),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("10.0.0.1", "10.0.0.1", False),
+        ("::1", "::1", False),
+    ],
+)
+def test_a_password_for_a_database_on_another_machine_is_not_sent_silently(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, peer: str, own: str, *, warns: bool
+) -> None:
+    monkeypatch.setattr(exposure, "_warned", set())
+    for _ in range(2):
+        exposure.warn_about_database("ana", Socket(peer, own), "use TLS")
+    said = ["'ana'" in one and "without TLS" in one and one.endswith(": use TLS") for one in caplog.messages]
+    assert said == [True] * warns
+
+
+@pytest.mark.parametrize(
     "options", [{}, {"err": True}, {"mark": UNSAFE, "colour": "red"}, {"colour": "red", "fit": True}]
 )
 def test_a_printed_line_is_one_line_of_printable_text(
