@@ -13,8 +13,19 @@ TIMING = $(PYTHON_BIN) -m pytest -rP tests/timing
 PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
+FRAMEWORK_TESTS := $(foreach name,celery_adapter dramatiq faststream taskiq,tests/broker/test_$(name).py)
 
-.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
+# Runs tests on both roots of scripts/broker-root.sh, though the first one may fail.
+define on_newer_brokers
+failed=; for suite in trixie forky; do \
+	root=$$(scripts/broker-root.sh $$suite) || exit 1; \
+	echo "== the RabbitMQ of $$suite"; \
+	BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(PARALLEL) $(1) || failed="$$failed $$suite"; \
+done; \
+if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+endef
+
+.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,12 +54,11 @@ test-long: setup rabbitmq java browser iproute2 databases languages go diagrams 
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
 test-brokers: setup java browser iproute2 databases languages go ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
-	@failed=; for suite in trixie forky; do \
-		root=$$(scripts/broker-root.sh $$suite) || exit 1; \
-		echo "== the RabbitMQ of $$suite"; \
-		BIDE_TEST_BROKER_ROOT=$$root $(PYTHON_BIN) -m pytest $(PARALLEL) $(BROKER_TESTS) || failed="$$failed $$suite"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
+	@$(call on_newer_brokers,$(BROKER_TESTS))
+
+test-frameworks: setup rabbitmq ## run the tests of Celery, dramatiq, FastStream and taskiq on RabbitMQ 3.10, 4.0 and 4.3 (as test-brokers)
+	@$(PYTHON_BIN) -m pytest $(PARALLEL) $(FRAMEWORK_TESTS)
+	@$(call on_newer_brokers,$(FRAMEWORK_TESTS))
 
 test-pyspark: setup java rabbitmq ## run tests of source, sink and registration on another PySpark (PYSPARK=4.1.4; 1 GB each)
 	@scripts/pyspark-venv.sh $(PYSPARK)

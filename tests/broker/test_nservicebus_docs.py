@@ -9,10 +9,14 @@ import shlex
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bide.admin.apply import exists
+from bide.topology import Queue, Topology
 from tests.broker.dotnet import Endpoint, Transport
+from tests.broker.receiving import connected, eventually
 from tests.readme import blocks, commands_of, shape
 from tests.timeouts import TIMEOUT
 
@@ -34,6 +38,11 @@ def programs() -> dict[str, str]:
     return found
 
 
+def outputs(title: str) -> list[str]:
+    """What the programs of a section print."""
+    return [text for language, text in blocks(PAGE, title) if language == "" and not text.startswith("$")]
+
+
 async def start(vhost: Vhost, folder: Path, *command: str) -> Process:
     environment = {**os.environ, "BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
     return await asyncio.create_subprocess_exec(
@@ -51,7 +60,7 @@ async def ended(process: Process) -> str:
 async def test_the_programs_do_what_the_page_says(vhost: Vhost, tmp_path: Path) -> None:
     for name, text in programs().items():
         (tmp_path / name).write_text(text)
-    (printed,) = (text for language, text in blocks(PAGE) if language == "" and not text.startswith("$"))
+    (printed,) = outputs("An endpoint")
     (commands,) = (text for _, text in blocks(PAGE) if text.startswith("$"))
     for command, output in commands_of(commands):
         process = await start(vhost, tmp_path, "-m", *shlex.split(command))
@@ -89,3 +98,27 @@ async def test_the_programs_do_what_the_page_says(vhost: Vhost, tmp_path: Path) 
         output = await ended(billing)
     assert output == printed
     await asyncio.to_thread(transport.close)
+
+
+async def test_the_programs_work_without_dotnet(vhost: Vhost, tmp_path: Path) -> None:
+    for name, text in programs().items():
+        (tmp_path / name).write_text(text)
+    printed = dict(zip(("billing.py", "sales.py"), outputs("Try it without .NET"), strict=True))
+    endpoints = {name: await start(vhost, tmp_path, name) for name in printed}
+    try:
+        async with connected(vhost.url) as connection:
+            await eventually(partial(exists, connection, Topology(queues=[Queue("Billing"), Queue("Sales")])))
+        await ended(await start(vhost, tmp_path, "web.py"))
+        async with asyncio.timeout(TIMEOUT):
+            for name, text in printed.items():
+                output = endpoints[name].stdout
+                assert output is not None
+                assert [(await output.readline()).decode() for _ in text.splitlines()] == text.splitlines(keepends=True)
+        for endpoint in endpoints.values():
+            endpoint.send_signal(signal.SIGTERM)
+            assert await ended(endpoint) == ""
+    finally:
+        for endpoint in endpoints.values():
+            if endpoint.returncode is None:
+                endpoint.kill()
+                await endpoint.wait()
