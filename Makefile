@@ -14,7 +14,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,8 +31,15 @@ unit-tests: setup # beside lint, whose mypy uses one core only
 	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "not long" \
 		tests/unit
 
-test: lint rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (20 minutes)
+test: checked rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (20 minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
+
+checked: setup
+	@$(MAKE) --no-print-directory --jobs=2 lint byte-code
+
+# Beside lint, whose mypy uses one core only. In a new checkout, each worker would compile all tests at the same time.
+byte-code: setup
+	@$(PYTHON_BIN) -m pytest --collect-only -qq >/dev/null || true # the workers report errors
 
 test-timing: setup rabbitmq ## measure the lateness of delayed messages, without other load (two minutes)
 	@$(TIMING)
