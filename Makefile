@@ -25,7 +25,7 @@ done; \
 if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 endef
 
-.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,8 +42,15 @@ unit-tests: setup # beside lint, whose mypy uses one core only
 	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "not long" \
 		tests/unit
 
-test: lint rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (20 minutes)
+test: checked rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (20 minutes)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
+
+checked: setup
+	@$(MAKE) --no-print-directory --jobs=2 lint byte-code
+
+# Beside lint, whose mypy uses one core only. In a new checkout, each worker would compile all tests at the same time.
+byte-code: setup
+	@$(PYTHON_BIN) -m pytest --collect-only -qq >/dev/null || true # the workers report errors
 
 test-timing: setup rabbitmq ## measure the lateness of delayed messages, without other load (two minutes)
 	@$(TIMING)

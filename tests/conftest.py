@@ -50,6 +50,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The objects of imports and collection stay: looking for garbage among them takes a sixth of the time of collection.
+gc.disable()
+
 # Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.
 settings.register_profile("bide", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 settings.register_profile("quick", settings.get_profile("bide"), max_examples=25)  # for make check; make test takes 100
@@ -57,49 +60,77 @@ settings.register_profile("thorough", settings.get_profile("bide"), max_examples
 settings.load_profile("bide")
 
 _SLOWEST_FILES = 15
+# By the list that runs print at their end: of make test, then of make test-long.
+_FIRST = (
+    "acceptance/test_timeouts_cli.py",
+    "broker/test_timeouts.py",
+    "faults/test_failover.py",
+    "broker/test_migration.py",
+    "spark/test_audit.py",
+    "broker/test_clock_growth.py",
+    "spark/test_audit_tables.py",
+    "faults/test_publishing.py",
+    "spark/test_source.py",
+    "spark/test_replay_faults.py",
+    "acceptance/test_migration_cli.py",
+    "faults/test_schedule_outages.py",
+    "acceptance/test_generated_input.py",
+    "unit/test_schedule_simulation.py",
+    "faults/test_outage.py",
+    "unit/test_schedule_model.py",
+)
 _TEARDOWN_LIMIT = 600
 _SPARK = "tests/spark/"
+_FAULTS = "tests/faults/"
 
 _vhost_numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first, by their time limits: in parallel, what begins last should be short."""
+    """The slowest files first, then those with slow tests, by their time limits: what begins last should be short."""
     slow: Counter[Path] = Counter()
     for item in items:
         if item.get_closest_marker("slow"):
             limit = item.get_closest_marker("timeout")
             slow[item.path] += limit.args[0] if limit else int(item.config.getini("timeout"))
-    items.sort(key=lambda item: -slow[item.path])
+    first = {Path(__file__).parent / file: place for place, file in enumerate(_FIRST)}
+    items.sort(key=lambda item: (first.get(item.path, len(first)), -slow[item.path]))
 
 
 def pytest_collection_finish() -> None:
     """Leave out of garbage collection what was imported and collected: 250 MB, a seventh of the processor time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
-class _SparkTogether(LoadFileScheduling):  # type: ignore[misc] # its package has no types
-    """``--dist=loadfile``, with the files of tests/spark on a third of the workers while there are others.
+class _ServersTogether(LoadFileScheduling):  # type: ignore[misc] # its package has no types
+    """``--dist=loadfile``, with files that share a server on few of the workers, as long as there are other files.
 
-    Each worker that runs one of them starts a JVM: 8 s of processor time, and 10 s more for the first queries than for
-    the same queries later.
+    A third take those of tests/spark. Each worker that runs one of them starts a JVM: 8 s of processor time, and 10 s
+    more for the first queries than for the same queries later. A sixth take those of tests/faults, which start a
+    second broker: 8 s.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        number = int(node.gateway.id.removeprefix("gw"))
-        wants_spark = number % self.numnodes < max(self.numnodes // 3, 1)
-        for file in self.workqueue:
-            if file.startswith(_SPARK) == wants_spark:
-                self.workqueue.move_to_end(file, last=False)
-                break
+        number = int(node.gateway.id.removeprefix("gw")) % self.numnodes
+        spark, faults = max(self.numnodes // 3, 1), self.numnodes // 6
+        shared = [_SPARK, *([_FAULTS] if faults else [])]
+        own = _SPARK if number < spark else _FAULTS if number < spark + faults else ""
+
+        def order(file: str) -> tuple[bool, int]:
+            folder = next((one for one in shared if file.startswith(one)), "")
+            # What is left over of tests/faults before what is left over of tests/spark.
+            return folder != own, ["", _FAULTS, _SPARK].index(folder)
+
+        self.workqueue.move_to_end(min(self.workqueue, key=order), last=False)
         super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """Choose the scheduler above if the command line asks for whole files."""
-    return _SparkTogether(config, log) if config.getoption("dist") == "loadfile" else None
+    return _ServersTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -73,6 +73,7 @@ def test_a_failed_case_is_reported_and_the_others_are_measured(rabbitmq: Rabbitm
     assert results["failures"][0].startswith("startup, import pika: ")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="who its processes are is read from /proc")
 def test_a_signal_ends_broker_and_job(rabbitmq: Rabbitmq) -> None:
     """Neither the broker nor the job that is under way."""

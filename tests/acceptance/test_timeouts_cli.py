@@ -166,6 +166,9 @@ LONG_NUMBER = NUMBER or 60_000
 
 
 @pytest.mark.parametrize(
+    "database_server", ["postgresql", pytest.param("mysql", marks=pytest.mark.long)], indirect=True
+)
+@pytest.mark.parametrize(
     ("number", "kills", "ahead", "period"),
     [
         pytest.param(4_000, 2, 60, 30, marks=pytest.mark.slow, id="4000"),

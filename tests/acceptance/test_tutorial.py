@@ -96,6 +96,7 @@ def shell(tmp_path: Path, rabbitmq: Rabbitmq) -> Iterator[Shell]:
     attach(found.state / "bide" / "broker").stop()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_tutorials_on_a_broker_print_what_they_show(shell: Shell) -> None:
     with ExitStack() as stack:

@@ -122,6 +122,7 @@ def test_a_process_keeps_no_client_whose_queue_could_not_be_declared(monkeypatch
     assert len(made) == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
     commands = commands_in("Try it")
@@ -231,6 +232,7 @@ manager.shutdown_kernel(now=True)
 """A program that runs cells in a Jupyter kernel."""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_cells_of_the_notebook_print_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
     assert len(CELLS) == 6

@@ -106,7 +106,8 @@ def test_every_client_publishes_and_receives(vhost: Vhost, case: Case) -> None:
     assert values["broker_cpu"] >= 0
 
 
-@pytest.mark.parametrize("case", parameters("lateness"), ids=name)
+@pytest.mark.long
+@pytest.mark.parametrize("case", cases("lateness"), ids=name)
 def test_every_message_arrives_and_none_early(request: pytest.FixtureRequest, case: Case) -> None:
     shared = case.options.get("layout") == "clock"
     values = run(case, request.getfixturevalue("clock_vhost" if shared else "vhost"))
@@ -114,7 +115,8 @@ def test_every_message_arrives_and_none_early(request: pytest.FixtureRequest, ca
     assert values["min"] <= values["p50"] <= values["p99"] <= values["max"]
 
 
-@pytest.mark.parametrize("case", parameters("sustained"), ids=name)
+@pytest.mark.long
+@pytest.mark.parametrize("case", cases("sustained"), ids=name)
 def test_sustained_cases_deliver_messages(vhost: Vhost, case: Case) -> None:
     assert run(case, vhost)["rate"] > 10
 
@@ -141,11 +143,13 @@ def test_startup_cases_measure_a_time(vhost: Vhost, case: Case) -> None:
     assert value > 0
 
 
+@pytest.mark.long
 def test_an_existing_clock_can_be_applied_again(clock_vhost: Vhost) -> None:
     (case,) = [case for case in cases("startup") if case.name == "apply Clock that is there"]
     assert run(case, clock_vhost)["seconds"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", cases("schedules"), ids=name)
 def test_schedules_are_made_with_and_without_a_gate(vhost: Vhost, case: Case) -> None:
     values = run(case, vhost)
@@ -153,6 +157,7 @@ def test_schedules_are_made_with_and_without_a_gate(vhost: Vhost, case: Case) ->
     assert ("gate_cpu" in values) == case.options["is_keyed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", chosen(["cancel"])[0].cases(PLAN), ids=lambda case: case.setting)
 def test_cancels_are_compared_with_publishes(vhost: Vhost, case: Case) -> None:
     values = run(case, vhost)
@@ -160,6 +165,7 @@ def test_cancels_are_compared_with_publishes(vhost: Vhost, case: Case) -> None:
     assert values["times_p50"] == pytest.approx(values["cancel_p50"] / values["publish_p50"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [case for case in cases("keyed") if case.options["is_keyed"]], ids=name)
 def test_every_message_with_a_key_arrives_and_none_early(clock_vhost: Vhost, case: Case) -> None:
     values = run(case, clock_vhost)
@@ -174,6 +180,7 @@ def test_a_killed_gate_is_replaced(vhost: Vhost) -> None:
     assert 0 < values["takeover_p50"] <= values["takeover_max"]
 
 
+@pytest.mark.long
 def test_schedules_that_wait_are_listed_rebuilt_moved_and_cancelled(vhost: Vhost) -> None:
     (case,) = cases("pending")
     values = run(case, vhost)

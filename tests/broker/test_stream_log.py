@@ -30,6 +30,7 @@ from bide.streams.frames import Fields
 from bide.streams.log import Address, StreamLogs
 from bide.streams.range_reader import OffsetRange, read_range
 from tests import stream_publisher
+from tests.broker.receiving import fresh
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 
@@ -337,45 +338,58 @@ def test_messages_after_a_timeout_are_read_again(
         assert bodies(address, "s", 0, 10, fail=fail) == wanted
 
 
-def fill_first(broker: LocalBroker, bodies: list[bytes]) -> None:
-    """The stream ``s`` of a broker that a test has for itself."""
-    with closing(pika.BlockingConnection(pika.URLParameters(broker.url))) as connection:
+@pytest.fixture(scope="module")
+def _another(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
+    with rabbitmq.start(ephemeral=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def another(_another: LocalBroker) -> LocalBroker:
+    """A broker that tests may stop, restart and kill."""
+    if not _another.running:
+        _another.restart()
+    return _another
+
+
+def fill_first(broker: LocalBroker, bodies: list[bytes]) -> str:
+    """Fill the stream ``s`` of a new virtual host, and return the URL."""
+    url = broker.add_vhost(fresh("streams"))
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
         declare(channel, "s")
         fill(channel, "s", bodies)
+    return url
 
 
-def test_a_read_survives_a_broker_that_pauses(rabbitmq: Rabbitmq) -> None:
+def test_a_read_survives_a_broker_that_pauses(another: LocalBroker) -> None:
     """Stopped in the middle of a range, until the reader has noticed."""
     wanted = [b"%d" % number for number in range(40)]
-    with rabbitmq.start(ephemeral=True) as broker:
-        fill_first(broker, wanted)
-        address = Address.of(f"{broker.url}?timeout=1", stream_port(broker))
-        pid = broker.pid
-        assert pid is not None
-        noticed: list[log.RetryTimer] = []
+    url = fill_first(another, wanted)
+    address = Address.of(f"{url}?timeout=1", stream_port(another))
+    pid = another.pid
+    assert pid is not None
+    noticed: list[log.RetryTimer] = []
 
-        def wake(timer: log.RetryTimer) -> None:
-            noticed.append(timer)
+    def wake(timer: log.RetryTimer) -> None:
+        noticed.append(timer)
+        os.kill(pid, signal.SIGCONT)
+
+    found: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log.RetryTimer, "pause", wake)
+        try:
+            for chunk, first, last in read_range(
+                address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False
+            ):
+                if not found:
+                    os.kill(pid, signal.SIGSTOP)
+                found += [
+                    sections(one).body or b"" for one in list(chunk.messages())[first:last] if isinstance(one, bytes)
+                ]
+        finally:
             os.kill(pid, signal.SIGCONT)
-
-        found: list[bytes] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log.RetryTimer, "pause", wake)
-            try:
-                for chunk, first, last in read_range(
-                    address, OffsetRange(stream="s", start=0, end=40), fail_on_data_loss=False
-                ):
-                    if not found:
-                        os.kill(pid, signal.SIGSTOP)
-                    found += [
-                        sections(one).body or b""
-                        for one in list(chunk.messages())[first:last]
-                        if isinstance(one, bytes)
-                    ]
-            finally:
-                os.kill(pid, signal.SIGCONT)
     assert found == wanted
     assert noticed
 
@@ -406,32 +420,30 @@ def test_an_unavailable_stream_is_retried(
         assert frames.SUBSCRIBE in refusals
 
 
-def test_a_read_survives_a_restart_of_the_broker(rabbitmq: Rabbitmq) -> None:
-    with rabbitmq.start(ephemeral=True) as broker:
-        fill_first(broker, [b"a", b"b"])
-        flush_declarations(broker)
-        address = Address.of(broker.url, stream_port(broker))
-        with StreamLogs(address) as logs:
-            assert logs.end("s") == 2
-            broker.restart()
-            assert logs.end("s") == 2
-        assert bodies(address, "s", 0, 2) == [b"a", b"b"]
+def test_a_read_survives_a_restart_of_the_broker(another: LocalBroker) -> None:
+    url = fill_first(another, [b"a", b"b"])
+    flush_declarations(another)
+    address = Address.of(url, stream_port(another))
+    with StreamLogs(address) as logs:
+        assert logs.end("s") == 2
+        another.restart()
+        assert logs.end("s") == 2
+    assert bodies(address, "s", 0, 2) == [b"a", b"b"]
 
 
-def test_a_broker_that_does_not_come_back_is_an_error(rabbitmq: Rabbitmq) -> None:
-    with rabbitmq.start(ephemeral=True) as broker:
-        fill_first(broker, [b"a", b"b"])
-        address = Address.of(f"{broker.url}?timeout=2", stream_port(broker))
-        with pytest.MonkeyPatch.context() as patch, StreamLogs(address) as logs:
-            patch.setattr(log, "_RETRY_TIMEOUT", 1.0)
-            assert logs.end("s") == 2
-            broker.kill()
-            start = time.monotonic()
-            with pytest.raises(BrokerUnreachableError, match="no broker answers the stream protocol"):
-                logs.end("s")
-            with pytest.raises(BrokerUnreachableError, match="no broker answers the stream protocol"):
-                bodies(address, "s", 0, 2)
-            assert time.monotonic() - start >= 2.0
+def test_a_broker_that_does_not_come_back_is_an_error(another: LocalBroker) -> None:
+    url = fill_first(another, [b"a", b"b"])
+    address = Address.of(f"{url}?timeout=2", stream_port(another))
+    with pytest.MonkeyPatch.context() as patch, StreamLogs(address) as logs:
+        patch.setattr(log, "_RETRY_TIMEOUT", 1.0)
+        assert logs.end("s") == 2
+        another.kill()
+        start = time.monotonic()
+        with pytest.raises(BrokerUnreachableError, match="no broker answers the stream protocol"):
+            logs.end("s")
+        with pytest.raises(BrokerUnreachableError, match="no broker answers the stream protocol"):
+            bodies(address, "s", 0, 2)
+        assert time.monotonic() - start >= 2.0
 
 
 def test_a_subscription_delivers_existing_messages_before_later_answers(

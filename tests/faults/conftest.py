@@ -52,12 +52,14 @@ class DedicatedBroker:
     """A broker that tests may stop or block. It listens for TLS too, and takes bodies up to ``BODY_LIMIT`` bytes.
 
     Attributes:
+        stream_tls_port: for the stream protocol over TLS.
         authority: signed the broker's certificate, and is trusted by it.
         folder: for certificates.
     """
 
     broker: LocalBroker
     tls_port: int
+    stream_tls_port: int
     authority: trustme.CA
     folder: Path
 
@@ -112,11 +114,14 @@ def dedicated(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> I
     """A dedicated broker for tests that stop, block or kill it."""
     folder = tmp_path_factory.mktemp("tls")
     authority = certified(rabbitmq, folder)
-    tls_port = free_port()
+    tls_port, stream_tls_port = free_port(), free_port()
     config = f"""
         max_message_size = {BODY_LIMIT}
         listeners.ssl.local = 127.0.0.1:{tls_port}
+        stream.listeners.ssl.local = 127.0.0.1:{stream_tls_port}
         {tls_settings(folder)}
     """
     with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
-        yield DedicatedBroker(broker=broker, tls_port=tls_port, authority=authority, folder=folder)
+        yield DedicatedBroker(
+            broker=broker, tls_port=tls_port, stream_tls_port=stream_tls_port, authority=authority, folder=folder
+        )

@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 import bide
-from bide.admin.apply import check_release, check_streams
+from bide.admin.apply import check_release
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
@@ -23,7 +23,6 @@ from bide.errors import (
     UnsupportedBrokerError,
     VirtualHostError,
 )
-from bide.local_broker.installation import numbers
 from tests.broker.receiving import eventually, fresh
 from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
 from tests.support import flush_declarations
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bide.local_broker import LocalBroker
-    from tests.support import Rabbitmq
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
 
@@ -185,23 +183,6 @@ async def test_a_broker_below_3_10_is_refused(own_broker: LocalBroker) -> None:
     with pytest.raises(UnsupportedBrokerError, match=r"RabbitMQ 3\.9\.29, older than 3\.10: upgrade"):
         check_release(connection)
     await connection.close()
-
-
-async def test_disabled_streams_fail_the_first_delayed_publish(rabbitmq: Rabbitmq, broker: LocalBroker) -> None:
-    if numbers(broker.release) >= (4, 0):
-        # Streams can no longer be switched off there: the check passes without asking.
-        connection = await Connection.open(BrokerUrl.parse(broker.url))
-        await check_streams(connection)
-        await connection.close()
-        return
-    flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,maintenance_mode_status,user_limits"
-    with rabbitmq.start(
-        ephemeral=True, plugins=("rabbitmq_management",), environment={"RABBITMQ_FEATURE_FLAGS": flags}
-    ) as old:
-        async with bide.connect(old.url, infrastructure=CLOCK) as client:
-            await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-            with pytest.raises(UnsupportedBrokerError, match="enable_feature_flag stream_queue"):
-                await client.publish(b"", to="q", delay="1s")
 
 
 async def test_nothing_is_left_running_after_close(own_broker: LocalBroker) -> None:

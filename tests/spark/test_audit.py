@@ -248,6 +248,7 @@ def test_undecodable_messages_do_not_stop_an_audit(
     assert json.loads(capsys.readouterr().out)["undecodable"] == 18
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_nservicebus_and_celery_are_audited_without_bide(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
     """A broker where nothing of bide publishes."""
@@ -480,6 +481,7 @@ def test_the_command_reports_missing_streams_bad_options_and_locks(
     assert "contains other files than an audit" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_schedules_are_in_the_tables_and_in_the_report(
     audited: Audited, tmp_path: Path, capsys: pytest.CaptureFixture[str]

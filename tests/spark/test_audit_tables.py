@@ -44,6 +44,11 @@ def tapped(spark: SparkSession, *given: dict[str, Any]) -> DataFrame:
     return spark.createDataFrame(rows, READ)
 
 
+def written(frame: DataFrame) -> DataFrame:
+    """The rows as a table that was written: otherwise each query on it would plan and read all that it is made of."""
+    return frame.localCheckpoint()
+
+
 def values_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     """Values in a fixed order; times as seconds since noon, whatever the machine's zone."""
     kinds = dict(frame.dtypes)
@@ -256,12 +261,12 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
     ]
 
     def table(*order: int) -> list[tuple[Any, ...]]:
-        told_events = facts.events(tapped(spark, *(events * len(order))[:: order[-1]]))
+        told_events = written(facts.events(tapped(spark, *(events * len(order))[:: order[-1]])))
         found = tables.messages(
-            facts.scheduled(tapped(spark, *scheduled[:: order[0]]), LAYOUTS),
-            facts.delivered(tapped(spark, *delivered[:: order[0]]), LAYOUTS),
-            facts.processed(told_events),
-            facts.failed(told_events),
+            written(facts.scheduled(tapped(spark, *scheduled[:: order[0]]), LAYOUTS)),
+            written(facts.delivered(tapped(spark, *delivered[:: order[0]]), LAYOUTS)),
+            written(facts.processed(told_events)),
+            written(facts.failed(told_events)),
             ended(spark, *occurrences[:: order[0]]),
             now=at(30),
         )
@@ -294,30 +299,28 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
 
 def test_pending_messages_are_counted_by_target_and_hour(spark: SparkSession) -> None:
     nowhere = {"message_id": "nowhere", "routing_key": "orders", "headers": {"bide-due": str(ms(4))}}
-    scheduled = facts.scheduled(
-        tapped(
-            spark,
-            *(native(f"m-{number}", due=number) for number in range(20)),
-            native("twice", due=3600),
-            native("twice", due=7200),
-            native("late", due=3605),
-            nowhere,
-            {"message_id": None, "routing_key": digits(5) + ".orders"},
-        ),
-        LAYOUTS,
+    sent = tapped(
+        spark,
+        *(native(f"m-{number}", due=number) for number in range(20)),
+        native("twice", due=3600),
+        native("twice", due=7200),
+        native("late", due=3605),
+        nowhere,
+        {"message_id": None, "routing_key": digits(5) + ".orders"},
     )
-    delivered = facts.delivered(
-        tapped(spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600), nowhere),
-        LAYOUTS,
+    come = tapped(
+        spark, *(native(f"m-{number}", due=number) for number in range(12)), native("twice", due=3600), nowhere
     )
+    scheduled = written(facts.scheduled(sent, LAYOUTS))
+    delivered = written(facts.delivered(come, LAYOUTS))
     assert values_of(scheduled.where("message_id = 'nowhere'"), "target", "due") == [(None, 4)]
     nothing = tapped(spark).transform(facts.events)
+    none = (written(facts.processed(nothing)), written(facts.failed(nothing)), ended(spark))
 
     def counted(seconds: float) -> DataFrame:
         now = at(seconds)
-        none = (facts.processed(nothing), facts.failed(nothing), ended(spark))
         found = tables.messages(scheduled, delivered, *none, now=now)
-        return tables.pending_parts(found.withColumn("batch", F.lit(3)), now=now)
+        return written(tables.pending_parts(written(found.withColumn("batch", F.lit(3))), now=now))
 
     parts = counted(25)
     # 12 to 15 are due for ten seconds and more.

@@ -117,6 +117,7 @@ def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
     spark.catalog.clearCache()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_discarded_messages_are_replayed_once(
     shop: Shop, release: tuple[int, ...], capsys: pytest.CaptureFixture[str]

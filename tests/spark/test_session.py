@@ -66,6 +66,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
     assert (process.returncode, output.strip()) == (130, "")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     """In the middle of a job, as the kernel does it where memory runs out."""

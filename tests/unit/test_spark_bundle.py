@@ -11,7 +11,7 @@ from zipfile import ZipFile
 import pytest
 
 from bide.cli.app import run
-from bide.spark.bundle import own_bundle, write_bundle
+from bide.spark.bundle import own_bundle
 from tests.timeouts import TIMEOUT
 
 # As an executor has it: what is installed here is out of sight, but for what PySpark and PyArrow need.
@@ -32,8 +32,8 @@ def looked(file: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_bundle_has_every_module_that_an_executor_needs(tmp_path: Path) -> None:
-    file = write_bundle(tmp_path / "bide.zip")
+def test_the_bundle_has_every_module_that_an_executor_needs() -> None:
+    file = own_bundle()
     assert looked(file) == [
         f"{file}/bide/__init__.pyc",
         f"{file}/bide/client/bulk/sync.pyc",
