@@ -1,6 +1,6 @@
 """Progress of a schedule: its counts, its ledger, and its parts.
 
-The module does not need Spark.
+The module does not need Spark, so that runs on Spark and in this process share it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
 from bide.client.sync import connect_sync
+from bide.durations import MILLISECOND, parse_delay
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -27,6 +28,18 @@ PART_ROWS: Final = 10_000
 
 MAX_PARTS: Final = 10_000
 """The largest number of parts; a table with more rows has larger parts."""
+
+LONGEST: Final = 10**14
+"""Longer delays in milliseconds count as this one. No infrastructure can delay for as long, and the due time still fits
+into the 64 bits of a Spark timestamp."""
+
+
+def delay_in_milliseconds(text: str) -> int | None:
+    """Parse a delay in a column of text, rounded up to milliseconds as in the sink; None if it is invalid."""
+    try:
+        return -(-parse_delay(text) // MILLISECOND)
+    except InvalidInputError:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +221,7 @@ def send_part(
         batches,
         Rows(columns, settings.constants, settings.infrastructure, required=columns[:2], refused=refused),
         settings,
-        # With another ledger, requests are new ones, and replace what waits.
+        # Each ledger has request ids of its own, so a run with a new ledger replaces the schedules of earlier runs.
         SinkPlace(run=f"{plan.digest()}-{begun.isoformat()}", partition=number),
         file=f"part-{number:05}-{plan.ledger_digest()}-{head.checksum % (1 << 64):016x}",
         begun=begun,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType
 
-from bide.durations import parse_delay, to_microseconds
-from bide.errors import InvalidInputError
+from bide.durations import EARLIEST, to_microseconds
+from bide.pipelines.schedule.progress import LONGEST, delay_in_milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-LATEST: Final = datetime.max.replace(tzinfo=UTC)
-"""The first and last time that Python can represent. Spark also has times before, and later ones up to year 294247."""
-
-_LONGEST: Final = 10**14
-"""Limit in milliseconds, longer than any infrastructure can delay; it keeps the sum of time and delay in range."""
 
 
 def due_of(messages: DataFrame, now: datetime) -> Column:
@@ -42,7 +35,7 @@ def due_of(messages: DataFrame, now: datetime) -> Column:
         milliseconds = F.udf(_milliseconds, LongType(), useArrow=False)(delay)
     else:
         milliseconds = delay.cast("long")
-    due = F.least(milliseconds, F.lit(_LONGEST)) * 1_000 + to_microseconds(now)
+    due = F.least(milliseconds, F.lit(LONGEST)) * 1_000 + to_microseconds(now)
     return F.when(milliseconds >= 0, F.timestamp_micros(due))
 
 
@@ -52,8 +45,4 @@ def literal(moment: datetime) -> Column:
 
 
 def _milliseconds(text: str | None) -> int | None:
-    """Parse a delay in a column of text; None if it is invalid."""
-    try:
-        return None if text is None else -(-parse_delay(text) // timedelta(milliseconds=1))
-    except InvalidInputError:
-        return None
+    return None if text is None else delay_in_milliseconds(text)
