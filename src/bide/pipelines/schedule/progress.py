@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, cast
 
 from bide.client.sync import connect_sync
-from bide.durations import MILLISECOND, parse_delay
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -28,18 +27,6 @@ PART_ROWS: Final = 10_000
 
 MAX_PARTS: Final = 10_000
 """The largest number of parts; a table with more rows has larger parts."""
-
-LONGEST: Final = 10**14
-"""Longer delays in milliseconds count as this one. No infrastructure can delay for as long, and the due time still fits
-into the 64 bits of a Spark timestamp."""
-
-
-def delay_in_milliseconds(text: str) -> int | None:
-    """Parse a delay in a column of text, rounded up to milliseconds as in the sink; None if it is invalid."""
-    try:
-        return -(-parse_delay(text) // MILLISECOND)
-    except InvalidInputError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

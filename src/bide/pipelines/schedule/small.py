@@ -18,10 +18,11 @@ import pyarrow as pa
 from bide.durations import EARLIEST, LATEST, from_microseconds, to_microseconds
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.schedule.delays import LONGEST, milliseconds_of
 from bide.pipelines.schedule.hashes import checksum_of, parts_of
 from bide.pipelines.schedule.names import NAMED, invalid_name, invalid_names
 from bide.pipelines.schedule.plan import SchedulePlan
-from bide.pipelines.schedule.progress import LONGEST, Survey, begin, delay_in_milliseconds, finished_parts, send_part
+from bide.pipelines.schedule.progress import Survey, begin, finished_parts, send_part
 from bide.pipelines.schedule.texts import cast_texts, json_objects, quoted, times
 from bide.pipelines.small_table import spark_name
 from bide.spark.overdue import GRACE
@@ -220,7 +221,7 @@ def _bodies(table: pa.Table, plan: SchedulePlan, zone: tzinfo) -> list[str | byt
 
 def _delays(name: str, column: pa.ChunkedArray) -> list[int | None]:
     """Delays in milliseconds; None for an invalid one."""
-    read: Callable[[str], int | None] | None = delay_in_milliseconds if column.type == pa.string() else None
+    read: Callable[[str], int | None] | None = milliseconds_of if column.type == pa.string() else None
     if read is None and not pa.types.is_integer(column.type):
         raise NeedsSparkError(f"the column {name!r} is {spark_name(column.type)}")
     return [one if read is None or one is None else read(one) for one in column.to_pylist()]

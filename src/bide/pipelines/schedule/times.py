@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType
 
 from bide.durations import EARLIEST, to_microseconds
-from bide.pipelines.schedule.progress import LONGEST, delay_in_milliseconds
+from bide.pipelines.schedule.delays import LONGEST, milliseconds_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -32,7 +32,7 @@ def due_of(messages: DataFrame, now: datetime) -> Column:
         milliseconds = F.ceil(F.unix_micros(F.timestamp_micros(F.lit(0)) + delay) / 1_000)
     elif isinstance(kind, StringType):
         # Without Arrow, because its conversion needs pandas on some releases of PySpark.
-        milliseconds = F.udf(_milliseconds, LongType(), useArrow=False)(delay)
+        milliseconds = F.udf(milliseconds_of, LongType(), useArrow=False)(delay)
     else:
         milliseconds = delay.cast("long")
     due = F.least(milliseconds, F.lit(LONGEST)) * 1_000 + to_microseconds(now)
@@ -42,7 +42,3 @@ def due_of(messages: DataFrame, now: datetime) -> Column:
 def literal(moment: datetime) -> Column:
     """A constant time as a column."""
     return F.timestamp_micros(F.lit(to_microseconds(moment)))
-
-
-def _milliseconds(text: str | None) -> int | None:
-    return None if text is None else delay_in_milliseconds(text)
