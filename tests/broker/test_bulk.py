@@ -373,7 +373,7 @@ async def test_slow_inputs_and_callers_do_not_count_against_the_timeout(clock_ur
     def blocking() -> Iterator[OutgoingMessage]:
         for _ in range(2):
             yield OutgoingMessage(b"", to=queue)
-            time.sleep(1.4)  # longer than the timeout together
+            time.sleep(1.4)  # longer than the time limit
 
     async with bide.connect(clock_url, timeout="1s") as client:
         assert (await client.publish_many(slow())).confirmed == 2
