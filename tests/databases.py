@@ -80,7 +80,7 @@ def postgresql_server() -> Iterator[DatabaseServer]:
         server = [binaries / "postgres", "-D", data, *options, "-c", f"unix_socket_directories={folder}"]
         url = f"postgresql://bide@127.0.0.1:{port}/postgres"
         # Without autocommit, CREATE DATABASE fails.
-        connect: Callable[[str], Any] = lambda url: psycopg.connect(url, autocommit=True)  # noqa: E731
+        connect: Callable[[str], Any] = lambda url: psycopg.connect(url, autocommit=True)  # noqa: E731 (as the other one)
         with _running(server, user, folder / "log", lambda: connect(url).close(), signal.SIGINT):
             yield DatabaseServer("postgresql", url, connect)
 
@@ -146,7 +146,7 @@ def _running(
             except (psycopg.Error, pymysql.MySQLError):
                 assert process.poll() is None, log.read_text(errors="replace")[-2000:]
                 assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
-                time.sleep(0.1)
+                time.sleep(0.1)  # a server that starts gives no event
         yield
     finally:
         process.send_signal(end)

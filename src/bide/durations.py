@@ -27,6 +27,14 @@ _ISO_DURATION: Final = re.compile(
     re.ASCII,
 )
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+LATEST: Final = datetime.max.replace(tzinfo=UTC)
+"""The first and the last time that Python can represent, in the years 1 and 9999."""
+
+LATEST_MILLISECOND: Final = 253_402_300_799_999
+""":data:`LATEST`, rounded down, in milliseconds since the Unix epoch."""
+
+MILLISECOND: Final = timedelta(milliseconds=1)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ACCEPTED_FORMS: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
 

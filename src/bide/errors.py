@@ -85,7 +85,7 @@ class BideError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an exception is unpickled by calling its class with the message alone; some classes need more.
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]  # not in typeshed
 
 
 class InvalidInputError(BideError, ValueError):

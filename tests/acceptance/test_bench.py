@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -15,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from bide.local_broker.installation import HOME_VARIABLE
+from tests.polling import wait_until, wait_while_running
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
 
@@ -83,20 +83,15 @@ def test_a_signal_ends_broker_and_job(rabbitmq: Rabbitmq) -> None:
     command = [sys.executable, "-m", "benchmarks", "sustained", "--rounds", "1", "--only", "Clock", *root]
     marked = dict([mark.split("=")])
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
-        deadline = time.monotonic() + TIMEOUT
-        while not any("-m benchmarks.suite" in one for one in commands_of(mark)):
-            assert process.poll() is None, "it ended before it was signalled"
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_while_running(
+            process, lambda: any("-m benchmarks.suite" in one for one in commands_of(mark)), "the job has started"
+        )
         process.terminate()
         _, complaints = process.communicate(timeout=TIMEOUT)
         assert process.returncode == 128 + signal.SIGTERM, complaints
     assert "Traceback" not in complaints
     # What a killed process has started may need a moment to notice.
-    deadline = time.monotonic() + TIMEOUT
-    while left := commands_of(mark):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    wait_until(lambda: not commands_of(mark), "all processes have ended")
 
 
 def commands_of(mark: str) -> list[str]:

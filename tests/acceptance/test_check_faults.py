@@ -21,9 +21,9 @@ from bide.check.plan import FAULTS, CheckPlan
 from bide.check.run import run_check
 from bide.check.site import clean_up, own_cluster, working_folder
 from bide.local_broker.processes import marked
-from tests.acceptance.test_local_broker import wait_until
 from tests.check_cases import found
 from tests.check_histories import SECOND
+from tests.polling import wait_until
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
 

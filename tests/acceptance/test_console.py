@@ -136,7 +136,7 @@ class Window:
         deadline = time.monotonic() + TIMEOUT
         while not self._chromium.evaluate(expression):
             assert time.monotonic() < deadline, (expression, self.text, self._chromium.complaints)
-            time.sleep(0.05)
+            time.sleep(0.05)  # a page gives no event for an expression
 
     @property
     def text(self) -> str:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -16,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.acceptance.test_cli import Program
+from tests.polling import wait_while_running
 from tests.spark.spark_processes import QUICK_JAVA
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
@@ -123,11 +123,7 @@ def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
 @pytest.mark.slow
 def test_a_demo_interrupted_during_the_audit_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
-    deadline = time.monotonic() + TIMEOUT
-    while not (demo.into / "tables" / "_checkpoint").exists():
-        assert process.poll() is None, "it ended before it was signalled"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_while_running(process, (demo.into / "tables" / "_checkpoint").exists, "the audit has begun")
     os.kill(process.pid, signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGTERM, stderr

@@ -117,7 +117,7 @@ def test_every_message_survives_killed_workers_and_a_broker_restart(rabbitmq: Ra
             if not restarted_at and len(ended) >= RESTART_BROKER_AT:
                 restarted_at = time.time()
                 broker.restart()
-            time.sleep(0.02)
+            time.sleep(0.02)  # between two looks at the progress
         assert not kills
         assert restarted_at
         assert endpoint.stop() == 0

@@ -27,7 +27,7 @@ app = bide.Endpoint("orders", retry=bide.Retry(delays=["1s"]), concurrency=2, dr
 @app.handler
 def block(message):
     print("inside", flush=True)
-    time.sleep(float(message.body))
+    time.sleep(float(message.body))  # the time that a message says
     print("handled", flush=True)
 
 app.serve(sys.argv[1], infrastructure=bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1)))

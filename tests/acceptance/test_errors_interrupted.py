@@ -13,6 +13,7 @@ import pytest
 
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ids_in, ready
+from tests.polling import wait_while_running
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -35,11 +36,7 @@ def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *argumen
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + TIMEOUT
-    while ready(vhost, "orders") < NUMBER // 10:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_while_running(process, lambda: ready(vhost, "orders") >= NUMBER // 10, "a tenth of the messages was sent")
     process.send_signal(number)
     out, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number

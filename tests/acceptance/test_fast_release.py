@@ -8,8 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 import bide
 from bide.local_broker import LocalBroker
+from tests.polling import wait_until
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
 
@@ -88,14 +88,6 @@ def commands() -> tuple[str, str]:
     sets, replaces = re.findall(r"^rabbitmqctl .+$", PAGE.read_text(), re.M)
     assert "1000" in sets
     return sets, replaces
-
-
-def wait_until(condition: Callable[[], bool], *, what: str) -> None:
-    """Wait for what the broker does, which has no event that could be waited for."""
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private: Private) -> None:

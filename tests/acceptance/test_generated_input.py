@@ -197,7 +197,7 @@ def shell(words: str, **options: object) -> subprocess.CompletedProcess[str]:
         errors="surrogateescape",
         timeout=TIMEOUT,
         check=False,
-        **options,  # type: ignore[call-overload]
+        **options,  # type: ignore[call-overload]  # options by name
     )
     return done
 

@@ -12,8 +12,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -25,16 +24,9 @@ from bide.errors import LocalBrokerError, ManagementApiError
 from bide.local_broker import LocalBroker, find_running
 from bide.local_broker.processes import marked
 from bide.local_broker.state import Pids, State
+from tests.polling import wait_until
 from tests.support import Rabbitmq, flush_declarations
 from tests.timeouts import TIMEOUT
-
-
-def wait_until(condition: Callable[[], bool], *, what: str, seconds: float = TIMEOUT) -> None:
-    """Wait for what another process does, which has no event that could be waited for."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
 
 
 def listening_addresses(pids: list[int]) -> dict[int, set[str]]:

@@ -20,7 +20,7 @@ from bide.local_broker import LocalBroker, LocalCluster, find_running
 from bide.local_broker.processes import marked
 from bide.local_broker.state import State
 from tests.acceptance.test_cli import COMMAND_LINE
-from tests.acceptance.test_local_broker import wait_until
+from tests.polling import wait_until
 from tests.support import Rabbitmq, flush_declarations
 from tests.timeouts import TIMEOUT
 

@@ -96,7 +96,7 @@ async def run_until(
         if now != last:
             last, deadline = now, time.monotonic() + TIMEOUT
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # between two looks at the progress
     process.send_signal(number)
     out, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
     return process.returncode, out, err

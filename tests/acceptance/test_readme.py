@@ -18,6 +18,7 @@ import bide
 from bide.delay.protocol import QueueTarget
 from bide.local_broker.cluster import attach
 from tests.acceptance.test_cli import Program
+from tests.polling import wait_until
 from tests.readme import (
     GETTING_STARTED,
     INSTALL,
@@ -33,7 +34,7 @@ from tests.readme import (
     shape,
     table,
 )
-from tests.spark.spark_processes import Counter, wait_until
+from tests.spark.spark_processes import Counter
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ async def until_count(client: bide.Client, reached: int) -> None:
         if now != last:
             last, deadline = now, time.monotonic() + TIMEOUT
         assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # between two looks at the progress
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ async def until_left(process: subprocess.Popen[str], store: Store, left: int) ->
         while count() > left:
             assert process.poll() is None
             assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # between two looks at the progress
 
 
 async def receive_all(client: bide.Client, due: dict[str, datetime]) -> Counter[str]:
@@ -157,7 +157,7 @@ async def while_progressing(count: Callable[[], int], is_done: Callable[[int], b
     deadline = time.monotonic() + max(0.0, (until - datetime.now(UTC)).total_seconds()) + TIMEOUT
     while not is_done(last):
         assert time.monotonic() < deadline, last
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause)  # between two looks at the progress
         if (now := count()) != last:
             last, deadline = now, max(deadline, time.monotonic() + TIMEOUT)
 

@@ -26,6 +26,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client.bulk.sync import BulkPublisher
 from bide.errors import BideError, InvalidInputError
 from tests.broker.dotnet import Transport
+from tests.polling import wait_until
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -68,7 +69,7 @@ class Publishers(threading.Thread):
             try:
                 client.publish(name, **target)
             except BideError:
-                time.sleep(0.01)
+                time.sleep(0.01)  # before the next attempt
             else:
                 self.sent.append(name)
                 return
@@ -216,11 +217,13 @@ class NetSenders(threading.Thread):
 
     def more(self, number: int) -> None:
         """Wait until more messages are confirmed."""
-        wanted, deadline = len(self.sent) + number, time.monotonic() + TIMEOUT
-        while len(self.sent) < wanted:
+        wanted = len(self.sent) + number
+
+        def are_confirmed() -> bool:
             assert self.error is None, self.error
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+            return len(self.sent) >= wanted
+
+        wait_until(are_confirmed, f"{number} more messages are confirmed")
 
     def stop(self) -> None:
         self._stopping.set()

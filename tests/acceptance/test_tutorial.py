@@ -8,8 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 import bide
 from bide.local_broker.cluster import attach
+from tests.polling import wait_until
 from tests.readme import Shell, blocks, commands_of, shape
 from tests.timeouts import TIMEOUT
 
@@ -35,13 +35,6 @@ def write_program(folder: Path, text: str) -> None:
     (folder / found[1]).write_text(text, encoding="utf-8")
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 class SecondShell:
     """A program that runs beside the commands, and what it prints."""
 
@@ -53,7 +46,7 @@ class SecondShell:
             )
 
     def wait_to_print(self, line: str) -> None:
-        wait_for(lambda: outline(line)[0] in outline(self.output.read_text()), line)
+        wait_until(lambda: outline(line)[0] in outline(self.output.read_text()), line)
 
     def stop(self) -> None:
         """Ctrl-C."""
@@ -120,11 +113,11 @@ def test_the_tutorials_on_a_broker_print_what_they_show(shell: Shell) -> None:
 def run_commands(shell: Shell, block: str) -> None:
     for command, shown in commands_of(block):
         if command == "bide errors groups":
-            wait_for(lambda: is_parked(shell), "the order is parked")
+            wait_until(lambda: is_parked(shell), "the order is parked")
         if command == "python shop.py":
             wait_for_gates(shell)
         if command.startswith("bide send '{"):
-            wait_for(lambda: exists(shell, "orders"), "the endpoint has declared its queue")
+            wait_until(lambda: exists(shell, "orders"), "the endpoint has declared its queue")
         printed = shell.paste(command)
         assert outline(printed) == outline(shown), f"{command}\n{printed}"
 

@@ -31,9 +31,9 @@ def prefetch(job: Job) -> Answer:
 
 def hang(job: Job) -> Answer:
     """Start another process, and never end."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # a child to kill
     Path(job.options["file"]).write_text(str(process.pid))
-    time.sleep(600)
+    time.sleep(600)  # longer than the limit of a case
     return Answer(values={})
 
 

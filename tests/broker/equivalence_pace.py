@@ -41,15 +41,15 @@ class RealTime:
         due = self._start + steps * self.fifth * 5 / 1000
         pause = due - self._loop.time()
         self.late = max(self.late, -pause)
-        await asyncio.sleep(max(pause, 0))
+        await asyncio.sleep(max(pause, 0))  # until the step is due
 
     async def quiet(self, count: Callable[[], int]) -> None:
         """See :class:`Pace`. What a queue holds comes in one go; only the start may take its time."""
         before = -1
-        await asyncio.sleep(self.fifth / 1000)
+        await asyncio.sleep(self.fifth / 1000)  # for the start
         while before != count():
             before = count()
-            await asyncio.sleep(self.fifth / 2000)
+            await asyncio.sleep(self.fifth / 2000)  # for more
 
 
 class VirtualTime:

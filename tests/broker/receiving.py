@@ -90,7 +90,7 @@ async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = TI
     deadline = time.monotonic() + seconds
     while not await what():
         assert time.monotonic() < deadline, f"still not so after {seconds} s"
-        await asyncio.sleep(step)
+        await asyncio.sleep(step)  # there is no event to wait for
 
 
 @contextmanager

@@ -39,7 +39,7 @@ async def publish_and_check(client: bide.Client, bad: dict[str, str], *, isolate
     good = fresh("good")
     await client.declare(bide.Topology(queues=[bide.Queue.quorum(good)]))
     await asyncio.gather(
-        *(client.publish(b"bad", delay="1s", isolated=isolated and "to" in bad, **bad) for _ in range(BAD))  # type: ignore[arg-type]
+        *(client.publish(b"bad", delay="1s", isolated=isolated and "to" in bad, **bad) for _ in range(BAD))  # type: ignore[arg-type]  # options by name
     )
     await asyncio.gather(*(client.publish(b"good", to=good, delay="1.2s") for _ in range(GOOD)))
     messages = await receive(client, good, GOOD)

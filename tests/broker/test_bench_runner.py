@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -17,8 +16,8 @@ from benchmarks.suite.results import Results
 from benchmarks.suite.runner import run
 from bide.errors import InvalidInputError
 from bide.local_broker.installation import HOME_VARIABLE
+from tests.polling import wait_until
 from tests.support import Rabbitmq
-from tests.timeouts import TIMEOUT
 
 WORK = "tests.broker.bench_work"
 ROOT = Path(__file__).parents[2]
@@ -174,10 +173,7 @@ def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path) -> None:
     results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
     assert results.failures == ["example, a: it was not done after 5 s"]
     # A killed process that is not a child gives no event of its end, so it is polled.
-    deadline = time.monotonic() + TIMEOUT
-    while is_at_work(int(file.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not is_at_work(int(file.read_text())), "the child has ended")
 
 
 def is_at_work(pid: int) -> bool:

@@ -147,11 +147,11 @@ async def test_every_result_belongs_to_its_message(client: bide.Client, queue: s
         (OutgoingMessage(b"", to=queue, headers={"x": math.nan}), "invalid", InvalidInputError),
         (OutgoingMessage(b"", to=queue, headers={"x": "y" * 200_000}), "invalid", InvalidInputError),
         (OutgoingMessage(b"", to=queue, headers={"x": [memoryview(b"x")]}), "invalid", InvalidInputError),
-        (OutgoingMessage(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]
-        (OutgoingMessage(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]
+        (OutgoingMessage(b"", to=queue, delay=["1s"]), "invalid", InvalidInputError),  # type: ignore[arg-type]  # wrong on purpose
+        (OutgoingMessage(b"", to=queue, mandatory=None), "invalid", InvalidInputError),  # type: ignore[arg-type]  # wrong on purpose
         (OutgoingMessage(json=_deep(), to=queue), "invalid", InvalidInputError),
         (OutgoingMessage(_UnencodableText(), to=queue), "invalid", InvalidInputError),
-        (OutgoingMessage(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]
+        (OutgoingMessage(b"", to=queue, delay="1s", isolated=[]), "invalid", InvalidInputError),  # type: ignore[arg-type]  # wrong on purpose
     ]
     each = await outcomes(client.publish_many(kinds[number % len(kinds)][0] for number in range(40 * len(kinds))))
     assert len(each) == 40 * len(kinds)
@@ -267,12 +267,12 @@ async def test_a_blocking_input_blocks_neither_its_messages_nor_the_event_loop(c
         for _ in range(12):
             given += 1
             yield OutgoingMessage(b"", to=queue)
-            time.sleep(0.2)
+            time.sleep(0.2)  # an input that is slower than the broker
 
     async def tick() -> None:
         nonlocal ticks
         while True:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # one turn of the loop
             ticks += 1
 
     await client.publish(b"", to=queue)
@@ -373,7 +373,7 @@ async def test_slow_inputs_and_callers_do_not_count_against_the_timeout(clock_ur
     def blocking() -> Iterator[OutgoingMessage]:
         for _ in range(2):
             yield OutgoingMessage(b"", to=queue)
-            time.sleep(1.4)
+            time.sleep(1.4)  # longer than the time limit
 
     async with bide.connect(clock_url, timeout="1s") as client:
         assert (await client.publish_many(slow())).confirmed == 2
@@ -462,7 +462,7 @@ async def test_an_input_cancelled_from_within_is_an_error(client: bide.Client, q
     async def messages() -> AsyncIterator[OutgoingMessage]:
         for message in [OutgoingMessage(b"", to=queue)] * 300:
             yield message
-        other = asyncio.create_task(asyncio.sleep(60))
+        other = asyncio.create_task(asyncio.sleep(60))  # cancelled below
         other.cancel()
         await other
 
@@ -538,7 +538,7 @@ async def test_closing_the_iteration_closes_the_input(client: bide.Client, queue
             while True:
                 yield OutgoingMessage(b"", to=queue)
         finally:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # an await while it is closed
             has_ended = True
 
     publishing = aiter(client.publish_many(messages(), window=100))
@@ -568,9 +568,9 @@ async def test_invalid_arguments_are_refused(client: bide.Client) -> None:
     with pytest.raises(InvalidInputError, match="window"):
         client.publish_many([], window=0)
     with pytest.raises(InvalidInputError, match="on_lost"):
-        client.publish_many([], on_lost="never")  # type: ignore[arg-type]
+        client.publish_many([], on_lost="never")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidInputError, match="iterable"):
-        await client.publish_many(3)  # type: ignore[arg-type]
+        await client.publish_many(3)  # type: ignore[arg-type]  # wrong on purpose
 
 
 async def test_a_missing_infrastructure_ends_the_bulk_publish(vhost: Vhost) -> None:
@@ -609,7 +609,7 @@ async def test_an_asynchronous_input_is_read_ahead_up_to_a_limit() -> None:
             return given >= wanted  # noqa: B023 (asked in this round alone)
 
         await eventually(reached)
-        for _ in range(100):
+        for _ in range(100):  # turns of the loop in which more could be asked for
             await asyncio.sleep(0)
         assert given == most
         for _ in range(most):

@@ -61,7 +61,7 @@ async def recorded(url: str, ids: dict[str, str]) -> dict[str, list[str]]:
 
 
 async def results_of(client: bide.Client, items: object) -> list[bide.PublishResult]:
-    found = [one async for one in client.publish_many(items)]  # type: ignore[arg-type]
+    found = [one async for one in client.publish_many(items)]  # type: ignore[arg-type]  # several kinds of items
     found.sort(key=lambda one: one.position)
     assert [one.position for one in found] == list(range(len(found)))
     return found
@@ -126,7 +126,7 @@ async def test_each_item_that_cannot_be_scheduled_is_a_result(vhost: Vhost) -> N
             "good": [str(results[6].schedule_id)]
         }
         with pytest.raises(BulkPublishError) as raised:
-            await client.publish_many(items)  # type: ignore[arg-type]
+            await client.publish_many(items)  # type: ignore[arg-type]  # several kinds of items
         assert (raised.value.report.confirmed, raised.value.report.invalid) == (1, 7)
 
 

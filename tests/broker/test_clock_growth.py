@@ -189,7 +189,7 @@ async def test_an_exchange_deleted_under_a_client_does_not_stop_its_messages(
     while exchange == "delivery" and not receiving.done():
         # But what reaches the new delivery exchange before its target is bound there is set aside.
         await resend(client, allow=["q"])
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # before the next attempt
     assert {message.body for message in await receiving} == {b"soon", b"later"}
     assert await exists(connection, bide.Topology([bide.Exchange(f"bide.v1.{exchange}")]))
 

@@ -29,6 +29,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.integrations import Delays, delays
 from bide.integrations.dramatiq import RabbitmqBroker, broker_url
+from tests.polling import wait_until
 from tests.relay_process import gate
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -78,7 +79,7 @@ class Application:
         make: Any = RabbitmqBroker if kind == "adapted" else rabbitmq.RabbitmqBroker
         self.broker: RabbitmqBroker = make(url=url, confirm_delivery=True, **options)
         self.abortable = Abortable(backend=self.aborts)
-        results = Results(backend=self.results)  # type: ignore[no-untyped-call]
+        results = Results(backend=self.results)  # type: ignore[no-untyped-call]  # dramatiq has no types here
         for middleware in (CurrentMessage(), results, self.abortable):
             self.broker.add_middleware(middleware)
 
@@ -99,14 +100,6 @@ class Application:
         """Ready messages in the queue, its delay queue, and its dead-letter queue."""
         counts: tuple[int, int, int] = self.broker.get_queue_message_counts(self.queue)
         return counts
-
-
-def until(what: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + TIMEOUT
-    while not what():
-        assert time.monotonic() < deadline, "still not so"
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["stock", "adapted"])
@@ -204,7 +197,7 @@ def test_a_message_out_of_retries_is_dead_lettered(application: Application) -> 
     with application.worker():
         actor.send_with_options(delay=50)
         labels = [label for label, _ in application.runs.many(3)]
-        until(lambda: application.counts() == (0, 0, 1))
+        wait_until(lambda: application.counts() == (0, 0, 1))
     assert labels == ["tried", "tried", [[], {"retries": 1, "max_retries": 1}]]
 
 
@@ -243,7 +236,7 @@ def test_an_old_message_is_skipped_when_it_is_due(application: Application) -> N
     actor = application.actor(application.runs.add, max_age=200)
     with application.worker():
         actor.send_with_options(args=("too old",), delay=300)
-        until(lambda: application.counts()[2] == 1)
+        wait_until(lambda: application.counts()[2] == 1)
     assert application.runs.is_empty
 
 
@@ -254,7 +247,7 @@ def test_a_message_of_an_unknown_actor_is_dead_lettered_when_it_is_due(applicati
     )
     with application.worker():
         application.broker.enqueue(message, delay=100)
-        until(lambda: application.counts() == (0, 0, 1))
+        wait_until(lambda: application.counts() == (0, 0, 1))
 
 
 def test_a_delayed_message_is_sent_over_a_new_connection(application: Application) -> None:
@@ -276,8 +269,8 @@ def test_no_worker_holds_messages_that_wait(application: Application, kind: Kind
         actor.send_with_options(args=("waits",), delay=3_600_000)
     with application.worker() as worker:
         held = WAITING if kind == "stock" else 0
-        until(lambda: worker.consumers[f"{application.queue}.DQ"].delay_queue.qsize() == held)
-        until(lambda: unacknowledged(vhost) == held)
+        wait_until(lambda: worker.consumers[f"{application.queue}.DQ"].delay_queue.qsize() == held)
+        wait_until(lambda: unacknowledged(vhost) == held)
         actor.send("runs")
         assert application.runs.next()[0] == "runs"
         assert unacknowledged(vhost) == held
@@ -333,7 +326,7 @@ def test_a_message_whose_retry_cannot_be_sent_is_dead_lettered(modest_url: str, 
     with adapted.worker():
         actor.send("body")
         assert adapted.runs.next()[0] == "body"
-        until(lambda: adapted.counts()[2] == 1)
+        wait_until(lambda: adapted.counts()[2] == 1)
     adapted.broker.close()
 
 
@@ -341,7 +334,7 @@ def test_a_delayed_message_arrives_as_it_was_sent(vhost: Vhost, release: tuple[i
     adapted = Application("adapted", vhost.idle_url, "work", max_priority=5)
     actor = adapted.actor(adapted.runs.add)
     sent = actor.send_with_options(args=("label",), delay=15, broker_priority=3)
-    until(lambda: adapted.counts()[0] == 1)
+    wait_until(lambda: adapted.counts()[0] == 1)
     method, properties, body = adapted.broker.channel.basic_get(adapted.queue)
     adapted.broker.close()
 

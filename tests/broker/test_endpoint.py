@@ -377,7 +377,7 @@ async def test_duplicates_within_the_window_are_handled_once(client: bide.Client
 
     @app.handler
     async def slowly(message: bide.Message) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # so that duplicates come meanwhile
         if message.message_id == "fails" and len([one for one in handled if one == "fails"]) < 1:
             handled.append("fails")
             raise ValueError("once")
@@ -621,7 +621,7 @@ async def test_invalid_settings_are_refused() -> None:
         ({"prefetch": 3}, "prefetch"),
     ]:
         with pytest.raises(InvalidInputError, match=what):
-            bide.Endpoint("q", **options)  # type: ignore[arg-type]
+            bide.Endpoint("q", **options)  # type: ignore[arg-type]  # wrong on purpose
     app = bide.Endpoint("q")
     app.handler(lambda message: None)
     with pytest.raises(InvalidInputError, match="already"):

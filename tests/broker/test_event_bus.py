@@ -181,7 +181,7 @@ async def test_failures_are_logged_with_their_place(
     async def raise_it(message: Message) -> None:
         if not cancelled:
             raise KeyError
-        other = asyncio.create_task(asyncio.sleep(60))
+        other = asyncio.create_task(asyncio.sleep(60))  # cancelled below
         other.cancel()
         await other
 
@@ -203,7 +203,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_only_its_event(client: 
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        await asyncio.sleep(10 * TIMEOUT)
+        await asyncio.sleep(10 * TIMEOUT)  # raises
 
     async with running(bus.run(cancel)):
         for name in ("one", "two"):
@@ -223,7 +223,7 @@ async def test_a_handler_that_ignores_cancellation_does_not_keep_the_bus_running
     async def go_on(message: Message) -> None:
         begun.release()
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(10 * TIMEOUT)
+            await asyncio.sleep(10 * TIMEOUT)  # until it is cancelled
 
     for _ in range(2):
         await bus.publish(b"x")
@@ -281,7 +281,7 @@ async def test_a_published_x_death_is_continued_only_below_4_0_1(
     """
     names = (await made(client, queue_type="classic", delay="10ms")).names
     expires = {"expiration": "10ms"} if reason == "expired" else {}
-    await client.publish(b"x", exchange=names.exchange, routing_key=names.queue, **expires)  # type: ignore[arg-type]
+    await client.publish(b"x", exchange=names.exchange, routing_key=names.queue, **expires)  # type: ignore[arg-type]  # options by name
     if reason == "rejected":
         async with client.consume(names.queue) as work:
             await (await next_of(work)).reject()

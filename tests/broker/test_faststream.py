@@ -292,7 +292,7 @@ async def test_delays_go_on_after_a_lost_connection(vhost: Vhost) -> None:
 def test_wrong_delays_are_refused() -> None:
     for delay in ("-1s", "soon", 5):
         with pytest.raises(InvalidDelayError):
-            delayed(delay)  # type: ignore[arg-type]
+            delayed(delay)  # type: ignore[arg-type]  # wrong on purpose
 
 
 # --- retries

@@ -159,4 +159,4 @@ async def test_the_span_of_a_delivery_links_to_that_of_the_schedule(
 
 async def test_observers_are_checked() -> None:
     with pytest.raises(InvalidInputError, match="give a list of"):
-        bide.Gate(allow=["*"], state="unused", observers=[asyncio])  # type: ignore[list-item]
+        bide.Gate(allow=["*"], state="unused", observers=[asyncio])  # type: ignore[list-item]  # wrong on purpose

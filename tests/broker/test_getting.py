@@ -165,7 +165,7 @@ async def test_a_purge_is_repeated_when_its_connection_is_lost(client: bide.Clie
     await filled(client, queue, 1)
     connection = await connection_of(client)
     purging = asyncio.create_task(client.purge(queue))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # sends the method
     connection.give_up(ConnectionLostError("the test cut it"))
     assert await purging in (0, 1)
     assert await client.message_count(queue) == 0
@@ -223,7 +223,7 @@ async def test_a_cancelled_block_requeues_the_message(client: bide.Client) -> No
     queue, _ = await dead_lettering(client)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1), (await got(client, queue)).process():
-            await asyncio.sleep(60)
+            await asyncio.sleep(60)  # until it is cancelled
     assert (await got(client, queue)).redelivered
 
 

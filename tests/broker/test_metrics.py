@@ -89,7 +89,7 @@ def event(kind: Kind, **values: object) -> Event:
         "started_at": now,
         "ended_at": now,
     }
-    return Event(**{**known, **values})  # type: ignore[arg-type]
+    return Event(**{**known, **values})  # type: ignore[arg-type]  # fields by name
 
 
 async def test_every_event_is_counted(client: bide.Client, metrics: Metrics, page: MetricsPage) -> None:
@@ -113,7 +113,7 @@ async def test_every_event_is_counted(client: bide.Client, metrics: Metrics, pag
             raise TimeoutError("not yet")
         if message.body == b"drop":
             raise KeyError("missing")
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # a time to measure
 
     async with running(app, client, recorder):
         await client.publish(b"good", to=queue, type="Pay", message_id="good")

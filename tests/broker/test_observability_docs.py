@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 import bide
-from tests.spark.spark_processes import wait_until
+from tests.polling import wait_until
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:

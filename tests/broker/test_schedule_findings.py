@@ -147,8 +147,7 @@ async def test_a_gate_with_a_wrong_clock_is_named(connection: Connection) -> Non
             while True:
                 record = Beat(gate="fast", leads=True, clock=now_ms() + 60_000, after=0, count=0)
                 await channel.publish(exchange=NAMES.gates, routing_key="0", values={}, body=encode(record))
-                # As often as gates do.
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # the interval of beats
 
         beating = asyncio.create_task(beat())
         try:
@@ -168,7 +167,7 @@ async def test_a_forged_beat_does_not_count(connection: Connection) -> None:
             while True:
                 record = Beat(gate="forged", clock=now_ms() + 60_000, after=0, count=0)
                 await channel.publish(exchange=NAMES.operations, routing_key="0", values={}, body=encode(record))
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # the interval of beats
 
         forging = asyncio.create_task(forge())
         try:

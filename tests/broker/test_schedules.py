@@ -155,7 +155,7 @@ async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost, v
             await client.cancel("k")
     found = await appended(vhost_connection, "k", 3)
     # It was repeated under the same id.
-    assert {one.request for one in found if isinstance(one, ChangeSchedule)} == {found[0].request}  # type: ignore[union-attr]
+    assert {one.request for one in found if isinstance(one, ChangeSchedule)} == {found[0].request}  # type: ignore[union-attr]  # this one is a schedule
 
 
 async def test_every_operation_is_recorded(log: Vhost, vhost_connection: Connection) -> None:

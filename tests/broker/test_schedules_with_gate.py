@@ -293,7 +293,7 @@ async def test_gates_that_come_and_go_leave_every_answer_true(vhost: Vhost, tmp_
             made = await client.schedule(key.encode(), key=key, to="reminders", delay="1500ms")
             assert made.due_time is not None
             aim = made.due_time + timedelta(milliseconds=number % 60 - 30)
-            await asyncio.sleep((aim - datetime.now(UTC)).total_seconds())
+            await asyncio.sleep((aim - datetime.now(UTC)).total_seconds())  # to cancel at the due time
             return key, (await client.cancel(key)).outcome
 
         running = asyncio.gather(*(one(number) for number in range(300)))

@@ -184,12 +184,12 @@ async def test_heartbeats_register_an_endpoint_and_keep_it_alive(
 
 async def test_other_layouts_refuse_audits_and_heartbeats(client: bide.Client) -> None:
     for options in ({"audit_queue": "audit"}, {"heartbeat_queue": "Particular.ServiceControl"}):
-        app = bide.Endpoint("orders", retry=NEVER, **options)  # type: ignore[arg-type]
+        app = bide.Endpoint("orders", retry=NEVER, **options)  # type: ignore[arg-type]  # options by name
         app.handler(lambda _: None)
         with pytest.raises(InvalidInputError, match=r"bide\.NServiceBus"):
             await app.run(client)
         with pytest.raises(InvalidInputError, match="own"):
-            bide.Endpoint("orders", **dict.fromkeys(options, "orders"))  # type: ignore[arg-type]
+            bide.Endpoint("orders", **dict.fromkeys(options, "orders"))  # type: ignore[arg-type]  # options by name
 
 
 @pytest.mark.parametrize("is_installed", [True, False])

@@ -124,7 +124,7 @@ def test_a_time_is_resolved_to_an_offset(
     fill(channel, "s", [b"early"] * 3)
     time.sleep(0.05)  # the broker's clock has milliseconds
     between = time.time_ns() // 1_000_000
-    time.sleep(0.05)
+    time.sleep(0.05)  # as above
     fill(channel, "s", [b"late"] * 3)
     with StreamLogs(address) as logs:
         assert logs.since("s", between) == 3

@@ -85,7 +85,7 @@ def test_the_calls_of_the_asynchronous_client_are_there(client: bide.SyncClient,
     assert client.infrastructure().name == "clock"
     assert client.url.vhost == vhost.name
     before = client.now()
-    assert client.publish("x", to=queue, delay="10ms").due >= before  # type: ignore[operator]
+    assert client.publish("x", to=queue, delay="10ms").due >= before  # type: ignore[operator]  # a delay has a due time
     assert client.now() >= before
     assert bodies(client, queue) == ["x"]
 

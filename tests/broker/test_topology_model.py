@@ -236,7 +236,7 @@ async def test_the_model_dead_letters_like_the_broker(vhost_url: str, release: t
                         (message_number(one), queue, one.routing_key, comparable(hops(one), release))
                         for one in await drain(channel, queue)
                     ]
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.02)  # before the next look
 
     assert sorted(found) == sorted(expected)
 

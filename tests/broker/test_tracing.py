@@ -103,7 +103,7 @@ async def test_an_undelayed_message_is_handled_in_the_trace_of_its_sender(clock_
     @app.handler(type="async")
     async def here(message: bide.Message) -> None:
         with spans.tracer.start_as_current_span("work"):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # others run meanwhile
 
     @app.handler(type="plain")
     def in_a_thread(message: bide.Message) -> None:

@@ -221,4 +221,4 @@ class _Pair:
 
     async def _slow_down(self, size: int) -> None:
         if self._proxy.rate is not None:
-            await asyncio.sleep(size / self._proxy.rate)
+            await asyncio.sleep(size / self._proxy.rate)  # the time on a slow network

@@ -85,7 +85,7 @@ async def test_reading_a_growing_record_ends(vhost: Vhost) -> None:
         async def go_on() -> None:
             while True:
                 await other.ids(["one"])
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)  # a steady stream of records
 
         growing = asyncio.create_task(go_on())
         try:

@@ -57,7 +57,7 @@ async def test_a_killed_broker_delivers_waiting_messages_after_its_restart(own_b
         await asyncio.to_thread(flush_declarations, own_broker)
         await asyncio.to_thread(own_broker.kill)
         due = sorted(receipt.due for receipt in receipts if receipt.due is not None)
-        await asyncio.sleep((due[len(due) // 2] - datetime.now(UTC)).total_seconds())
+        await asyncio.sleep((due[len(due) // 2] - datetime.now(UTC)).total_seconds())  # until half are due
         await asyncio.to_thread(own_broker.restart)
         # The client notices, connects again, and what is published now arrives as well.
         await client.publish(b"after", to=queue, delay="1s")

@@ -50,7 +50,7 @@ async def test_a_stalled_broker_does_not_use_up_the_channels(
         await eventually(works)
         connection = await connection_of(client)
         # What was bound for these messages has to be bound again for the next.
-        await asyncio.sleep(1.5 * rebind_after.total_seconds())
+        await asyncio.sleep(1.5 * rebind_after.total_seconds())  # past the time after which it binds again
         proxy.stall()
         failed: Counter[str] = Counter()
         for _ in range(4):

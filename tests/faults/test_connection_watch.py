@@ -74,7 +74,7 @@ async def test_a_publish_during_the_loss_is_sent_and_the_change_is_reported(prox
         for number in range(1, 6):
             proxy.deaf = True
             publishing = asyncio.create_task(client.publish(b"", to=queue))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # sends the message
             proxy.deaf = False
             proxy.cut()
             await asyncio.wait_for(publishing, TIMEOUT)

@@ -205,7 +205,7 @@ async def test_a_queue_that_is_deleted_under_an_endpoint_is_an_error(vhost: Vhos
             while is_late and not processed.done():
                 # The machine is slow: what was due before the queue was back is set aside.
                 await resend(client, allow=[QUEUE])
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # before the next attempt
             await processed
         assert recorder.kinds() == ["retried", "processed"]
 

@@ -54,7 +54,7 @@ class Publishing:
             except BideError as error:
                 self.errors.append(error)
             self.confirmed.append(clock())
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # twenty publishes a second
 
     @property
     def longest_gap(self) -> float:
@@ -96,7 +96,7 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: LocalCluste
     fail, restore = FAULTS[fault]
     try:
         await asyncio.to_thread(fail, nodes, victim)
-        await asyncio.sleep(OUTAGE)
+        await asyncio.sleep(OUTAGE)  # the outage itself
     finally:
         await asyncio.to_thread(restore, nodes, victim)
     await asyncio.sleep(3)  # publishing after the fault

@@ -372,7 +372,7 @@ async def test_repeated_cuts_while_declaring_end_with_the_timeout(vhost: Vhost, 
         async def cut() -> None:
             while not stop.is_set():
                 proxy.on_method[QUEUE_BIND] = "before"
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.001)  # so that each binding is cut
 
         cutting = asyncio.create_task(cut())
         accepted, started = proxy.accepted, asyncio.get_running_loop().time()

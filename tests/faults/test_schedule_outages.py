@@ -41,7 +41,7 @@ async def cancel_when_due(client: bide.Client, url: str, faults: Sequence[Callab
             made = await client.schedule(key, key=key, to=QUEUE, delay="300ms")
             assert made.due_time is not None
             aim = made.due_time + timedelta(milliseconds=number % 60 - 30)
-            await asyncio.sleep((aim - datetime.now(UTC)).total_seconds())
+            await asyncio.sleep((aim - datetime.now(UTC)).total_seconds())  # to cancel at the due time
             outcome = (await client.cancel(key)).outcome
         async with changed:
             done += 1
@@ -133,14 +133,14 @@ async def test_schedules_that_are_confirmed_while_leaders_change_are_in_the_log(
             key = f"{name}-{number}"
             await client.schedule(key, key=key, to=QUEUE, delay="1h")
             await confirm(key)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # a steady stream of schedules
 
     async def many() -> AsyncIterator[bide.OutgoingSchedule]:
         for number in itertools.count():
             if stopping.is_set():
                 return
             yield bide.OutgoingSchedule("", key=f"many-{number}", to=QUEUE, delay="1h")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a steady stream of schedules
 
     async def schedule_many(client: bide.Client) -> None:
         async for result in client.publish_many(many()):
@@ -163,7 +163,7 @@ async def test_schedules_that_are_confirmed_while_leaders_change_are_in_the_log(
             await is_confirmed(len(confirmed) + COUNT)
             # What is sent to leaders on this node now is in flight when another node gets to lead.
             await asyncio.to_thread(node.pause)
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # for records on their way
             await asyncio.to_thread(node.kill)
             await is_confirmed(len(confirmed) + COUNT)
             await asyncio.to_thread(node.restart)

@@ -56,8 +56,8 @@ def fold(fault: str | None, state: ScheduleMemory, partition: int, zone_error: i
     """The fold with a fault."""
     kind = _FOLDS.get(fault or "", ScheduleFold)
     made = kind(state, partition)
-    made.zone_error = zone_error  # type: ignore[attr-defined]
-    made.claimed_here = set()  # type: ignore[attr-defined]
+    made.zone_error = zone_error  # type: ignore[attr-defined]  # an attribute of the faults
+    made.claimed_here = set()  # type: ignore[attr-defined]  # an attribute of the faults
     return made
 
 

@@ -126,7 +126,7 @@ class Race:
                 await slots.acquire()
                 # A pause that was too long is not made up for: the machine is busy then.
                 next_at = max(next_at + 1 / self._plan.rate, loop.time())
-                await asyncio.sleep(next_at - loop.time())
+                await asyncio.sleep(next_at - loop.time())  # the rate of the plan
                 if number in kill_at:
                     tasks.create_task(self._kill_broker())
                 tasks.create_task(self._race(number)).add_done_callback(lambda _: slots.release())
@@ -140,7 +140,7 @@ class Race:
             first = made.id
             assert made.due_time is not None
             aim = made.due_time.timestamp() + self._aims[partition_of(key)] + rng.uniform(-_SPREAD, _SPREAD)
-            await asyncio.sleep(aim - datetime.now(UTC).timestamp())
+            await asyncio.sleep(aim - datetime.now(UTC).timestamp())  # the moment to change it
             begun = asyncio.get_running_loop().time()
             second: str | None = None
             if what == "cancel":
@@ -191,7 +191,7 @@ class Race:
 
     async def _kill_gates(self) -> None:
         while True:
-            await asyncio.sleep(self._plan.gate_kill_every * self._rng.uniform(0.5, 1.5))
+            await asyncio.sleep(self._plan.gate_kill_every * self._rng.uniform(0.5, 1.5))  # until the next kill
             self._rng.choice(self._gates).kill()
 
     async def _kill_broker(self) -> None:

@@ -14,7 +14,7 @@ _REPORT_EVERY = 60.0
 
 
 def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
+    print(text, flush=True)  # noqa: T201 (a program)
 
 
 def main() -> int:

@@ -62,7 +62,7 @@ class DirectedHistory(Simulation):
         for _ in range(_MOST_LOOKS):
             if condition():
                 return
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_LOOK_EVERY)  # in virtual time
         raise AssertionError("what this history needs does not happen")
 
     async def leader_and_other(self) -> tuple[Process, Process]:
@@ -95,7 +95,7 @@ class DirectedHistory(Simulation):
             with suppress(ScheduleLogError):
                 await self.client.schedule(body, key=self.keys[key], to="open", delay=delay)
                 return
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # in virtual time
 
     async def fill(self, until: Callable[[], bool]) -> None:
         """Append schedules that replace each other."""
@@ -103,7 +103,7 @@ class DirectedHistory(Simulation):
         while not until():
             await self.add(f"filling {number} ".ljust(self.body_size), key=0, delay="10m")
             number += 1
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_LOOK_EVERY)  # in virtual time
         await self.client.cancel(self.keys[0])
 
     async def end_segment(self) -> None:
@@ -221,7 +221,7 @@ class StaleLeader(DirectedHistory):
         ended = self.last
         await self.fill(lambda: begun < self.log.first_offset < ended)
         self.world.loop.thaw(leader.calls)
-        await asyncio.sleep(10)
+        await asyncio.sleep(10)  # in virtual time: the leader reads on
 
 
 class SameMoment(DirectedHistory):

@@ -91,9 +91,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             return handle
         return super().call_soon(callback, *args, context=context)
 
-    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]  # without the types of the arguments
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override]  # without the types of the arguments
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See :class:`asyncio.AbstractEventLoop`."""
@@ -120,7 +120,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         while process.waiting:
             process.waiting.popleft()()
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]  # without the types of the arguments
         """See :class:`asyncio.AbstractEventLoop`."""
         future = self.create_future()
         try:

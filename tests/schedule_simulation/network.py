@@ -173,7 +173,7 @@ class Network:
         self, factory: Callable[[], AnyProtocol], host: str, port: int, *, loop: asyncio.AbstractEventLoop, context: Any
     ) -> AnyProtocol:
         """Open a link."""
-        await asyncio.sleep(self._latency * self._rng.random())
+        await asyncio.sleep(self._latency * self._rng.random())  # in virtual time
         if self.is_dead:
             raise ConnectionRefusedError("the process is dead")
         protocol = factory()

@@ -195,7 +195,7 @@ class Simulation:
             try:
                 await process.gate.run()
             except (ConnectionLostError, BrokerUnreachableError):
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)  # in virtual time
             else:
                 return
 
@@ -297,7 +297,7 @@ class Simulation:
             process.is_connected = True
             running = set[asyncio.Task[None]]()
             for place in range(self.operations // 3):
-                await asyncio.sleep(rng.random() * self.pause)
+                await asyncio.sleep(rng.random() * self.pause)  # in virtual time
                 if len(running) > 5:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 task = asyncio.create_task(self.operate(client, rng, f"{number}.{place}"))
@@ -324,7 +324,7 @@ class Simulation:
             key, delay = rng.choice(self.rare_keys), rng.random() * 60
         await self.call(client, rng, name, what, key, version, delay)
         if self.is_aimed and what in ("schedule", "move"):
-            await asyncio.sleep(max(delay + rng.uniform(-0.01, 0.03), 0))
+            await asyncio.sleep(max(delay + rng.uniform(-0.01, 0.03), 0))  # in virtual time
             change = rng.choice(("cancel", "cancel", "move", "pause", "schedule"))
             await self.call(client, rng, f"{name}a", change, key, None, rng.random() * self.span)
 
@@ -383,7 +383,7 @@ class Simulation:
             operation.error = error
             if isinstance(error, ScheduleLogError):
                 # An application that is refused tries again later.
-                await asyncio.sleep(rng.random() * 5)
+                await asyncio.sleep(rng.random() * 5)  # in virtual time
         except BideError as error:
             self.problems.append(f"{what} of {key} raised {error!r}")
         operation.ended = len(self.world.history)
@@ -412,7 +412,7 @@ class Simulation:
         await asyncio.wait(working)
         for one in working:
             one.result()
-        await asyncio.sleep(self.rng.choice((0.0, 5.0, 30.0)))
+        await asyncio.sleep(self.rng.choice((0.0, 5.0, 30.0)))  # in virtual time
         await self.calm()
 
     async def calm(self) -> None:
@@ -433,7 +433,7 @@ class Simulation:
         async with bide.connect(world.network().url, declare=False, timeout="20s") as client:
             for _ in range(self.rest_within // 5):
                 await self.resume_all(client)
-                await asyncio.sleep(5)
+                await asyncio.sleep(5)  # in virtual time
                 if self.is_at_rest():
                     break
             else:

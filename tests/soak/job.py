@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import IO, Any, Final, Self
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -132,7 +132,7 @@ class Job:
             if found:
                 self._spark.sparkContext.cancelJobGroup(group)
             else:
-                time.sleep(0.005)
+                time.sleep(0.005)  # Spark has no event for a job that begins
         self._say("cancelled", name, active=found)
 
     def _look(self) -> None:

@@ -29,6 +29,7 @@ _PATIENT: Final = 1 / 3
 _LONGEST_WAIT: Final = 600.0
 _BUSY_WITHIN: Final = 15.0
 _LOOK_EVERY: Final = 0.02
+"""Seconds between two looks at files that the job writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class _Stream(SimpleDataSourceStreamReader):
     def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[Any, ...]], dict[str, int]]:
         return iter(()), {"offset": start["offset"] + 1}
 
-    def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
+    def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[Any, ...]]:  # noqa: N802 - as above
         return iter(())
 
 
@@ -50,7 +50,7 @@ class _Empty(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         return _Batch()
 
-    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: N802
+    def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:  # noqa: N802 - as above
         return _Stream()
 
 

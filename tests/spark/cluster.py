@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from tests.polling import wait_until
 from tests.spark import commands
-from tests.spark.spark_processes import QUICK_JAVA, wait_until
+from tests.spark.spark_processes import QUICK_JAVA
 
 WORKERS: Final = 2
 BIN: Final = Path(sys.executable).parent

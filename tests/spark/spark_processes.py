@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import bide
 from tests.broker.receiving import connection_of, ready
+from tests.polling import wait_until
 from tests.soak import processes
 from tests.timeouts import TIMEOUT
 
@@ -112,14 +112,6 @@ def started(
             yield program
         finally:
             program.kill()
-
-
-def wait_until(is_so: Callable[[], bool], what: str, *, seconds: float = TIMEOUT) -> None:
-    """Poll until a condition holds."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, f"still not so after {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 class Counter:

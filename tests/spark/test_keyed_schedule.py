@@ -102,15 +102,15 @@ def test_the_key_changes_the_message_id(spark: SparkSession) -> None:
     ("column", "expected"),
     [
         ("'a'", r"a \(2 times\)"),
-        ("cast(null as string)", r"null \(1 times\)"),
-        ("''", r"an empty text \(1 times\)"),
+        ("cast(null as string)", "null"),
+        ("''", "an empty text"),
         ("repeat('é', 128)", r"é{40}\.\.\. \(256 bytes, the limit is 255\)"),
         ("'a\\tb'", r"'a\\tb' \(which has control characters\)"),
     ],
 )
 def test_invalid_and_repeated_keys_are_refused(spark: SparkSession, column: str, expected: str) -> None:
     rows = spark.sql(f"select 'a' as customer, now() as due union all select {column}, now()")
-    with pytest.raises(InvalidRowError, match=f"'customer' has values that are not unique, valid keys: {expected}$"):
+    with pytest.raises(InvalidRowError, match=rf"values that are not unique, valid keys: {expected}\. Correct"):
         survey(rows, plan_for("amqp://localhost:1", "orders"), now=NOW)
 
 

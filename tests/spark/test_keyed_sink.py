@@ -20,8 +20,9 @@ from bide.spark.rows import Rows
 from bide.spark.sending import Sent, SinkPlace, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.schedule_log import gating
+from tests.polling import wait_until
 from tests.spark.receiving import drain, new_queue
-from tests.spark.spark_processes import kill_python_workers, wait_until
+from tests.spark.spark_processes import kill_python_workers
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -60,7 +61,7 @@ async def meddle(client: bide.Client) -> tuple[set[str], dict[str, str]]:
     assert 0 < len(waiting) < ROWS, "the kill came in the middle"
     await client.cancel_scheduled(prefix="c")
     others = [bide.OutgoingSchedule(b"", key=key, to="q", deliver_at=DUE) for key in waiting if key[0] == "r"]
-    replaced = {one.message.key: str(one.schedule_id) async for one in client.publish_many(others)}  # type: ignore[union-attr]
+    replaced = {one.message.key: str(one.schedule_id) async for one in client.publish_many(others)}  # type: ignore[union-attr]  # all are schedules
     assert replaced
     return {key for key in waiting if key[0] == "c"}, replaced
 
@@ -237,7 +238,9 @@ def test_rows_without_a_valid_key_or_a_time_fail_the_task_or_are_rejected(
     writer = frame.write.format("rabbitmq").mode("append").options(url=vhost.url, queue="q")
     with pytest.raises(Exception, match=InvalidRowError.__name__) as raised:
         writer.save()
-    assert "4 cannot be sent, and nothing was sent: row 1: the column key is null" in str(raised.value)
+    assert "4 of the rows 0 to 4 of this partition cannot be sent, and nothing was sent: row 1: the column key " in str(
+        raised.value
+    )
     writer.options(rejects=str(tmp_path / "rejects")).save()
     rejected = spark.read.parquet(str(tmp_path / "rejects"))
     assert {(one["value"], one["reject_status"]) for one in rejected.collect()} == {(x, "invalid") for x in "bcde"}

@@ -218,7 +218,7 @@ def test_the_command_plans_flows_and_writes_tables(
         "all": 7 * 180_000 + 180_000,
     }
     written = spark.read.parquet(f"{out}/clock/levels")
-    assert written.where("level = 'all'").selectExpr("sum(hops)").first()[0] == pytest.approx(360_000)  # type: ignore[index]
+    assert written.where("level = 'all'").selectExpr("sum(hops)").first()[0] == pytest.approx(360_000)  # type: ignore[index]  # there is a row
     assert run([*command, "--layout", "clock"]) == 0
     text = capsys.readouterr().out
     assert "360,000 messages, 360.0 MB of bodies" in text

@@ -25,8 +25,9 @@ from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_error_queues import park
+from tests.polling import wait_until
 from tests.spark.receiving import drain, rest
-from tests.spark.spark_processes import LOCAL, Counter, started, wait_until
+from tests.spark.spark_processes import LOCAL, Counter, started
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:

@@ -56,7 +56,7 @@ async def busy(url: str, stream: str) -> AsyncIterator[None]:
         async def go_on() -> None:
             while True:
                 await client.publish("new", to=stream)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # a steady stream of messages
 
         coming = asyncio.create_task(go_on())
         try:

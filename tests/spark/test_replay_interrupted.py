@@ -21,8 +21,9 @@ from bide.error_queues import AuditRecord, read_audit
 from bide.pipelines.replay.from_audit import Choices
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
+from tests.polling import wait_until
 from tests.spark.receiving import drain, rest
-from tests.spark.spark_processes import LOCAL, Counter, wait_until
+from tests.spark.spark_processes import LOCAL, Counter
 from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import Shop, fill, shop
 from tests.timeouts import TIMEOUT

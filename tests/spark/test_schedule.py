@@ -171,7 +171,7 @@ def test_bad_columns_and_duplicate_ids_are_refused(spark: SparkSession) -> None:
         survey(timed, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
     for value, expected in (("''", "an empty text"), ("cast(null as string)", "null")):
         one = timed.where("body = 'x'").selectExpr("body", "due", f"{value} as id")
-        with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {expected} \(1 times\)"):
+        with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {expected}\."):
             survey(one, plan_for("amqp://localhost", "orders", id_column="id"), now=NOW)
 
 
@@ -408,7 +408,7 @@ def test_invalid_command_lines_are_refused(
     assert schedule(past, "--to", full, *where, "--part-rows", 100, "--past", "send") == 1
     error = capsys.readouterr().err
     assert error.startswith(
-        "bide: of the last 10 messages 9 were not confirmed (1 confirmed, 9 refused): row 1, message id "
+        "bide: 9 of the last 10 messages were not confirmed (1 confirmed, 9 refused): row 1, message id "
     )
     assert error.count("\n") == 1
 

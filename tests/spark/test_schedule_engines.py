@@ -141,7 +141,7 @@ def compare(spark: SparkSession, path: Path, plan: SchedulePlan, zone: str = "UT
     columns[DIGEST] = found.digests
     columns["part"] = parts_of(found.digests, 7)
     actual = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    order: Callable[[dict[str, Any]], Any] = lambda row: (row[DIGEST], str(row))  # noqa: E731
+    order: Callable[[dict[str, Any]], Any] = lambda row: (row[DIGEST], str(row))  # noqa: E731 (short)
     for one, other in zip(sorted(actual, key=order), sorted(expected, key=order), strict=True):
         value = other["value"]
         assert one == {**other, "value": bytes(value) if isinstance(value, bytearray) else value}

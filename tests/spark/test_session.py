@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,8 @@ import pytest
 from bide.cli.app import run
 from bide.errors import BideError
 from bide.pipelines.session import spark_errors
-from tests.spark.spark_processes import LOCAL, wait_until
+from tests.polling import wait_until, wait_while_running
+from tests.spark.spark_processes import LOCAL
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -51,11 +51,12 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
         text=True,
         start_new_session=True,
     )
-    deadline = time.monotonic() + TIMEOUT
-    while not any(program.startswith("java") for program in programs_of(process.pid)):
-        assert process.poll() is None, "it ended before it could be interrupted"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_while_running(
+        process,
+        lambda: any(program.startswith("java") for program in programs_of(process.pid)),
+        "the JVM has started",
+        step=0.01,
+    )
     os.killpg(process.pid, signal.SIGINT)
     try:
         # To the end of what it says: a process that was left would hold on to the pipe.

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.conftest import clock_url
+from tests.polling import wait_until
 from tests.spark.receiving import drain, new_queue
-from tests.spark.spark_processes import QUICK_JAVA, Counter, kill_python_workers, started, wait_until
+from tests.spark.spark_processes import QUICK_JAVA, Counter, kill_python_workers, started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

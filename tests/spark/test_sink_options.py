@@ -79,7 +79,7 @@ def test_a_foreign_user_id_fails_only_its_own_row(spark: SparkSession, clock_url
     frame = spark.range(0, 10, 1, 1).selectExpr(
         "cast(id as string) as value", "concat('m-', id) as message_id", f"if(id = 4, 'another', '{USER}') as user_id"
     )
-    with pytest.raises(PySparkException, match="of the last 10 messages 1 were not confirmed") as caught:
+    with pytest.raises(PySparkException, match="1 of the last 10 messages were not confirmed") as caught:
         writer(frame, clock_url, queue=queue).save()
     assert "row 4, message id m-4, failed" in str(caught.value)
     assert "user_id" in str(caught.value)

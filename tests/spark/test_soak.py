@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import wait_until
 from tests.soak import processes
 from tests.soak.account import Account
-from tests.spark.spark_processes import wait_until
 from tests.support import Rabbitmq
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,9 @@ from bide.spark.offsets import document
 from bide.spark.source import LIMITS
 from bide.streams.log import Address
 from tests import stream_publisher
+from tests.polling import wait_until
 from tests.spark.streams import Streams
 from tests.support import RawText, stream_port
-from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,9 +38,9 @@ def values(frame: DataFrame) -> list[str]:
 
 def moment() -> int:
     """A time in milliseconds between stored and later messages, since the broker's clock has milliseconds."""
-    time.sleep(0.05)
+    time.sleep(0.05)  # tens of milliseconds after the stored ones
     between = time.time_ns() // 1_000_000
-    time.sleep(0.05)
+    time.sleep(0.05)  # and before the later ones
     return between
 
 
@@ -335,9 +334,9 @@ def test_a_running_query_reads_new_messages(streams: Streams, tmp_path: Path) ->
         .start()
     )
     try:
-        until(lambda: query.lastProgress is not None)
+        wait_until(lambda: query.lastProgress is not None)
         streams.fill("s", range(3))
-        until(lambda: streams.spark.table("running").count() == 3)
+        wait_until(lambda: streams.spark.table("running").count() == 3)
         assert values(streams.spark.table("running")) == ["0", "1", "2"]
     finally:
         query.stop()
@@ -363,12 +362,12 @@ def test_a_failed_first_batch_is_repeated_from_its_start(streams: Streams, tmp_p
         )
 
     died = start()
-    until(lambda: not died.isActive)
+    wait_until(lambda: not died.isActive)
     assert attempts == [[]]
     streams.fill("s", ["1", "2"])
     query = start()
     try:
-        until(lambda: ["1", "2"] in attempts)
+        wait_until(lambda: ["1", "2"] in attempts)
     finally:
         query.stop()
     assert [one for one in attempts if one] == [["1", "2"]]
@@ -392,7 +391,7 @@ def test_a_failed_batch_is_repeated_unchanged(streams: Streams, tmp_path: Path) 
             .foreachBatch(write)
             .start()
         )
-        until(partial(stopped, query))
+        wait_until(partial(stopped, query))
         streams.fill("s", ["3"])
     assert attempts == [(0, ["1", "2"]), (0, ["1", "2"]), (1, ["3"])]
 
@@ -417,13 +416,6 @@ def test_a_checkpoint_of_version_1_is_continued(streams: Streams, tmp_path: Path
 
 def stopped(query: StreamingQuery) -> bool:
     return not query.isActive
-
-
-def until(condition: Callable[[], Any], seconds: float = TIMEOUT) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_filters_read_only_what_they_select(streams: Streams) -> None:

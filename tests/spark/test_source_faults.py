@@ -145,7 +145,7 @@ def publish(broker: LocalBroker, numbers: range) -> None:
             except ChannelClosedByBroker:
                 # Just started, it has no leader for the stream yet.
                 assert time.monotonic() < deadline
-                time.sleep(0.1)
+                time.sleep(0.1)  # before the next attempt
         fill(channel, numbers)
 
 
@@ -154,7 +154,7 @@ def until(query: StreamingQuery, condition: Callable[[], bool]) -> None:
     while not condition():
         assert query.isActive, str(query.exception())
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(0.05)  # there is no event to wait for
 
 
 def test_lost_messages_fail_the_query_until_allowed(

@@ -174,7 +174,7 @@ class _Flow:
         async with asyncio.TaskGroup() as group:
             publishes = []
             for number in range(count):
-                await asyncio.sleep(start + (number + self._chance.random()) / rate - time.monotonic())
+                await asyncio.sleep(start + (number + self._chance.random()) / rate - time.monotonic())  # the rate
                 delay = self._chance.randint(SHORTEST // self._step, LONGEST // self._step) * self._step
                 self._due.append(time.monotonic() + delay.total_seconds())
                 publish = self._client.publish(str(number), to=self._queue, delay=delay)
@@ -185,7 +185,7 @@ class _Flow:
         milliseconds: list[float] = []
         async with self._client.consume(self._queue) as messages:
             async for message in messages:
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # of the receiver, as given
                 milliseconds.append((time.monotonic() - self._due[int(message.body)]) * 1_000)
                 await message.ack()
                 if len(milliseconds) == count:

@@ -32,7 +32,7 @@ async def test_50_ms_more_in_the_encoder_is_too_late(vhost: Vhost, monkeypatch: 
     encode = Encoder.encode
 
     def encode_slowly(*args: Any, **options: Any) -> Any:
-        time.sleep(ADDED.total_seconds())
+        time.sleep(ADDED.total_seconds())  # the lateness to detect
         return encode(*args, **options)
 
     monkeypatch.setattr(Encoder, "encode", encode_slowly)

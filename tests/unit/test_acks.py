@@ -112,7 +112,7 @@ async def test_acks_are_collected_for_the_ack_delay(monkeypatch: pytest.MonkeyPa
     sender.expect(100)
     for tag in range(1, 11):
         sender.add(tag)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop for each
     assert not sent
     # The loop runs a timer that is due within the resolution of its clock, one turn after it has looked at the clock.
     now += ACK_DELAY
@@ -129,7 +129,7 @@ async def test_acks_of_a_quarter_of_the_prefetch_are_sent_at_once(prefetch: int,
     for tag in range(1, most + 3):
         sender.add(tag)
     assert not sent
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # the turn in which it sends
     assert [struct.unpack(">QB", payload[4:]) for payload in sent] == [(most + 2, True)]
 
 

@@ -48,15 +48,15 @@ def test_a_number_is_refused_with_the_text_in_seconds(call: Call, value: object)
 async def test_consumers_refuse_numbers_too() -> None:
     async with bide.testing.broker() as broker, broker.connect() as client:
         with pytest.raises(InvalidInputError, match="give '5s'"):
-            client.consume("q", timeout=5)  # type: ignore[arg-type]
+            client.consume("q", timeout=5)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_the_thread_of_a_synchronous_client_refuses_them_too() -> None:
     with bide.testing.MemoryBroker() as broker, broker.connect_sync() as client:
         with pytest.raises(InvalidInputError, match="give '5s'"):
-            client.wait_for(client.client.release(), timeout=5)  # type: ignore[arg-type]
+            client.wait_for(client.client.release(), timeout=5)  # type: ignore[arg-type]  # wrong on purpose
         with pytest.raises(TimeoutError):
-            client.wait_for(asyncio.sleep(TIMEOUT), timeout="10ms")
+            client.wait_for(asyncio.sleep(TIMEOUT), timeout="10ms")  # never ends in time
 
 
 def test_the_command_line_refuses_them_too(capsys: pytest.CaptureFixture[str]) -> None:

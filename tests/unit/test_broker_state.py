@@ -166,10 +166,10 @@ def test_a_process_is_paused_between_sigstop_and_sigcont() -> None:
         assert not is_paused(program.pid)
         program.send_signal(signal.SIGSTOP)
         while not is_paused(program.pid):
-            time.sleep(0.01)
+            time.sleep(0.01)  # a signal takes effect a moment later
         program.send_signal(signal.SIGCONT)
         while is_paused(program.pid):
-            time.sleep(0.01)
+            time.sleep(0.01)  # a signal takes effect a moment later
         program.kill()
         program.wait(timeout=TIMEOUT)
         assert not is_paused(program.pid)

@@ -25,7 +25,7 @@ async def test_a_cancelled_caller_still_waits_for_the_handler_to_clean_up() -> N
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # an await after the cancellation
                 steps.append("ended")
 
     waiting = asyncio.create_task(outcome_apart(handler, None))
@@ -46,7 +46,7 @@ def test_a_handler_that_calls_exit_leaves_no_unretrieved_exception(caplog: pytes
         async def handler(_: object) -> None:
             try:
                 begun.set()
-                await asyncio.sleep(0 if when == "at once" else 60)
+                await asyncio.sleep(0 if when == "at once" else 60)  # until it is cancelled
             finally:
                 sys.exit(3)
 

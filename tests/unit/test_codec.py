@@ -39,7 +39,7 @@ FRAME_MAX = 131_072
 
 texts = st.text(max_size=20)
 names = st.text(alphabet=st.characters(codec="utf-8"), max_size=60)
-moments = st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001 (the zone is added)
     lambda moment: moment.replace(microsecond=0)
 )
 decimals = st.builds(
@@ -159,7 +159,7 @@ def test_values_are_encoded_byte_by_byte_as_expected(value: Any, encoded: bytes)
         (object(), "'name' is of type object, which AMQP cannot carry"),
         ({1}, "of type set"),
         (1j, "of type complex"),
-        (datetime(2026, 1, 1), "no time zone: give an aware datetime"),  # noqa: DTZ001
+        (datetime(2026, 1, 1), "no time zone: give an aware datetime"),  # noqa: DTZ001 (on purpose)
         (datetime(1969, 12, 31, tzinfo=UTC), r"'name' is 1969-12-31T00:00:00\+00:00, .* 1970: send it as text"),
         (Decimal("NaN"), "the AMQP decimal cannot hold"),
         (Decimal("Infinity"), "the AMQP decimal cannot hold"),
@@ -230,7 +230,7 @@ def test_properties_that_are_none_are_left_out(given_values: dict[str, Any]) -> 
         ("priority", -1, "from 0 to 255"),
         ("priority", "5", "the priority '5' is not a whole number"),
         ("delivery_mode", 2.0, "the delivery_mode 2.0 is not a whole number"),
-        ("timestamp", datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001
+        ("timestamp", datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001 (on purpose)
         ("timestamp", "now", "'timestamp' is 'now'"),
         ("timestamp", datetime(1960, 1, 1, tzinfo=UTC), "1970"),
         ("message_id", "m" * 256, "takes 256 bytes, the limit is 255"),
@@ -318,7 +318,7 @@ def test_a_body_is_split_by_the_frame_size(body: bytes, frame_max: int) -> None:
     while rest:
         consumed, channel, piece = pamqp.frame.unmarshal(rest)
         assert channel == 1
-        read += piece.value  # type: ignore[union-attr]
+        read += piece.value  # type: ignore[union-attr]  # all are values
         rest = rest[consumed:]
     assert read == body
     assert pamqp.frame.unmarshal(method)[0] == len(method)

@@ -128,7 +128,7 @@ class TestOperations:
             return {}
 
         running = operations.start("retry", "error", "all", work)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # starts the operation
         with pytest.raises(InvalidInputError, match="is running"):
             operations.start("discard", "error", "all", work)
         stopped = await operations.stop(running.id)

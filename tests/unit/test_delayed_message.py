@@ -44,7 +44,7 @@ def test_an_x_delay_that_is_not_a_number_is_refused(value: object) -> None:
 
 def test_headers_that_are_not_a_mapping_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="of type list: give a mapping"):
-        delay_of([("x-delay", 5)])  # type: ignore[arg-type]
+        delay_of([("x-delay", 5)])  # type: ignore[arg-type]  # wrong on purpose
 
 
 @given(st.integers(min_value=1, max_value=10**10), st.sampled_from([int, str, float]))

@@ -281,7 +281,7 @@ def test_the_error_names_the_due_time_and_the_way_out(value: Any, message: str) 
     st.datetimes(
         timezones=st.timezones() | st.just(UTC),
         min_value=datetime(2, 1, 1),  # noqa: DTZ001 (the strategy adds the time zone)
-        max_value=datetime(9998, 12, 31),  # noqa: DTZ001
+        max_value=datetime(9998, 12, 31),  # noqa: DTZ001 (the zone is added)
         allow_imaginary=False,
     )
 )
@@ -297,7 +297,7 @@ def test_a_due_time_is_the_same_moment_in_utc_and_as_text(moment: datetime) -> N
 # -- stamps
 
 
-@given(st.datetimes(timezones=st.just(UTC), min_value=datetime(1, 1, 1), max_value=datetime(9999, 12, 31)))  # noqa: DTZ001
+@given(st.datetimes(timezones=st.just(UTC), min_value=datetime(1, 1, 1), max_value=datetime(9999, 12, 31)))  # noqa: DTZ001 (the zone is added)
 def test_a_due_time_is_never_stamped_early(moment: datetime) -> None:
     stamped = from_milliseconds(to_milliseconds(moment))
     assert stamped is not None

@@ -43,7 +43,7 @@ CLOCKS = (
 words = st.text(alphabet="ab.é", max_size=12)
 names = st.text(alphabet="abc-é", min_size=1, max_size=12)
 optional_words = st.none() | words
-moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+moments = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001 (the zone is added)
 addresses = st.one_of(
     st.fixed_dictionaries({"to": names}, optional={"isolated": st.booleans()}),
     st.fixed_dictionaries({"exchange": names, "routing_key": words}),
@@ -149,12 +149,12 @@ def invalid_messages() -> Iterator[OutgoingMessage]:
     yield OutgoingMessage(b"")
     yield OutgoingMessage(b"", to="q", exchange="x")
     yield OutgoingMessage(b"", to="q", routing_key="k")
-    yield OutgoingMessage(b"", to=["q"])  # type: ignore[arg-type]
-    yield OutgoingMessage(3, to="q")  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to=["q"])  # type: ignore[arg-type]  # wrong on purpose
+    yield OutgoingMessage(3, to="q")  # type: ignore[arg-type]  # wrong on purpose
     yield OutgoingMessage(b"", json=1, to="q")
     yield OutgoingMessage("text", json=1, to="q")
     yield OutgoingMessage("\ud800", to="q")
-    yield OutgoingMessage(b"", to="q", delay=3)  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", delay=3)  # type: ignore[arg-type]  # wrong on purpose
     yield OutgoingMessage(b"", to="q", delay="later")
     yield OutgoingMessage(b"", to="q", delay=timedelta(seconds=-1))
     yield OutgoingMessage(b"", to="q", delay="1s", deliver_at=NOW)
@@ -163,15 +163,15 @@ def invalid_messages() -> Iterator[OutgoingMessage]:
     yield OutgoingMessage(b"", to="q", priority=256)
     yield OutgoingMessage(b"", to="q", message_id="x" * 256)
     yield OutgoingMessage(b"", to="q", message_id="é" * 128)
-    yield OutgoingMessage(b"", to="q", message_id=7)  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", message_id=7)  # type: ignore[arg-type]  # wrong on purpose
     yield OutgoingMessage(b"", to="q", correlation_id="\ud800")
     yield OutgoingMessage(b"", to="q", reply_to="x" * 256)
     yield OutgoingMessage(b"", to="q", timestamp=NOW.replace(tzinfo=None))
-    yield OutgoingMessage(b"", to="q", timestamp="now")  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", timestamp="now")  # type: ignore[arg-type]  # wrong on purpose
     yield OutgoingMessage(b"", to="q", headers={"bide-x": 1})
     yield OutgoingMessage(b"", to="q", headers={"CC": ["a"]}, delay="1s")
-    yield OutgoingMessage(b"", to="q", headers={1: 1})  # type: ignore[dict-item]
-    yield OutgoingMessage(b"", to="q", headers=["a"])  # type: ignore[arg-type]
+    yield OutgoingMessage(b"", to="q", headers={1: 1})  # type: ignore[dict-item]  # wrong on purpose
+    yield OutgoingMessage(b"", to="q", headers=["a"])  # type: ignore[arg-type]  # wrong on purpose
     yield OutgoingMessage(b"", to="q", expiration="-1s")
     yield OutgoingMessage(json=object(), to="q")
 

@@ -60,7 +60,7 @@ class NotedError(Exception):
     """Its notes, which a stack trace shows, cannot be read."""
 
     @property
-    def __notes__(self) -> list[str]:  # type: ignore[override]
+    def __notes__(self) -> list[str]:  # type: ignore[override]  # an attribute of the base class
         raise RuntimeError("no")
 
 
@@ -68,7 +68,7 @@ class CausedError(Exception):
     """Its cause cannot be read."""
 
     @property
-    def __cause__(self) -> BaseException | None:  # type: ignore[override]
+    def __cause__(self) -> BaseException | None:  # type: ignore[override]  # an attribute of the base class
         raise RuntimeError("no cause")
 
 
@@ -156,7 +156,7 @@ async def test_a_handler_that_cancels_its_own_task_is_retried(client: bide.Clien
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # raises
 
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue)
@@ -193,7 +193,7 @@ async def test_endless_immediate_retries_are_parked_with_the_exception(client: b
         lambda: bide.RetryLater(timedelta.max),
         lambda: bide.RetryLater(timedelta(days=999_999_999)),
         lambda: bide.Park(""),
-        lambda: bide.Park(7),  # type: ignore[arg-type]
+        lambda: bide.Park(7),  # type: ignore[arg-type]  # wrong on purpose
     ],
 )
 async def test_an_invalid_decision_parks_the_message(client: bide.Client, decision: Callable[[], Any]) -> None:
@@ -240,7 +240,7 @@ async def test_invalid_policies_observers_and_handlers_are_refused(client: bide.
         ({"name": ""}, "endpoint"),
     ]:
         with pytest.raises(InvalidInputError, match=what):
-            bide.Endpoint("q", **options)  # type: ignore[arg-type]
+            bide.Endpoint("q", **options)  # type: ignore[arg-type]  # wrong on purpose
 
     def lazy(message: bide.Message) -> Any:
         yield message

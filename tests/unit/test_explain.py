@@ -45,7 +45,7 @@ def seconds(number: float) -> timedelta:
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
 def test_the_table_equals_the_example_of_the_nservicebus_manual(version: int, routing: str) -> None:
-    infrastructure = NServiceBus(version=version, routing=routing, levels=4)  # type: ignore[arg-type]
+    infrastructure = NServiceBus(version=version, routing=routing, levels=4)  # type: ignore[arg-type]  # generated values
     table = explain(infrastructure, TEN_SECONDS, DESTINATION)
     assert cells(table) == [line.split(" | ") for line in MANUAL.splitlines()]
 

@@ -138,7 +138,7 @@ class TestCeleryMessages:
         assert timedelta(0) <= eta - before - timedelta(seconds=5) < timedelta(seconds=60)
         assert "bide_when" not in options
 
-    @pytest.mark.parametrize("eta", [datetime(2030, 1, 1, 12), "2030-01-01T12:00:00"])  # noqa: DTZ001
+    @pytest.mark.parametrize("eta", [datetime(2030, 1, 1, 12), "2030-01-01T12:00:00"])  # noqa: DTZ001 (on purpose)
     def test_an_eta_without_time_zone_is_in_utc_as_in_a_worker(self, app: Any, eta: Any) -> None:
         app.conf.timezone = "America/New_York"
         assert app.amqp._due(eta) == datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -43,7 +43,7 @@ def test_the_clock_does_not_go_back() -> None:
     with pytest.raises(InvalidDueTimeError, match="0:00:01 before"):
         clock.advance_to(DEFAULT_START - timedelta(seconds=1))
     with pytest.raises(InvalidDueTimeError):
-        VirtualClock(datetime(2024, 1, 1))  # noqa: DTZ001
+        VirtualClock(datetime(2024, 1, 1))  # noqa: DTZ001 (on purpose)
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 100))

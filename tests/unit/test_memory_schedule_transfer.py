@@ -119,7 +119,7 @@ class _FailingOnce(ScheduleTransfer):
     """A transfer in which one move fails while another one is between its copy and its cancel."""
 
     def __init__(self, *urls: object) -> None:
-        super().__init__(*urls)  # type: ignore[arg-type]
+        super().__init__(*urls)  # type: ignore[arg-type]  # the same parameters
         self._copied, self._failed = asyncio.Event(), asyncio.Event()
 
     async def _add(self, found: WaitingSchedule) -> str:
@@ -159,7 +159,7 @@ async def test_a_schedule_that_is_due_soon_when_its_move_begins_is_left(
     b: MemoryBroker, clients: Clients, options: dict[str, str]
 ) -> None:
     first, second = clients
-    await first.schedule("x", key="k", to="mails", **options)  # type: ignore[arg-type]
+    await first.schedule("x", key="k", to="mails", **options)  # type: ignore[arg-type]  # options by name
     _Slow.b = b
     done = await transferred(b, _Slow)
     assert (done.moved, done.left, done.waiting) == (0, {}, 1)

@@ -70,7 +70,7 @@ def test_it_satisfies_the_protocol() -> None:
     assert infrastructure.resolution == timedelta(seconds=1)
     assert infrastructure.max_delay == timedelta(days=3106, hours=21, minutes=24, seconds=15)
     with pytest.raises(FrozenInstanceError):
-        infrastructure.version = 1  # type: ignore[attr-defined]
+        infrastructure.version = 1  # type: ignore[attr-defined]  # wrong on purpose
 
 
 def test_version_2_declares_the_same_topology_as_dotnet() -> None:

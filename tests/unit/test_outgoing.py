@@ -401,7 +401,7 @@ def test_arguments_of_the_caller_are_neither_changed_nor_shared() -> None:
     }
     body = bytearray(b"body")
     before = copy.deepcopy(headers)
-    message = check_message(OutgoingMessage(body, to="q", headers=headers, delay="1s"))  # type: ignore[arg-type]
+    message = check_message(OutgoingMessage(body, to="q", headers=headers, delay="1s"))  # type: ignore[arg-type]  # a bytearray, which may change later
     values = wire(message)
     assert headers == before
 

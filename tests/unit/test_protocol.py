@@ -33,7 +33,7 @@ values = st.recursive(
         st.integers(-(1 << 63), (1 << 63) - 1),
         st.floats(allow_nan=False, allow_infinity=False),
         st.none(),
-        st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001
+        st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2100, 1, 1), timezones=st.just(UTC)).map(  # noqa: DTZ001 (the zone is added)
             lambda moment: moment.replace(microsecond=0)
         ),
     ),
@@ -55,7 +55,7 @@ def test_integers_have_the_width_that_peers_expect() -> None:
     assert codec.field_value(Decimal("-1.5")) == b"D\x01\xff\xff\xff\xf1"
 
 
-@pytest.mark.parametrize("value", [1 << 63, object(), datetime(2026, 1, 1), Decimal("NaN"), {"n" * 256: 1}])  # noqa: DTZ001
+@pytest.mark.parametrize("value", [1 << 63, object(), datetime(2026, 1, 1), Decimal("NaN"), {"n" * 256: 1}])  # noqa: DTZ001 (on purpose)
 def test_values_that_amqp_cannot_carry_are_refused(value: Any) -> None:
     with pytest.raises(InvalidInputError):
         codec.table({"header": value})

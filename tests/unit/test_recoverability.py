@@ -534,7 +534,7 @@ async def test_handled_messages_are_remembered_for_the_window(monkeypatch: pytes
     handled = HandledMessages(timedelta(hours=1))
     assert await handled.begin("a")
     second = asyncio.create_task(handled.begin("a"))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # starts the second
     assert not second.done()
     handled.add("a")
     handled.end("a")

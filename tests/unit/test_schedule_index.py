@@ -181,7 +181,7 @@ def test_what_small_batches_have_written_is_moved_into_the_file_in_the_backgroun
     index = ScheduleIndex(path)
     before, end, until = path.stat().st_size, 0, time.monotonic() + TIMEOUT
     while path.stat().st_size == before and time.monotonic() < until:
-        time.sleep(0.1)
+        time.sleep(0.1)  # the checkpoint is made in another thread
         end += 1
         follow(index, end, 1)
     # SQLite itself would do that after some hundred batches.

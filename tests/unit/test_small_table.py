@@ -32,7 +32,7 @@ def read(path: Path, data: str | bytes, largest: int = 1_000_000) -> pa.Table:
 
 def plan_of(**columns: str) -> SchedulePlan:
     settings = SinkSettings.make("amqp://localhost", infrastructure=bide.Clock(), constants={"to": "orders"})
-    return SchedulePlan(settings=settings, **columns)  # type: ignore[arg-type]
+    return SchedulePlan(settings=settings, **columns)  # type: ignore[arg-type]  # fields by name
 
 
 def test_csv_is_text_in_which_an_empty_cell_is_null(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_time_whose_offset_is_uncertain_is_left_to_spark(year: int, columns: d
     """In 1900, the offset of Amsterdam had seconds, which Python writes and Java does not."""
     column = pa.array([datetime(year, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))
     with pytest.raises(NeedsSparkError, match="'a' has times before 1972 or in 9999 in another zone than UTC"):
-        made(column, "Europe/Amsterdam", delay_column="wait", **columns)  # type: ignore[arg-type]
+        made(column, "Europe/Amsterdam", delay_column="wait", **columns)  # type: ignore[arg-type]  # fields by name
     found = made(column, delay_column="wait").columns["value"].to_pylist()
     assert found == [f'{{"a":"{year:04}-01-01T00:00:00.000Z"}}']
 

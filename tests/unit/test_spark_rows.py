@@ -284,7 +284,10 @@ def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
     found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert [*found] == [1, 2]
     assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, but AMQP timestamps begin in")
-    assert found[2] == "the column headers holds a value that cannot be sent: a time outside the years 1 to 9999"
+    assert (
+        found[2]
+        == "the column headers holds a value that cannot be sent: a time outside the years 1 to 9999; give one in them"
+    )
 
 
 def test_a_due_time_too_far_away_is_a_problem_of_its_column() -> None:

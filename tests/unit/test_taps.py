@@ -289,7 +289,7 @@ def test_retention_becomes_stream_arguments(retention: Retention, expected: Mapp
 )
 def test_invalid_retentions_are_refused(values: dict[str, timedelta | int]) -> None:
     with pytest.raises(InvalidInputError, match=r"must be a whole number|not a valid size"):
-        Retention(**values)  # type: ignore[arg-type]
+        Retention(**values)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def shown(arrivals: Sequence[Arrival]) -> list[tuple[str, timedelta]]:

@@ -81,7 +81,7 @@ def test_odd_timeouts_are_refused_with_the_reason(changed: dict[str, Any], reaso
 
 
 def test_times_without_a_zone_are_utc() -> None:
-    naive, zoned = datetime(2026, 12, 1, 13), datetime(2026, 12, 1, 14, tzinfo=timezone(timedelta(hours=1)))  # noqa: DTZ001
+    naive, zoned = datetime(2026, 12, 1, 13), datetime(2026, 12, 1, 14, tzinfo=timezone(timedelta(hours=1)))  # noqa: DTZ001 (on purpose)
     assert {stored_timeout(("i", "d", None, b"", one)).due for one in (naive, zoned)} == {TIMEOUT.due}
     with pytest.raises(InvalidInputError, match="of type str"):
         stored_timeout(("i", "d", None, b"", "tomorrow"))

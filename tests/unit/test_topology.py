@@ -45,7 +45,7 @@ def test_arguments_are_copied_and_cannot_be_changed() -> None:
 
     assert queue.arguments == {"x-message-ttl": 1}
     with pytest.raises(TypeError):
-        queue.arguments["x-message-ttl"] = 3  # type: ignore[index]
+        queue.arguments["x-message-ttl"] = 3  # type: ignore[index]  # wrong on purpose
 
 
 @pytest.mark.parametrize("thing", [Exchange("a"), Queue("a"), Binding("a", "b"), Topology()])

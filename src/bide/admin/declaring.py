@@ -204,4 +204,4 @@ class Declaring:
         pause = min(self._backoff.next(), self._retry_for - seconds)
         self._batch_limit = max(self._batch_limit // 4, 1)
         log.warning("retrying in %.1f s: %s", pause, error)
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause)  # the backoff, within the time for retries

@@ -20,6 +20,8 @@ log = logger(__name__)
 
 _LIMIT: Final = "max-connections"
 _PAUSE: Final = 0.1
+"""Seconds between two looks whether other connections are closed."""
+
 _ROUNDS: Final = 200
 
 

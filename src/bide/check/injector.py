@@ -76,7 +76,7 @@ class Injector:
         try:
             what = await asyncio.to_thread(manager.__enter__)
             try:
-                await asyncio.sleep(planned.length)
+                await asyncio.sleep(planned.length)  # while the fault lasts
             finally:
                 await asyncio.shield(asyncio.to_thread(manager.__exit__, None, None, None))
             # Faults of other nodes keep the cluster from being whole. The last repair waits for all.

@@ -173,7 +173,7 @@ def _finding(database: _Database, name: str, promise: str, query: str) -> Judged
     [(count,)] = database.rows(f"SELECT count(*) AS number FROM ({query}) AS violation")  # noqa: S608 (our own text)
     examples: Sequence[BrokenPromise] = ()
     if count:
-        first = f"SELECT * FROM ({query}) AS violation ORDER BY run, id, place LIMIT {_SHOWN}"  # noqa: S608
+        first = f"SELECT * FROM ({query}) AS violation ORDER BY run, id, place LIMIT {_SHOWN}"  # noqa: S608 (our own text)
         names = BrokenPromise.__annotations__
         examples = [BrokenPromise(**dict(zip(names, row, strict=True))) for row in database.rows(first)]
     return JudgedPromise(rule=name, promise=promise, violations=count, examples=tuple(examples))
@@ -188,7 +188,7 @@ class _Duckdb:
         for name, kind in TABLES.items():
             if files := history.files(name):
                 listed = ", ".join(f"'{one.replace(chr(39), 2 * chr(39))}'" for one in files)
-                self.run(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM read_parquet([{listed}])")  # noqa: S608
+                self.run(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM read_parquet([{listed}])")  # noqa: S608 (quoted)
             else:
                 columns = ", ".join(f'"{one.name}" {types[str(one.type)]}' for one in schema_of(kind))
                 self.run(f"CREATE OR REPLACE TEMPORARY TABLE {name} ({columns})")

@@ -194,7 +194,7 @@ class _CheckRun:
             for one in workloads:
                 tasks.create_task(one.send())
             tasks.create_task(injector.inject_all(self._ending))
-            await asyncio.sleep(self._plan.duration.total_seconds())
+            await asyncio.sleep(self._plan.duration.total_seconds())  # the workloads send meanwhile
             self._ending.set()
         self._on_event(f"sent to {self._recorder.sent:,} queues; {self._recorder.missing:,} messages have to arrive")
 

@@ -29,7 +29,10 @@ _LOCK: Final = "lock"
 _CLUSTER: Final = "cluster"
 _TARGET: Final = "cluster.json"
 _POLL_SECONDS: Final = 0.5
+"""Seconds between two looks at the nodes."""
+
 _RESTART_AFTER: Final = 60.0
+"""Seconds after which a node that does not see the others is restarted."""
 
 
 class OneNode:

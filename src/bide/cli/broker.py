@@ -10,11 +10,10 @@ import click
 from bide.cli.continuation import shell_command
 from bide.cli.output import echo, print_json, working
 from bide.cli.settings import json_option, verbose_option
+from bide.local_broker.cluster import MAX_NODES
 
 if TYPE_CHECKING:
     from bide.local_broker import LocalBroker, LocalCluster
-
-MAX_NODES = 9
 
 _folder_option = click.option(
     "--folder",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from bide.cli.broker import MAX_NODES
 from bide.cli.output import echo, print_json, working
 from bide.cli.running import run_async
 from bide.cli.settings import duration_of, json_option, verbose_option
+from bide.local_broker.cluster import MAX_NODES
 
 if TYPE_CHECKING:
     from bide.check.faults.fault import Cluster
@@ -115,6 +115,8 @@ def run(
 
     if cluster is not None and (home or root or partition_handling):
         raise click.UsageError("--home, --root and --partition-handling are for the cluster that is started: omit them")
+    if partition_handling and nodes == 1:
+        raise click.UsageError("--partition-handling is for clusters, and --nodes is 1: give --nodes 2 or more")
     plan = CheckPlan(
         seed=secrets.randbits(32) if seed is None else seed,
         workloads=tuple(WORKLOADS) if "all" in workloads else workloads or ("queues",),

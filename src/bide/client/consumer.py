@@ -202,7 +202,7 @@ class Consumer:
                 if connection.is_open and not (self._was_subscribed and _is_temporary(error)):
                     raise
                 log.info("cannot consume from %s yet: %s", self.queue, error)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # before the next attempt
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
     def _on_ended(self, subscription: Subscription, error: BideError) -> None:

@@ -19,6 +19,7 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 TICK: Final = 0.5
+"""Seconds between two checks of a connection."""
 PROBE_AFTER: Final = 3.0
 """Seconds without an answer, while a message or call waits for one, after which the node is probed."""
 PROBE_ANSWER: Final = 3.0
@@ -138,7 +139,7 @@ class Failover:
         finally:
             if reason is None and other is not None:
                 await other.close()
-            self._paused_until = connection.loop.time() + self._probe_pause * random.uniform(0.5, 1.0)  # noqa: S311
+            self._paused_until = connection.loop.time() + self._probe_pause * random.uniform(0.5, 1.0)  # noqa: S311 (jitter)
             self._probe_pause = min(self._probe_pause * 2, LONGEST_PAUSE)
 
     async def _other_host(self, connection: Connection) -> tuple[Connection | None, str]:

@@ -14,6 +14,7 @@ from bide.errors import AccessRefusedError
 from bide.topology import Binding, Queue, Topology
 
 _PAUSE: Final = 0.1
+"""Seconds until a queue that the previous connection still locks is declared again."""
 
 
 class PrivateQueues:

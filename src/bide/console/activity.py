@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bide.console.asked import Asked
 from bide.console.site import Site
-from bide.console.values import plain
+from bide.console.values import iso, plain
 from bide.error_queues.operator_log import AUDIT, AuditRecord, read_audit
 
 _RECORDS: Final = 5_000
@@ -30,7 +30,7 @@ async def history(site: Site, _: Asked) -> dict[str, Any]:
             record.run,
             {
                 "run": record.run,
-                "at": record.at.isoformat(timespec="milliseconds"),
+                "at": iso(record.at),
                 "who": record.who,
                 "user": record.user,
                 "operation": record.operation,
@@ -48,7 +48,7 @@ async def history(site: Site, _: Asked) -> dict[str, Any]:
             run["details"] = plain(record.details)
         else:
             run["state"] = record.step
-            run["ended"] = record.at.isoformat(timespec="milliseconds")
+            run["ended"] = iso(record.at)
             run["result"] = plain(record.details)
     latest = [*reversed(runs.values())][:_RUNS]
     return {"stream": AUDIT, "operations": latest, "malformed": len(malformed)}

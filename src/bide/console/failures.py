@@ -12,7 +12,7 @@ from typing import Any, Final
 from bide.console.asked import Asked
 from bide.console.operations import RunningOperation
 from bide.console.site import Site
-from bide.console.values import body_of, plain
+from bide.console.values import body_of, iso, plain
 from bide.delay.recognition import part_of
 from bide.durations import parse_delay
 from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection
@@ -233,4 +233,4 @@ def whole(one: FailedMessage) -> dict[str, Any]:
 
 
 def _iso(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.isoformat(timespec="milliseconds")
+    return None if moment is None else iso(moment)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from bide.console.values import iso
 from bide.errors import BideError, InvalidInputError, NotFoundError
 from bide.runtime.logs import logger
 
@@ -63,8 +64,8 @@ class RunningOperation:
             "queue": self.queue,
             "text": self.text,
             "state": self.state,
-            "started": self.started.isoformat(timespec="milliseconds"),
-            "ended": None if self.ended is None else self.ended.isoformat(timespec="milliseconds"),
+            "started": iso(self.started),
+            "ended": None if self.ended is None else iso(self.ended),
             "done": self.done,
             "total": self.total,
             "result": self.result,

@@ -10,7 +10,7 @@ from bide.client.schedule_result import FilterResult, ScheduleResult, ScheduleVi
 from bide.console.asked import Asked
 from bide.console.gates import gates_of
 from bide.console.site import Site
-from bide.console.values import body_of, plain
+from bide.console.values import body_of, iso, plain
 from bide.console.waiting import conditions
 from bide.durations import from_milliseconds, parse_due_time, to_milliseconds
 from bide.errors import BideError, InvalidInputError, NotFoundError
@@ -227,7 +227,7 @@ def _values(one: ScheduleView, *, runs: int) -> dict[str, Any]:
     why = ""
     if one.every is not None:
         try:
-            next_runs = [run.isoformat(timespec="milliseconds") for run in one.next_runs(runs)]
+            next_runs = [iso(run) for run in one.next_runs(runs)]
         except BideError as error:
             why = str(error)
     return {
@@ -235,7 +235,7 @@ def _values(one: ScheduleView, *, runs: int) -> dict[str, Any]:
         "id": one.id,
         "version": one.version,
         "state": one.state,
-        "due": one.due_time.isoformat(timespec="milliseconds"),
+        "due": iso(one.due_time),
         "to": one.to,
         "exchange": one.exchange,
         "routing_key": one.routing_key,

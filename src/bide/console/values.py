@@ -16,6 +16,11 @@ _MAX_SAFE: Final = 2**53
 """Integers beyond this are not exact in a browser."""
 
 
+def iso(moment: datetime) -> str:
+    """A time as ISO 8601, as all times of the page are passed."""
+    return moment.isoformat(timespec="milliseconds")
+
+
 def plain(value: Any) -> Any:
     """A value of AMQP as a value of JSON. Times are ISO 8601."""
     match value:
@@ -26,7 +31,7 @@ def plain(value: Any) -> Any:
         case bytes() | bytearray() | memoryview():
             return body_of(bytes(value))["text"]
         case datetime():
-            return value.isoformat(timespec="milliseconds")
+            return iso(value)
         case Decimal():
             return str(value)
         case bool() | None | str():

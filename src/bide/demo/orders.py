@@ -69,7 +69,7 @@ async def _publish_orders(client: Client, shop: Shop) -> None:
     start = loop.time()
     async with asyncio.TaskGroup() as tasks:
         for order in shop.orders:
-            await asyncio.sleep(start + order.after.total_seconds() - loop.time())
+            await asyncio.sleep(start + order.after.total_seconds() - loop.time())  # orders follow a plan
             tasks.create_task(_publish_order(client, shop, order))
 
 

@@ -130,7 +130,7 @@ class _Run:
             for message in self.progress.plan.messages:
                 pause = start + message.after.total_seconds() - loop.time()
                 if pause > 0:
-                    await asyncio.sleep(pause)
+                    await asyncio.sleep(pause)  # messages follow a plan
                 tasks.create_task(self._publish_one(client, message))
 
     async def _publish_one(self, client: Client, message: PlannedMessage) -> None:

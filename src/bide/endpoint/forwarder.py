@@ -50,6 +50,6 @@ class Forwarder:
                 if isinstance(error, final):
                     raise
                 log.error("%s: cannot forward %s yet: %s", self._endpoint, copy.message_id, error)
-                await asyncio.sleep(backoff.next())
+                await asyncio.sleep(backoff.next())  # until the broker can take it
             else:
                 return

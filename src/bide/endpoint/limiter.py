@@ -75,4 +75,4 @@ class Limiter:
                 "%s: %d consecutive failures: one message at a time until one succeeds", self._name, self._failures
             )
         if self._slow:
-            await asyncio.sleep(self._pause)
+            await asyncio.sleep(self._pause)  # slow mode spares a service that fails

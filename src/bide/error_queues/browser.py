@@ -36,6 +36,7 @@ _REQUEUE_TIMEOUT: Final = 2.0
 """Seconds to wait until the broker counts the requeued messages as ready, so that the next browser finds them."""
 
 _POLL_INTERVAL: Final = 0.005
+"""Seconds between two counts of ready messages: the broker does not report when it has requeued some."""
 
 _PER_NACK: Final = 32
 """Messages that one basic.nack requeues."""

@@ -399,7 +399,7 @@ class ErrorQueue:
                     wait = await running.process(browser)
                 if wait is None:
                     break
-                await asyncio.sleep(wait)
+                await asyncio.sleep(wait)  # until the next message is due
                 count_reset = count_reset.renewed()
         except asyncio.CancelledError:
             self.interrupted = replace(running.result(), left=running.left)

@@ -145,7 +145,7 @@ class Operation:
                 if due > latest or (loop.time() > latest and self.done > gone):
                     await browser.release(held)
                     return max(due - loop.time(), 0.0)
-                await asyncio.sleep(max(due - loop.time(), 0.0))
+                await asyncio.sleep(max(due - loop.time(), 0.0))  # until this message is due
             await self._process_one(held)
             self.found |= self.selection.ids & {message.id, message.message_id}
         return None

@@ -111,7 +111,7 @@ class GateConnectionLoop:
                     *(partition.log, f" in {pause:g} s" if pause else "", error, partition.room.retention),
                 )
                 await partition.index.recreate()
-                await asyncio.sleep(pause)
+                await asyncio.sleep(pause)  # longer after each rebuild
             except BrokerError as error:
                 if not self._connection.is_open:
                     raise

@@ -17,7 +17,8 @@ class LogRoom:
     """The room in the log of one partition.
 
     Applications may append a quarter of the retention without a gate. Gates may append until five eighths are not
-    carried. The last eighth is for the segment that retention removes as a whole, and for late copies.
+    carried forward by a snapshot. The last eighth is for the segment that retention removes as a whole, and for late
+    copies.
 
     Attributes:
         retention: the retention of the log, in bytes.

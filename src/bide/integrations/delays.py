@@ -149,7 +149,7 @@ class Delays:
                 "dead-letter without losing messages only since 3.10"
             )
         infrastructure = self.infrastructure.for_release(release)
-        at = now + parse_delay(delay) if delay is not None else parse_due_time(due)  # type: ignore[arg-type]
+        at = now + parse_delay(delay) if delay is not None else parse_due_time(due)  # type: ignore[arg-type]  # one of them is set
         values = dict(properties or {})
         # A message that is sent again, as retries are, has headers of its earlier delay.
         cleaned = restore("", "", {"headers": values.get("headers")}).values["headers"]

@@ -30,6 +30,7 @@ from bide.local_broker.state import (
 )
 
 _POLL_SECONDS: Final = 0.2
+"""Seconds between two looks at processes, whose changes give no event."""
 _PORT_TRIES: Final = 3
 
 _T = TypeVar("_T")

@@ -22,6 +22,7 @@ from bide.local_broker.state import STATE_FILE, Pids, State
 # Time for the kernel to close files and notify the parent after SIGKILL.
 _KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.02
+"""Seconds between two looks at processes, whose changes give no event."""
 
 
 def is_running(state: State) -> bool:

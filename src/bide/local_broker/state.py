@@ -26,6 +26,7 @@ _FORMAT = 1
 _SUBFOLDERS = ("conf", "conf/conf.d", "data", "home", "log")
 # flock has no timeout, so it is attempted at this interval until the deadline.
 _POLL_SECONDS = 0.02
+"""Seconds between two looks at processes, whose changes give no event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

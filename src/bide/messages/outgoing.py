@@ -95,7 +95,8 @@ def takes(
         update_wrapper(taking, method)
         own, fields = signature(method), signature(kind)
         first = next(iter(own.parameters.values()))
-        taking.__signature__ = own.replace(parameters=[first, *fields.parameters.values()])  # type: ignore[attr-defined]
+        made = own.replace(parameters=[first, *fields.parameters.values()])
+        taking.__signature__ = made  # type: ignore[attr-defined]  # read by inspect, and not in typeshed
         return taking
 
     return decorate

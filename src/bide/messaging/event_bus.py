@@ -179,7 +179,7 @@ class EventBus:
                 return
             except BrokerError as error:
                 log.error("%s: cannot forward %s yet: %s", self.names.queue, message.message_id, error)
-                await asyncio.sleep(backoff.next())
+                await asyncio.sleep(backoff.next())  # until the broker can take it
             else:
                 break
         await _settle(message.ack)

@@ -372,7 +372,7 @@ class Migration:
                 counts = await self._owned(api)
                 self.done.counts_all = True
                 while sum(counts.values()) and self.done.is_finished:
-                    await asyncio.sleep(1)
+                    await asyncio.sleep(1)  # the API computes its counts every few seconds
                     counts = await self._owned(api)
         except (ManagementApiError, TimeoutError) as error:
             log.info("the management API does not count what is left, or counts more: %s", error)

@@ -120,8 +120,11 @@ class Ledger:
         found = self._read(_HEAD)
         if found is None:
             return None
-        if found.pop("version", None) != VERSION:
-            raise InvalidInputError(f"the ledger {self.folder} is not of version {VERSION}: name another folder")
+        if (version := found.pop("version", None)) != VERSION:
+            raise InvalidInputError(
+                f"the ledger {self.folder} has version {version!r}, but this bide reads version {VERSION}: name "
+                "another folder"
+            )
         found.pop("begun", None)
         try:
             return Head(**found)

@@ -13,6 +13,8 @@ from typing import Final
 JAVA: Final = 17
 """The oldest release of Java that Spark 4 supports."""
 
+NO_SPARK: Final = f"Spark is missing: install bide[spark], and Java {JAVA} or later"
+
 _PACKAGES: Final = ("pyspark", "pyarrow")
 _SPECIFICATION: Final = re.compile(rb"^ *java\.specification\.version = (?:1\.)?(\d+)", re.M)
 _TIMEOUT: Final = 30.0
@@ -32,7 +34,7 @@ def missing() -> str | None:
 def missing_packages() -> str | None:
     """Why Spark cannot start, as :func:`missing`, without the check of Java, which takes longer."""
     if any(find_spec(name) is None for name in _PACKAGES):
-        return f"Spark is missing: install bide[spark], and Java {JAVA} or later"
+        return NO_SPARK
     return None
 
 

@@ -20,7 +20,7 @@ import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
 from bide.pipelines.formats import guess_format, is_submitted, runs_here
-from bide.pipelines.requirements import missing
+from bide.pipelines.requirements import NO_SPARK, missing
 from bide.runtime.logs import logger
 from bide.spark.shipping import is_connect
 
@@ -67,7 +67,7 @@ def session(
         from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise InvalidInputError("Spark is missing: install bide[spark], and Java 17 or later") from error
+        raise InvalidInputError(NO_SPARK) from error
     builder = SparkSession.builder
     if master is not None and master.startswith(_CONNECT):
         builder = builder.remote(master)

@@ -29,7 +29,11 @@ _SEPARATOR: Final = ","
 _CELL: Final = re.compile(r'"[^"]*"|[^",]*')
 _LINE: Final = re.compile(r'(?:"[^"]*"|[^",]*)(?:,(?:"[^"]*"|[^",]*))*')
 _LONG: Final = 1 << 63
+"""The first number above those of a bigint."""
+
 _EXACT: Final = 1 << 53
+"""Whole numbers below this are exact in double precision."""
+
 _BLANK: Final = "".join(map(chr, range(33)))
 """What Java trims."""
 _SPARK_ROWS: Final = b"org.apache.spark.sql.parquet.row.metadata"
@@ -97,6 +101,7 @@ def spark_name(kind: pa.DataType) -> str:
 def _files(source: str) -> list[Path]:
     """The files of a table: one, or those in a folder without subfolders."""
     path = Path(source)
+    # Commands refuse a missing path before, unless it is a pattern.
     if is_pattern(source) or not path.exists():
         raise NeedsSparkError(f"{source} is a pattern")
     if path.is_file():

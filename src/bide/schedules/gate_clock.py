@@ -18,7 +18,7 @@ class GateClock:
 
     A step forward is believed when another gate's clock confirms it, or after ten minutes. Until then the time goes on
     from what it was before. A step back is believed at once: too late is better than too early. For ten minutes after
-    it, a step forward to the time before is believed at once, too.
+    it, a step forward that takes it back is believed at once too.
     """
 
     _trusted: int | None = None

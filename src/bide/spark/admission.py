@@ -33,7 +33,7 @@ class TriggerLimits:
     @property
     def is_set(self) -> bool:
         """Whether there is any limit."""
-        return not self.max_offsets is self.max_bytes is self.min_offsets is None
+        return any(limit is not None for limit in (self.max_offsets, self.max_bytes, self.min_offsets))
 
 
 @dataclass(slots=True)

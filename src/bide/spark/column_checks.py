@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bide.delay.protocol import MAX_NAME_BYTES
+from bide.schedules.names import CONTROL
 
 
 def is_text(column: pa.Array) -> bool:
@@ -31,7 +32,7 @@ def has_no_empty_text(texts: pa.Array) -> bool:
 
 def are_keys(texts: pa.Array) -> bool:
     """Whether texts that are neither empty nor too long are keys."""
-    return not pc.any(pc.match_substring_regex(texts, r"[\x00-\x1f]")).as_py()
+    return not pc.any(pc.match_substring_regex(texts, CONTROL.pattern)).as_py()
 
 
 def is_between(numbers: pa.Array, lowest: int, highest: int) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bide import durations
 from bide.durations import format_delay, from_microseconds, to_microseconds
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.spark.header_values import headers_from_entries, headers_with_types, stored_headers
 
-EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
-LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
-"""The first and the last microsecond that Python can represent."""
+EARLIEST: Final = to_microseconds(durations.EARLIEST)
+LATEST: Final = to_microseconds(durations.LATEST)
+"""The first and the last time that Python can represent, in microseconds since the Unix epoch."""
+
+_OUTSIDE: Final = "a time outside the years 1 to 9999; give one in them"
 
 _DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
 """Columns in which null stands for another value than None."""
@@ -26,7 +29,8 @@ def values_of(name: str, column: pa.Array) -> list[Any]:
     """Convert a column; an invalid value is replaced by its error."""
     kind = column.type
     if name == "value":
-        return column.cast(pa.large_binary() if _is_large(kind) else pa.binary()).to_pylist()  # type: ignore[no-any-return]
+        binary = column.cast(pa.large_binary() if _is_large(kind) else pa.binary())
+        return binary.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     if pa.types.is_duration(kind):
         return [None if one is None else _delay(one) for one in column.cast(pa.int64()).to_pylist()]
     if name in ("delay", "expiration") and pa.types.is_integer(kind):
@@ -65,7 +69,7 @@ def _read_one(scalar: Any) -> Any:
     except UnicodeDecodeError:
         return InvalidRowError("text that is not UTF-8")
     except (ValueError, OverflowError):
-        return InvalidRowError("a time outside the years 1 to 9999")
+        return InvalidRowError(_OUTSIDE)
 
 
 def value_of(name: str, value: Any) -> Any:
@@ -91,7 +95,9 @@ def _delay(microseconds: int) -> timedelta | InvalidInputError:
     try:
         delay = timedelta(microseconds=microseconds)
     except OverflowError:
-        return InvalidRowError(f"a delay of {microseconds // 1_000:,} ms is longer than any infrastructure supports")
+        return InvalidRowError(
+            f"a delay of {microseconds // 1_000:,} ms is longer than any infrastructure supports: give a shorter one"
+        )
     return (
         delay
         if microseconds >= 0
@@ -102,4 +108,4 @@ def _delay(microseconds: int) -> timedelta | InvalidInputError:
 def _moment(microseconds: int) -> datetime | InvalidInputError:
     if EARLIEST <= microseconds <= LATEST:
         return from_microseconds(microseconds)
-    return InvalidRowError("a time outside the years 1 to 9999")
+    return InvalidRowError(_OUTSIDE)

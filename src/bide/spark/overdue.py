@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bide.durations import EPOCH, from_microseconds, to_microseconds
+from bide.durations import EARLIEST, EPOCH, from_microseconds, to_microseconds
 from bide.errors import InvalidRowError
 
 Past = Literal["send", "drop", "reject"]
@@ -24,8 +24,6 @@ GRACE: Final = timedelta(minutes=5)
 STATUS: Final = "past"
 """The ``reject_status`` of overdue rows."""
 
-_MICROSECOND: Final = timedelta(microseconds=1)
-_EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _SUSPICIOUS_BEFORE: Final = datetime(1970, 6, 1, tzinfo=UTC)
 """Unix times in seconds, read as milliseconds, fall between 1970 and this time."""
 
@@ -57,7 +55,7 @@ class Overdue:
         due = pc.cast(batch.column("deliver_at"), pa.int64())
         latest = to_microseconds(self.begun - GRACE)
         # Times before the year 1 are reported as invalid rows.
-        mask = pc.fill_null(pc.and_(pc.less(due, latest), pc.greater_equal(due, _EARLIEST)), False)
+        mask = pc.fill_null(pc.and_(pc.less(due, latest), pc.greater_equal(due, to_microseconds(EARLIEST))), False)
         places = [place for place in pc.indices_nonzero(mask).to_pylist() if place not in problems]
         if places:
             found = pc.min_max(due.take(pa.array(places, pa.int64()))).as_py()

@@ -17,12 +17,10 @@ from bide.error_queues.error_queue import ErrorQueue
 from bide.recoverability.failed import FailedMessage
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema
 from bide.spark.read_options import QueueOptions
-from bide.spark.stream_rows import expiration_of, microseconds, text_of
+from bide.spark.stream_rows import PERSISTENT, expiration_of, microseconds, text_of
 from bide.spark.typed_headers import headers_to_json
 
 _BATCH_ROWS: Final = 1000
-_PERSISTENT: Final = 2
-"""The delivery mode of persistent messages."""
 
 
 def rows_of(queue: str, messages: Iterable[FailedMessage], schema: pa.Schema) -> pa.RecordBatch:
@@ -61,7 +59,7 @@ def _row(queue: str, message: FailedMessage) -> dict[str, Any]:
         "type": message.message_type,
         **{name: values.get(name) for name in ("content_encoding", "reply_to", "app_id", "user_id", "priority")},
         "expiration": expiration_of(values.get("expiration")),
-        "persistent": None if mode is None else mode == _PERSISTENT,
+        "persistent": None if mode is None else mode == PERSISTENT,
         "creation_time": None if not isinstance(created, datetime) else to_microseconds(created),
     }
 

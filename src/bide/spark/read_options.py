@@ -104,13 +104,13 @@ class ReadOptions:
         for name in _FOR_BATCHES if streaming else _FOR_QUERIES:
             if name in given:
                 raise InvalidOptionError(
-                    f"the option {name} is for {'batches' if streaming else 'streaming queries'} only"
+                    f"the option {name} is for {'batches' if streaming else 'streaming queries'} only: leave it out"
                 )
         start = _positions(given, "starting", "latest" if streaming else "earliest")
         end = _positions(given, "ending", "latest")
         if not streaming:
-            _refuse(start, "latest", "startingOffsets", "the batch would be empty")
-        _refuse(end, "earliest", "endingOffsets", "the batch would be empty")
+            _refuse_empty(start, "latest", "startingOffsets", "an earlier position")
+        _refuse_empty(end, "earliest", "endingOffsets", "a later position")
         streams = _names(given.text("stream"))
         for which, positions in (("starting", start), ("ending", end)):
             name = _positions_option(given, which)
@@ -263,10 +263,10 @@ def _positions_option(given: Options, which: str) -> str:
     return by_times if by_times in given else f"{which}Offsets"
 
 
-def _refuse(positions: Positions, word: NamedPosition, option: str, reason: str) -> None:
+def _refuse_empty(positions: Positions, word: NamedPosition, option: str, way_out: str) -> None:
     refused = word in positions.values() if isinstance(positions, Mapping) else positions == word
     if refused:
-        raise InvalidOptionError(f"the option {option} is {word}: {reason}")
+        raise InvalidOptionError(f"the option {option} is {word}, so the batch would be empty: give {way_out}")
 
 
 def _json(text: str, option: str) -> object:

@@ -11,8 +11,8 @@ from bide.schedules.names import partition_of
 from bide.schedules.requests import RequestId
 
 CHUNK_ROWS: Final = 1_000
-"""Rows that share their sessions. A gate keeps 1,000 ranges of numbers of a session, so any of the rows may be left
-out."""
+"""Rows that share their sessions. A gate remembers 1,000 ranges of numbers of a session, which are enough if any of the
+rows are left out."""
 
 
 def request_ids(columns: Mapping[str, Sequence[Any]], *, run: str, first: int, seed: str = "") -> list[str | None]:

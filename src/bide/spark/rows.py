@@ -210,7 +210,7 @@ class Rows:
         targets = [name for name in ("queue", "exchange") if name in self.columns]
         if not given:
             raise InvalidRowError(
-                f"the column {targets[0]} is null"
+                f"the column {targets[0]} is null: give the target of the message"
                 if len(targets) == 1
                 else f"the columns {' and '.join(targets)} are null: give the target of the message in one of them"
             )

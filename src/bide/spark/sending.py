@@ -40,6 +40,7 @@ PLACE: Final = "place in the partition"
 """The column with the index of a row in its partition, in the buffer. A table cannot have a column of this name."""
 
 _KEEP_ALL: Final = 10_000_000
+"""The number of failures to keep for the folder for rejects, more than a task has between two waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +217,7 @@ def _invalid_rows(problems: Mapping[int, str], first: int, last: int) -> Invalid
     named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
     more = len(problems) - len(named)
     return InvalidRowError(
-        f"of the rows {first} to {last} of this partition {len(problems)} cannot be sent, and nothing was sent: "
+        f"{len(problems)} of the rows {first} to {last} of this partition cannot be sent, and nothing was sent: "
         f"{'; '.join(named)}"
         f"{f'; and {more} more' if more else ''}. Fix or filter these rows, or set the option rejects to a folder for "
         "them"
@@ -232,7 +233,7 @@ def _unconfirmed(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]
     failed = report.total - report.confirmed
     more = failed - len(named)
     return BulkPublishError(
-        f"of the last {report.total} messages {failed} were not confirmed ({report}): {'; '.join(named)}"
+        f"{failed} of the last {report.total} messages were not confirmed ({report}): {'; '.join(named)}"
         f"{f'; and {more} more' if more else ''}. All others are on the broker. To continue without such rows, set the "
         "option rejects to a folder for them",
         report=replace(report, failures=()),

@@ -46,6 +46,9 @@ KNOWN: Final = frozenset(
 )
 """All options of a write. An option that replaces a column has the name of the column."""
 
+_WINDOW: Final = 10_000
+_TIMEOUT: Final = timedelta(seconds=30)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSettings:
@@ -69,8 +72,8 @@ class SinkSettings:
     infrastructure: DelayInfrastructure
     declare: bool = True
     constants: Mapping[str, Any] = field(default_factory=dict)
-    window: int = 10_000
-    timeout: timedelta = timedelta(seconds=30)
+    window: int = _WINDOW
+    timeout: timedelta = _TIMEOUT
     id_prefix: str | None = None
     rejects: str | None = None
     past: Past | None = None
@@ -85,7 +88,7 @@ class SinkSettings:
         declare: bool = True,
         constants: Mapping[str, Any],
         rejects: str | None = None,
-        window: int = 10_000,
+        window: int = _WINDOW,
         past: Past | None = None,
     ) -> SinkSettings:
         """Create settings from values, for a write outside the data source.
@@ -138,8 +141,8 @@ class SinkSettings:
             infrastructure=infrastructure,
             declare=options.flag("declare", default=True),
             constants=constants,
-            window=options.count("window", highest=1_000_000) or 10_000,
-            timeout=timedelta(seconds=30) if timeout is None else timeout,
+            window=options.count("window", highest=1_000_000) or _WINDOW,
+            timeout=_TIMEOUT if timeout is None else timeout,
             id_prefix=_id_prefix(options),
             rejects=_folder(options, "rejects"),
             past=_past(options, constants),
@@ -190,7 +193,7 @@ def _constants(options: Options, infrastructure: DelayInfrastructure | None) -> 
     """The fields that all messages have in common, each checked in a sample message.
 
     Args:
-        infrastructure: that the messages pass; None for schedules.
+        infrastructure: the delay infrastructure that the messages pass; None for schedules.
     """
     for one, other in (("queue", "exchange"), ("queue", "routing_key"), ("delay", "deliver_at")):
         if one in options and other in options:

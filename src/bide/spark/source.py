@@ -35,15 +35,15 @@ try:
     )
 except ImportError:  # PySpark before 4.2 does not have limits
     LIMITS = False
-    ReadAllAvailable = ReadLimit = ReadMaxRows = object  # type: ignore[assignment, misc]
-    ReadMaxBytes = ReadMinRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+    ReadAllAvailable = ReadLimit = ReadMaxRows = object  # type: ignore[assignment, misc]  # stand for the missing ones
+    ReadMaxBytes = ReadMinRows = SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]  # as above
 else:
     LIMITS = True
 
 # The advice of errors; commands replace it by the advice that fits their own options.
 WAY_OUT_OF_UNREAD: Final = "name them, start with a new checkpoint, or continue without them with failOnDataLoss=false"
-# The end of the batch is in the checkpoint already. After the batch, the streams that it leaves out would have no
-# position, even if the query names them again.
+# The checkpoint has the end of a batch that was begun. If the batch were finished, the streams that it leaves out would
+# have no position any more, even if the query names them again.
 TAKE_BACK: Final = "delete the newest file in the checkpoint's folder 'offsets', with its .crc"
 WAY_OUT_OF_LEFT_OUT: Final = (
     f"name them and {TAKE_BACK}; start with a new checkpoint, or continue without them with failOnDataLoss=false"

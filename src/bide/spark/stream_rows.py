@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from uuid import UUID
 
 from bide.delay.protocol import HEADER_DUE, HEADER_SENT
-from bide.durations import to_microseconds
+from bide.durations import LATEST_MILLISECOND, to_microseconds
 from bide.errors import UndecodableMessageError
 from bide.runtime.bounded_cache import BoundedCache
 from bide.spark.typed_headers import headers_to_json
@@ -23,9 +23,6 @@ from bide.streams.amqp10 import Sections, decode, escaped, first_properties, loo
 
 _MAX_CACHED: Final = 1 << 10
 """Largest encoded annotations that are cached, in bytes. Those of most messages have about a hundred bytes."""
-
-_LATEST: Final = 253_402_300_800_000
-"""Milliseconds from 1970 to the year 10000, the end of the range that Spark and Python share."""
 
 _DUE: Final = HEADER_DUE.encode()
 _SENT: Final = HEADER_SENT.encode()
@@ -53,7 +50,7 @@ _PROPERTIES: Final = {
 """Columns from the list of properties, by their place in it."""
 
 _ALL_PROPERTIES: Final = 11
-_PERSISTENT: Final = 2
+PERSISTENT: Final = 2
 """The delivery mode of persistent messages."""
 
 _MAX_PRIORITY: Final = 255
@@ -250,7 +247,7 @@ def _old_delivery_fields(annotations: Mapping[Any, Any]) -> DeliveryFields:
     return DeliveryFields(
         priority=_whole(priority, _MAX_PRIORITY),
         expiration=expiration_of(expiration),
-        persistent=None if type(mode) is not int else mode == _PERSISTENT,
+        persistent=None if type(mode) is not int else mode == PERSISTENT,
     )
 
 
@@ -268,7 +265,7 @@ def _reply_to(address: str) -> str:
 
 
 def _creation_time(value: Any) -> int | None:
-    """A creation time as microseconds; None if the value is not a time that Spark and Python share."""
+    """A creation time as microseconds; None if the value is not a time."""
     return to_microseconds(value.astimezone(UTC)) if isinstance(value, datetime) else None
 
 
@@ -287,7 +284,7 @@ def _body(message: Sections) -> bytes:
 
 def microseconds(value: Any) -> int | None:
     """Convert the milliseconds in a header to microseconds; None if the value is not a time."""
-    return value * 1000 if type(value) is int and 0 <= value < _LATEST else None
+    return value * 1000 if type(value) is int and 0 <= value <= LATEST_MILLISECOND else None
 
 
 def _name(value: Any) -> str | None:

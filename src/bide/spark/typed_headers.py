@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from math import isfinite
 from typing import Any, Final
-from uuid import UUID
 
 from bide.errors import InvalidInputError
 
@@ -47,8 +46,6 @@ def _marked(value: Any) -> Any:
         case Mapping():
             table = {_key(name): _marked(one) for name, one in value.items()}
             return {"$table": table} if len(table) == 1 and next(iter(table)).startswith("$") else table
-        case UUID():
-            return str(value)
         case _:
             return str(value)
 

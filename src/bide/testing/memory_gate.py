@@ -65,7 +65,7 @@ class MemoryGate:
             self._gate = _Gate(self._url, allow=self._allow, state=folder, **self._options)
             self._running = asyncio.create_task(self._gate.run())
             while not self._gate.is_ready and not self._running.done():  # noqa: ASYNC110 (there is no event to wait for)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the gate starts meanwhile
             if self._running.done():
                 self._running.result()
             self._stack = stack.pop_all()

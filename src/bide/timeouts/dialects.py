@@ -227,7 +227,7 @@ class MySql(Dialect):
         """See :meth:`Dialect.warn_about_exposure`."""
         if connection.password and not isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001 (no other way)
             user = connection.user.decode()
-            warn_about_database(user, connection._sock, "add ssl_ca=FILE to the URL")  # noqa: SLF001
+            warn_about_database(user, connection._sock, "add ssl_ca=FILE to the URL")  # noqa: SLF001 (no public one)
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See :meth:`Dialect.errors`."""

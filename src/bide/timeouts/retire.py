@@ -108,7 +108,7 @@ async def retire_timeout_manager(
     """
     found = await inspect_timeout_manager(database_url, url, endpoint)
     if not found.problems:
-        await asyncio.sleep(watch.total_seconds())
+        await asyncio.sleep(watch.total_seconds())  # what is active changes something meanwhile
         found = await inspect_timeout_manager(database_url, url, endpoint)
     if found.problems:
         return found

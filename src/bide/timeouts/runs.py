@@ -31,6 +31,7 @@ ABORTED: Final = "aborted"
 
 _LOCK_SECONDS: Final = 3.0
 _LOCK_PAUSE: Final = 0.1
+"""Seconds until a lock that another process holds is tried again."""
 
 
 @dataclass(slots=True, kw_only=True)

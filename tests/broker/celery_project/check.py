@@ -106,7 +106,7 @@ def expiry() -> None:
     deadline = time.time() + TIMEOUT
     while expired.state != "REVOKED":
         assert time.time() < deadline, f"a task that expired is {expired.state}"
-        time.sleep(0.05)
+        time.sleep(0.05)  # results in files give no event
 
 
 def revoking() -> None:
@@ -116,7 +116,7 @@ def revoking() -> None:
     deadline = time.time() + TIMEOUT
     while revoked.state != "REVOKED":
         assert time.time() < deadline, f"a task that was revoked is {revoked.state}"
-        time.sleep(0.05)
+        time.sleep(0.05)  # results in files give no event
 
 
 def priorities() -> None:

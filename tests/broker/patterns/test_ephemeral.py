@@ -108,7 +108,7 @@ async def test_a_quorum_queue_without_expiry_keeps_refused_messages(
     started = time.monotonic()
     while {"refused", "waiting"} & names(vhost):
         assert time.monotonic() - started < TIMEOUT, "they did not expire"
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # between two declarations
         if time.monotonic() - started < 2:
             # A new declaration is use for a classic queue, and none for a quorum queue.
             await client.declare(expiring, external={"full"})

@@ -64,7 +64,7 @@ async def shout(request: bide.Message) -> str:
 @every_way
 async def test_each_call_gets_its_own_reply(client: bide.Client, replies: Replies) -> None:
     async def slow_first(request: bide.Message) -> bytes:
-        await asyncio.sleep(0.2 if request.body == b"0" else 0)
+        await asyncio.sleep(0.2 if request.body == b"0" else 0)  # so that the first call is answered last
         return request.body * 2
 
     async with serving(client, slow_first), Caller(client, replies=replies) as caller:
@@ -113,14 +113,14 @@ async def test_any_exception_of_a_handler_is_replied_and_frees_its_slot(
         if request.body == b"unprintable":
             raise UnprintableError
         if request.body == b"cancelled":
-            other = asyncio.create_task(asyncio.sleep(3600))
+            other = asyncio.create_task(asyncio.sleep(3600))  # never ends
             other.cancel()
             await other
         if request.body == b"by itself":
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-            await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # raises
         return request.body
 
     async with serving(client, handler, at_once=1), Caller(client, timeout="1m") as caller:
@@ -221,7 +221,7 @@ async def main():
     async with bide.connect() as client, client.consume("prices") as requests:
         await anext(requests)
         print("taken", flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # until it is killed
 
 asyncio.run(main())
 """
@@ -357,7 +357,7 @@ async def test_the_synchronous_caller_works_from_several_threads(client: bide.Cl
 
     async def handler(request: bide.Message) -> str:
         if request.body == b"slow":
-            await asyncio.sleep(3600)
+            await asyncio.sleep(3600)  # never answers in time
         return await shout(request)
 
     async with serving(client, handler):
@@ -377,7 +377,7 @@ async def test_a_missing_or_deleted_request_queue_ends_the_server(client: bide.C
 
 async def test_invalid_arguments_and_closed_callers_are_refused(client: bide.Client) -> None:
     with pytest.raises(InvalidInputError, match="replies='fixed' is not a kind of reply queue"):
-        Caller(client, replies="fixed")  # type: ignore[arg-type]
+        Caller(client, replies="fixed")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(InvalidInputError, match="timeout is zero"):
         Caller(client, timeout="0s")
     caller = Caller(client)

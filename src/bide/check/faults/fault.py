@@ -97,6 +97,7 @@ class Fault:
 
 _PATIENCE: Final = 180.0
 _PAUSE: Final = 1.0
+"""Seconds until a busy node is asked again."""
 
 
 def insist(action: Callable[[], _Result]) -> _Result:

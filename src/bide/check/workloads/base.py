@@ -131,7 +131,7 @@ class CheckWorkload(ABC):
             yield self._sent
             self._sent += 1
             next_at = max(next_at + 1 / self.stage.rate, loop.time())
-            await asyncio.sleep(next_at - loop.time())
+            await asyncio.sleep(next_at - loop.time())  # the rate of the plan
 
     def random_delay(self) -> timedelta:
         """A delay from 50 ms to the longest one."""

@@ -67,7 +67,7 @@ class GateWorkload(CheckWorkload):
         if what == "keep":
             recorder.add_sent(first, [queue], outcome="scheduled", expected="delivered", due=made.due_time)
             return
-        await asyncio.sleep(change_at * (delay + _AFTER).total_seconds())
+        await asyncio.sleep(change_at * (delay + _AFTER).total_seconds())  # until the change
         if what == "cancel":
             try:
                 outcome = (await client.cancel(key)).outcome

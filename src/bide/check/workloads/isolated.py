@@ -26,7 +26,7 @@ class IsolatedWorkload(CheckWorkload):
     name: ClassVar = "isolated"
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+        super().__init__(*arguments)  # type: ignore[arg-type]  # the same parameters
         self._is_open = asyncio.Event()
 
     @property

@@ -34,7 +34,7 @@ class RetriesWorkload(CheckWorkload):
     name: ClassVar = "retries"
 
     def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+        super().__init__(*arguments)  # type: ignore[arg-type]  # the same parameters
         self._drafts: dict[str, Draft] = {}
 
     @property

@@ -32,6 +32,7 @@ from pyspark.sql.types import (
 from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.delay.nservicebus import NATIVE_MESSAGE_ID
 from bide.delay.protocol import HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_SENT, HEADER_TO
+from bide.durations import EARLIEST, LATEST_MILLISECOND, to_milliseconds
 from bide.recoverability.history import (
     HEADER_FIRST_DUE,
     HEADER_RETRIED_BY,
@@ -101,8 +102,8 @@ _TARGET_WORD: Final = r"(?s)^~([qx]):([^.]*)(?:\.(.*))?$"
 _NSERVICEBUS_TIME: Final = "yyyy-MM-dd HH:mm:ss:SSSSSS X"
 _DAY: Final = 86_400
 _LONGEST_DELAY: Final = (1 << LEVELS) - 1
-_CALENDAR: Final = (-62_135_596_800_000, 253_402_300_799_999)
-"""The first and last millisecond that Python can represent, in the years 1 to 9999; Spark has more."""
+_CALENDAR: Final = (to_milliseconds(EARLIEST), LATEST_MILLISECOND)
+"""The first and the last millisecond that Python can represent; Spark has earlier and later ones."""
 
 
 def mark_undecodable(messages: DataFrame) -> DataFrame:
@@ -135,7 +136,8 @@ def scheduled(messages: DataFrame, layouts: Mapping[str, str]) -> DataFrame:
         layouts: the layout of each stream of a tap.
     """
     fields = _fields(messages, layouts, arrived="scheduled")
-    # Only here: the routing key of a delivered message has the length of the delay, but not the time of its start.
+    # The routing key has the length of the delay, which starts at the time of this tap. (For a delivered message, the
+    # start is not known.)
     due = F.coalesce("due", F.col("scheduled") + F.make_dt_interval(secs=F.col("seconds")))
     fields = fields.withColumn("due", _in_calendar(due)).withColumn("first_due", _first_due())
     return _with_day(fields, "scheduled", seen=F.col("scheduled"))

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VERSION: Final = 2
+"""The version of this layout of files."""
 
 Batch = tuple[date, int]
 """Day and number of a batch of a table."""
@@ -109,7 +110,7 @@ class Folder:
     """
 
     def __init__(self, place: str) -> None:
-        self.place = (place if "://" in place else os.path.abspath(place)).rstrip("/")  # noqa: PTH100 (as it is)
+        self.place = (place if "://" in place else os.path.abspath(place)).rstrip("/")  # noqa: PTH100 (no link is followed)
         try:
             self.files, self._root = fs.FileSystem.from_uri(self.place)
         except (ValueError, OSError) as error:

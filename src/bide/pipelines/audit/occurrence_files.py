@@ -15,9 +15,9 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import parquet
 
-from bide.durations import EPOCH, from_milliseconds
+from bide.durations import EPOCH, LATEST_MILLISECOND, from_milliseconds
 from bide.pipelines.audit.folder import Folder, Note
-from bide.pipelines.audit.occurrence_state import LATEST, Occurrence, kept_values
+from bide.pipelines.audit.occurrence_state import Occurrence, PendingCount, kept_values
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.state import LogPosition
 
@@ -28,7 +28,7 @@ _HEAD: Final = "_state/schedules.json"
 _FILES: Final = "_state/schedules"
 _NEW_PENDING: Final = "_state/schedules_pending.parquet"
 _ROWS: Final = 50_000
-"""Rows in memory."""
+"""Rows in memory that are written to files together."""
 
 _Row = tuple[date, tuple[Any, ...]]
 
@@ -58,7 +58,7 @@ class KnownPartition:
     """The state of a partition after the last round.
 
     Attributes:
-        file: the name of its file; it may be older than the position, if nothing has changed since then.
+        file: the name of the file with its state, which may be of an earlier round if nothing has changed since.
         position: the last record that the audit has read.
     """
 
@@ -107,20 +107,24 @@ class OccurrenceFiles:
             ended: when, in milliseconds since the Unix epoch; None if that is not known.
             offset: the offset of the record that ended it.
         """
-        kept, due = kept_values(entry), min(entry.due, LATEST)
+        kept, due = kept_values(entry), min(entry.due, LATEST_MILLISECOND)
         if isinstance(entry, WaitingSchedule):
             is_recurring, kept["version"] = entry.recurrence is not None, entry.version
         else:
             is_recurring = entry.is_recurring
-        # A run before the due time was asked for, and is not early.
-        is_late = outcome == "delivered" and ended is not None and ended >= due
+        # A delivery before the due time has no lateness: it was requested, so it is not early either.
+        has_lateness = outcome == "delivered" and ended is not None and ended >= due
         values = (
             entry.occurrence if is_recurring else kept.get("id") or entry.occurrence,
             *(entry.occurrence, entry.id, entry.key, kept.get("version"), entry.target, kept.get("type")),
-            *map(_micros, (min(entry.nominal, LATEST), due, kept.get("scheduled"), kept.get("claimed"), ended)),
+            *map(
+                _micros,
+                (min(entry.nominal, LATEST_MILLISECOND), due, kept.get("scheduled"), kept.get("claimed"), ended),
+            ),
             outcome,
-            float(ended - due) if is_late and ended is not None else None,
-            *(stream, offset),
+            float(ended - due) if has_lateness and ended is not None else None,
+            stream,
+            offset,
         )
         day = (from_milliseconds(due) or EPOCH).date()
         self._added.append((day, values))
@@ -166,12 +170,8 @@ class OccurrenceFiles:
             shutil.copyfileobj(file, target, 1 << 20)
         return name
 
-    def write_pending(self, rows: Iterable[tuple[str, int, int, int, int, int]]) -> None:
-        """Replace the table of pending occurrences.
-
-        Args:
-            rows: target, hour of the due time, all, overdue, paused, under way.
-        """
+    def write_pending(self, rows: Iterable[PendingCount]) -> None:
+        """Replace the table of pending occurrences by the sums of these counts."""
         whole: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
         for target, hour, *counts in rows:
             whole[hour, target] = [one + more for one, more in zip(whole[hour, target], counts, strict=True)]

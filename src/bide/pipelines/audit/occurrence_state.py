@@ -1,4 +1,4 @@
-"""State of a partition of the schedule log in an audit: the fold's state, without messages."""
+"""State of a partition of the schedule log in an audit, with little of each message."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from bide.durations import LATEST_MILLISECOND
 from bide.errors import InvalidInputError, ScheduleRecordError
 from bide.gate.sqlite_state import SCHEMA, SCHEMA_VERSION, SqliteState
 from bide.schedules.entries import StateEntry, UnderWay, WaitingSchedule
@@ -18,24 +19,44 @@ from bide.schedules.records import ScheduleFilter
 
 Occurrence = WaitingSchedule | UnderWay
 
-LATEST: Final = 253_402_300_799_999
-"""The last millisecond of the year 9999. Applications may schedule for later, which Python and Spark cannot show."""
-
 _HOUR: Final = 3_600_000
+# Applications may schedule for a time after the year 9999, which Python cannot represent.
+_DUE_HOUR: Final = f"min(due, {LATEST_MILLISECOND}) / {_HOUR} AS hour"
 _PENDING: Final = f"""
-SELECT target, min(due, {LATEST}) / {_HOUR} AS hour, count(*), sum(NOT is_paused AND due <= :before), sum(is_paused), 0
+SELECT target, {_DUE_HOUR}, count(*), sum(NOT is_paused AND due <= :before), sum(is_paused), 0
 FROM waiting GROUP BY target, hour
 UNION ALL
-SELECT target, min(due, {LATEST}) / {_HOUR} AS hour, count(*), sum(due <= :before), 0, count(*)
+SELECT target, {_DUE_HOUR}, count(*), sum(due <= :before), 0, count(*)
 FROM under_way GROUP BY target, hour
 """  # noqa: S608 (numbers of our own)
+
+
+class PendingCount(NamedTuple):
+    """Counts of occurrences that have not ended, of one target and hour of the due time.
+
+    Attributes:
+        target: ``q:<queue>`` or ``x:<exchange>``.
+        hour: the hour of the due time, in hours since the Unix epoch.
+        total: all of these occurrences.
+        overdue: those whose due time is over, without paused ones.
+        paused: those that are paused.
+        under_way: those that a gate has claimed.
+    """
+
+    target: str
+    hour: int
+    total: int
+    overdue: int
+    paused: int
+    under_way: int
 
 
 class OccurrenceState(SqliteState):
     """The state, which keeps only some properties of each message, and remembers what a record has looked up.
 
-    The fold does not read messages. What this state keeps of one is its body, as JSON, with no properties: its id and
-    type, and the times of the records that scheduled and claimed it.
+    The fold does not read messages, so this state replaces each message by a small one. Its body is JSON with the id
+    and type of the original, and the times of the records that scheduled and claimed it. It has no properties, by which
+    :meth:`put` recognizes it.
 
     Attributes:
         time: when the broker stored the record that is applied, in milliseconds since the Unix epoch; None while a
@@ -50,10 +71,10 @@ class OccurrenceState(SqliteState):
         self._versions: dict[str, str] = {}
 
     def begin_record(self, time: int) -> None:
-        """Forget what the record before has looked up.
+        """Begin a record: forget what the previous one has looked up.
 
         Args:
-            time: when the broker stored the next record.
+            time: when the broker stored the record.
         """
         self.time = time
         self.looked_up.clear()
@@ -102,13 +123,13 @@ class OccurrenceState(SqliteState):
         yield from self.select(ScheduleFilter())
         yield from self.all_under_way()
 
-    def pending(self, before: int) -> list[tuple[str, int, int, int, int, int]]:
-        """Counts by target and hour of the due time: target, hour, all, overdue, paused, under way.
+    def pending(self, before: int) -> list[PendingCount]:
+        """Count occurrences by target and hour of the due time, those that wait and those under way separately.
 
         Args:
-            before: what was due at this time or earlier, and is not paused, is overdue.
+            before: occurrences that were due at this time or earlier are overdue, unless they are paused.
         """
-        return self._sql.execute(_PENDING, {"before": before}).fetchall()
+        return [PendingCount(*row) for row in self._sql.execute(_PENDING, {"before": before})]
 
 
 def kept_values(entry: Occurrence) -> dict[str, Any]:
@@ -136,6 +157,9 @@ def opened(path: Path, *, is_new: bool) -> Iterator[OccurrenceState]:
 
     If the block raises, the file is damaged: use a copy.
 
+    Args:
+        is_new: whether to create the state.
+
     Raises:
         InvalidInputError: another release of bide wrote the file.
     """
@@ -144,8 +168,11 @@ def opened(path: Path, *, is_new: bool) -> Iterator[OccurrenceState]:
         connection.execute("PRAGMA synchronous = OFF")
         if is_new:
             connection.executescript(f"{SCHEMA} PRAGMA user_version = {SCHEMA_VERSION};")
-        elif connection.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
-            raise InvalidInputError("another release of bide wrote the state of schedules: audit into another folder")
+        elif (version := connection.execute("PRAGMA user_version").fetchone()[0]) != SCHEMA_VERSION:
+            raise InvalidInputError(
+                f"the audit's state of schedules has version {version}, but this bide writes version {SCHEMA_VERSION}: "
+                "audit into another folder"
+            )
         connection.execute("BEGIN")
         state = OccurrenceState(connection)
         yield state

@@ -7,6 +7,7 @@ for the messages with new facts (:mod:`bide.pipelines.audit.refresh`).
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from bide.pipelines.audit.refresh import FACTS, UNDECODABLE, compact, refresh
 from bide.pipelines.audit.schedule_log import PendingSchedules, read_schedule_log
 from bide.pipelines.session import NO_WORKER, error_of_query, parallelism
 from bide.runtime.logs import logger
+from bide.spark.source import LIMITS
 from bide.streams.log import Address
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ _ATTEMPTS: Final = 3
 """Attempts to start a query that fails for a moment. A query continues from its checkpoint."""
 
 _TEMPORARY: Final = (NO_WORKER, "java.util.ConcurrentModificationException")
-"""Errors that the next attempt may not have: a Python process that is too slow for Spark, and a race in Spark 4.2 if
-a query starts while another one runs."""
+"""Errors after which another attempt may succeed: a Python process started too slowly for Spark, or Spark 4.2 started a
+query while another one was running, where it has a race."""
 
 _Split = Callable[["DataFrame"], "DataFrame"]
 _Starter = Callable[[], "StreamingQuery"]
@@ -109,7 +111,10 @@ def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
         FolderInUseError: another audit uses the folder.
         PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`.
-        InvalidInputError: the folder contains other files.
+        InvalidInputError: the folder contains other files, or the state of another release of bide.
+        OffsetsLostError: the schedule log has lost records that were not read, and gaps are not allowed.
+        ScheduleLogError: the beginning of the schedule log was removed, and it has no complete snapshot.
+        BrokerError: the schedule log cannot be read.
     """
     folder.begin()
     with folder.lock():
@@ -118,7 +123,7 @@ def run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
 
 def _run(spark: SparkSession, sources: Sources, folder: Folder) -> Round:
     began = time.monotonic()
-    # Taken before the streams are read, so that each message that is due before and on time is in the streams.
+    # Taken before the streams are read: a message that was due by now and delivered on time is then in the streams.
     now = datetime.now(UTC)
     folder.finish_merges()
     bide.spark.register(spark)
@@ -191,10 +196,6 @@ def _start(
         make: converts a batch of messages to facts.
         tables_of: table -> function that selects its rows from these facts.
     """
-    import json
-
-    from bide.spark.source import LIMITS
-
     options: dict[str, Any] = {
         "url": sources.url,
         "stream": json.dumps(sorted(streams)),
@@ -247,7 +248,7 @@ def _finish(starts: Sequence[_Starter], *, is_last: bool) -> list[_Starter]:
     """Start queries and wait for all of them. If one fails, the others end too, so that none writes after the error.
 
     Args:
-        is_last: whether a query fails with a temporary error. Otherwise it is started again.
+        is_last: whether this is the last attempt, in which a temporary error is final too.
 
     Returns:
         The queries to start again.

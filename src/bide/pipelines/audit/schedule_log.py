@@ -15,7 +15,7 @@ from bide.errors import OffsetsLostError, ScheduleLogError, UndecodableMessageEr
 from bide.gate.log_follower import LogFollower
 from bide.gate.snapshot_finder import FoundSnapshot, SnapshotFinder
 from bide.pipelines.audit.occurrence_files import KnownPartition, OccurrenceFiles
-from bide.pipelines.audit.occurrence_state import Occurrence, OccurrenceState, opened
+from bide.pipelines.audit.occurrence_state import Occurrence, OccurrenceState, PendingCount, opened
 from bide.pipelines.audit.tables import GRACE
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
@@ -39,7 +39,7 @@ UNKNOWN: Final = "unknown"
 """The outcome of an occurrence that ended in a record which the audit could not read."""
 
 _ATTEMPTS: Final = 3
-"""Attempts to begin with a snapshot, while retention removes the beginning of the log."""
+"""Attempts to begin with a snapshot. An attempt fails if retention removes its records before they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ def read_schedule_log(
 
     Args:
         streams: the streams of the log that exist.
-        now: schedules that were due well before this time are overdue.
+        now: schedules that were due more than :data:`bide.pipelines.audit.tables.GRACE` before this are overdue.
         allow_gaps: continue although records or a stream were lost. What ended in them has the outcome ``unknown``.
 
     Returns:
@@ -84,8 +84,9 @@ def read_schedule_log(
 
     Raises:
         OffsetsLostError: records were lost that the audit had not read.
-        ScheduleLogError: the log begins too late and has no complete snapshot.
+        ScheduleLogError: the beginning of the log was removed, and it has no complete snapshot.
         NewerRecordError: a later release of bide wrote to the log.
+        InvalidInputError: another release of bide wrote the state in the folder.
         BrokerError: the log cannot be read.
     """
     files = OccurrenceFiles(folder)
@@ -93,7 +94,7 @@ def read_schedule_log(
         return None
     files.begin()
     kept: dict[str, KnownPartition] = {}
-    pending: list[tuple[str, int, int, int, int, int]] = []
+    pending: list[PendingCount] = []
     before = to_milliseconds(now - GRACE)
     with tempfile.TemporaryDirectory(prefix="bide-audit-") as local, StreamLogs(address) as logs:
         for number in range(PARTITIONS):
@@ -112,13 +113,12 @@ def read_schedule_log(
             path.unlink()
     files.write_pending(pending)
     files.commit(kept)
-    waiting = sum(one[2] for one in pending)
-    under_way = sum(one[5] for one in pending)
+    under_way = sum(one.under_way for one in pending)
     return PendingSchedules(
-        waiting=waiting - under_way,
-        paused=sum(one[4] for one in pending),
+        waiting=sum(one.total for one in pending) - under_way,
+        paused=sum(one.paused for one in pending),
         under_way=under_way,
-        overdue=sum(one[3] for one in pending),
+        overdue=sum(one.overdue for one in pending),
     )
 
 
@@ -139,7 +139,11 @@ class _PartitionReader:
         self._ended: set[str] | None = None
 
     def follow(self, known: KnownPartition | None, path: Path) -> KnownPartition | None:
-        """Read the new records. Returns the state after them; None if the log cannot be read yet, which is allowed."""
+        """Read the new records.
+
+        Returns:
+            The state after them; None if gaps are allowed, and the log has neither its beginning nor a snapshot.
+        """
         end = self._logs.end(self._stream)
         if known is None:
             return self._begin(path, end, after=-1)
@@ -163,7 +167,7 @@ class _PartitionReader:
         """End the occurrences of a stream that does not exist any more.
 
         Raises:
-            OffsetsLostError: that is not allowed.
+            OffsetsLostError: gaps are not allowed.
         """
         if not self._allow_gaps:
             raise OffsetsLostError(
@@ -267,7 +271,7 @@ class _PartitionReader:
         self._files.add(entry, UNKNOWN, ended=None, stream=self._stream, offset=None)
 
     def _take_snapshot(self, state: OccurrenceState, first: int, end: int) -> None:
-        """Begin with the earliest snapshot after which all records are left."""
+        """Begin with the earliest snapshot whose following records are all in the log."""
         found = self._find_snapshot(first, end)
         missing = set(found.numbers)
         assert found.position.snapshot is not None

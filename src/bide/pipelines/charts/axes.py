@@ -14,7 +14,6 @@ TICK_SIZE: Final = 11
 TICK_WIDTH: Final = 74
 """Width of the text of a time, in pixels."""
 
-
 _LATE_WIDTH: Final = 50
 _EDGE: Final = 10
 """How far texts may extend beyond the left and right edge of a plot, in pixels."""

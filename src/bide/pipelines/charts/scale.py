@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from math import ceil, floor, log10
 from typing import Final
 
-from bide.durations import EPOCH
+from bide.durations import EARLIEST, EPOCH, LATEST
 
-_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
-_END: Final = datetime.max.replace(tzinfo=UTC)
 _NICE: Final = (1, 2, 5, 10)
 _DAY: Final = timedelta(days=1)
 _DURATIONS: Final = (
@@ -126,7 +124,7 @@ def floored(moment: datetime, span: timedelta) -> datetime:
     try:
         return moment - (moment - EPOCH) % span
     except OverflowError:
-        return _BEGINNING
+        return EARLIEST
 
 
 def after(first: datetime, span: timedelta, number: int) -> datetime:
@@ -134,7 +132,7 @@ def after(first: datetime, span: timedelta, number: int) -> datetime:
     try:
         return first + span * number
     except OverflowError:
-        return _END
+        return LATEST
 
 
 def _tick_text(moment: datetime, step: timedelta) -> tuple[str, str]:

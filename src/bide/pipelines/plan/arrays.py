@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
 from bide.pipelines.plan.capacity import Capacity
 from bide.pipelines.plan.figures import SPAN_FIGURES, SPANS, PlanReport, plan_report
@@ -31,7 +32,6 @@ _CLASS_FIGURES: Final = ("n", "n_rate", "bytes", "bytes_rate")
 _PARTS: Final = ("", "_1", "_rate", "_rate_1", "_rate_2")
 _MOMENTS: Final = tuple(f"{one}{part}" for one in MEASURES for part in _PARTS)
 _HOPS: Final = ("hops", "hops_rate", "hops_rate_1")
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def of_flows(flows: Sequence[Flow], *, tick: timedelta = timedelta(seconds=1)) -
         InvalidInputError: there are no flows.
     """
     if not flows:
-        raise InvalidInputError("there are no flows: there is nothing to plan for")
+        raise InvalidInputError("there are no flows, so there is nothing to plan for: give at least one")
     parts = [_classes(one, tick) for one in flows]
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return ArrayWorkload(
@@ -119,25 +119,25 @@ class ArrayTimeline:
 
     def _moves(self) -> Iterator[tuple[str, ArrayTable]]:
         """The intervals of each level, one for each class of messages that passes it."""
-        classes, tick = self.workload.classes, self.tick // _MILLISECOND
+        classes, tick = self.workload.classes, self.tick // MILLISECOND
         resolution = self.layout.resolution
         wait = (classes["delay"] + resolution - 1) // resolution * resolution
         for level in self.layout.levels:
             digit = wait // level.unit % (level.highest + 1)
-            stays = np.flatnonzero(digit)
-            if not len(stays):
+            passing = np.flatnonzero(digit)
+            if not len(passing):
                 continue
-            leave = (classes["at"] - self._origin * tick + wait - wait % level.unit)[stays]
-            enter = leave - digit[stays] * level.unit
+            leave = (classes["at"] - self._origin * tick + wait - wait % level.unit)[passing]
+            enter = leave - digit[passing] * level.unit
             yield (
                 level.name,
                 {
-                    "digit": digit[stays],
+                    "digit": digit[passing],
                     "enter": enter // tick,
                     "enter_in": enter % tick / tick,
                     "leave": leave // tick,
                     "leave_in": leave % tick / tick,
-                    **{name: classes[name][stays] for name in _CLASS_FIGURES},
+                    **{name: classes[name][passing] for name in _CLASS_FIGURES},
                 },
             )
 
@@ -195,7 +195,7 @@ class ArrayTimeline:
         found["hops_peak"] = np.maximum.reduceat(np.where(gap > 0, np.maximum(now, later), now), starts) / seconds
         kept = (found["held_peak"] > EPSILON) | (found["hops"] > EPSILON)
         return {
-            "at": (span * (self.every // _MILLISECOND))[kept],
+            "at": (span * (self.every // MILLISECOND))[kept],
             **{name: np.maximum(one[kept], 0.0) for name, one in found.items()},
         }
 
@@ -227,7 +227,7 @@ class ArrayTimeline:
         later = np.where(gap > 0, after, 0.0)
         most = np.maximum(now, later)
         starts, span = self._span_starts(tick)
-        seconds, length = self.tick.total_seconds(), self.tick // _MILLISECOND
+        seconds, length = self.tick.total_seconds(), self.tick // MILLISECOND
         released = np.add.reduceat(now + gap * later, starts)
         # The first of the ticks with the most, which may differ by rounding errors.
         when = tick + np.where(later > now, 1, 0)
@@ -236,7 +236,7 @@ class ArrayTimeline:
         firsts = order[np.searchsorted(spans[order], span)]
         kept = released > EPSILON
         return {
-            "at": (span * (self.every // _MILLISECOND))[kept],
+            "at": (span * (self.every // MILLISECOND))[kept],
             "released": released[kept],
             "peak": (np.maximum.reduceat(most, starts) / seconds)[kept],
             "peak_at": ((when[firsts] + self._origin) * length)[kept],
@@ -250,7 +250,7 @@ class ArrayTimeline:
     @property
     def _origin(self) -> int:
         """The tick of the first message of the workload."""
-        return self.workload.first // (self.tick // _MILLISECOND)
+        return self.workload.first // (self.tick // MILLISECOND)
 
     @property
     def _ticks_per_span(self) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
 
 GRAIN = timedelta(milliseconds=10)
 """The default grain, to which times of sending are rounded down: the resolution of ``Clock``."""
-
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,5 +39,5 @@ def check_grain(grain: timedelta) -> None:
     Raises:
         InvalidInputError: the grain is not a whole number of milliseconds.
     """
-    if grain < _MILLISECOND or grain % _MILLISECOND:
+    if grain < MILLISECOND or grain % MILLISECOND:
         raise InvalidInputError(f"the grain of {grain} is not a whole number of milliseconds: give 1 ms or more")

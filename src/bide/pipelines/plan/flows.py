@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from bide.durations import parse_delay, parse_due_time, to_milliseconds
+from bide.durations import MILLISECOND, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import InvalidInputError
 
 POINTS: Final = 20_000
@@ -146,7 +146,7 @@ def flows_of(
                     longest=longest,
                     size=_size(where, one.get("size", size)),
                     first=to_milliseconds(parse_due_time(one["start"]) if "start" in one else start),
-                    length=span // timedelta(milliseconds=1),
+                    length=span // MILLISECOND,
                     profile=_profile(where, one.get("profile", [1])),
                 )
             )
@@ -164,8 +164,7 @@ def delay_range(text: str) -> tuple[int, int]:
     longest = parse_delay(last) if dots else shortest
     if longest < shortest:
         raise InvalidInputError(f"the second delay of {text!r} is shorter than the first: give the shorter one first")
-    millisecond = timedelta(milliseconds=1)
-    return -(-shortest // millisecond), -(-longest // millisecond)
+    return -(-shortest // MILLISECOND), -(-longest // MILLISECOND)
 
 
 def _delays(where: str, value: Any) -> Mapping[str, Any]:

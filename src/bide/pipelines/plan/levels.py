@@ -8,9 +8,8 @@ from datetime import timedelta
 
 from bide.delay.levels import DelayLevel
 from bide.delay.protocol import DelayInfrastructure
+from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
-
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +66,8 @@ class PlanLevels:
         return cls(
             name=infrastructure.name,
             levels=found.levels,
-            resolution=infrastructure.resolution // _MILLISECOND,
-            longest=infrastructure.max_delay // _MILLISECOND,
+            resolution=infrastructure.resolution // MILLISECOND,
+            longest=infrastructure.max_delay // MILLISECOND,
             lanes=found.lanes,
         )
 

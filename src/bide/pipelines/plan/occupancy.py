@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
+from bide.durations import MILLISECOND
 from bide.pipelines.plan.levels import PlanLevels, check_delays
 from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, passed, started
 
@@ -55,7 +56,7 @@ class Timeline:
         spark = self.workload.classes.sparkSession
         units = [(number, level.unit, level.highest + 1) for number, level in enumerate(self.layout.levels)]
         levels = F.broadcast(spark.createDataFrame(units, "level int, unit long, radix int"))
-        tick = self.tick // timedelta(milliseconds=1)
+        tick = self.tick // MILLISECOND
         resolution = self.layout.resolution
         digit = F.expr("cast(wait div unit % radix as int)")
         waiting = self.workload.classes.withColumn("wait", F.expr(f"(delay + {resolution - 1}) div {resolution}"))
@@ -155,7 +156,7 @@ class Timeline:
         now, after = passed(n=F.col("n"), rate=F.col("rate"), rate_1=F.col("rate_1"), flow=F.col("flow"))
         later = F.when(F.col("gap") > 0, after).otherwise(0.0)
         most = F.greatest(now, later)
-        seconds, tick = self.tick.total_seconds(), self.tick // timedelta(milliseconds=1)
+        seconds, tick = self.tick.total_seconds(), self.tick // MILLISECOND
         when = F.col("tick") + F.when(later > now, 1).otherwise(0)
         found = leaving.groupBy(*queue, F.expr(f"(tick + {self._origin}) div {span}").alias("span")).agg(
             F.sum(now + F.col("gap") * later).alias("released"),
@@ -178,7 +179,7 @@ class Timeline:
     @property
     def _origin(self) -> int:
         """The tick of the first message of the workload."""
-        return self.workload.first // (self.tick // timedelta(milliseconds=1))
+        return self.workload.first // (self.tick // MILLISECOND)
 
     @property
     def _level_name(self) -> Column:
@@ -190,7 +191,7 @@ class Timeline:
         return self.every // self.tick
 
     def _at(self, span: str) -> Column:
-        return F.timestamp_millis(F.col(span) * (self.every // timedelta(milliseconds=1))).alias("at")
+        return F.timestamp_millis(F.col(span) * (self.every // MILLISECOND)).alias("at")
 
     def _edges(self) -> Column:
         """The first tick of each span between the ticks ``begin`` and ``end``; for the first span, ``begin`` itself."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
 
 MEASURES: Final = ("n", "bytes")
@@ -29,8 +30,7 @@ def check_spans(every: timedelta, tick: timedelta) -> None:
     Raises:
         InvalidInputError: the tick is not in milliseconds, or the span is not a multiple of the tick.
     """
-    millisecond = timedelta(milliseconds=1)
-    if tick < millisecond or tick % millisecond:
+    if tick < MILLISECOND or tick % MILLISECOND:
         raise InvalidInputError(f"the tick of {tick} is not a whole number of milliseconds: give 1 ms or more")
     if every < tick or every % tick:
         raise InvalidInputError(f"spans of {every} are not a multiple of the tick of {tick}: change one of the two")

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from bide.durations import MILLISECOND
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 from bide.pipelines.plan.columns import GRAIN, Columns, check_grain
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from bide.pipelines.plan.flows import Flow
 
-_MILLISECOND = timedelta(milliseconds=1)
 _TIME_TYPES = (TimestampType, TimestampNTZType, DateType, StringType)
 
 
@@ -70,7 +70,7 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
     if (columns.delay is None) == (columns.due is None):
         raise InvalidInputError("name either the column of delays or the column of due times")
     check_grain(grain)
-    step = grain // _MILLISECOND
+    step = grain // MILLISECOND
     at = _milliseconds(rows, columns.at)
     if columns.due is not None:
         delay = F.greatest(_milliseconds(rows, columns.due) - at, F.lit(0).cast("long"))
@@ -91,7 +91,7 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
         F.max("delay").alias("longest"),
     ).collect()[0]
     if not found["rows"]:
-        raise InvalidInputError("the table has no rows: there is nothing to plan for")
+        raise InvalidInputError("the table has no rows, so there is nothing to plan for: name another")
     if found["bad"]:
         raise InvalidRowError(
             f"{found['bad']:,} of {found['rows']:,} rows have no time of sending, delay, size or count, or a negative "
@@ -129,7 +129,7 @@ def of_flows(spark: SparkSession, flows: Sequence[Flow], *, tick: timedelta = ti
         InvalidInputError: there are no flows.
     """
     if not flows:
-        raise InvalidInputError("there are no flows: there is nothing to plan for")
+        raise InvalidInputError("there are no flows, so there is nothing to plan for: give at least one")
     parts = [_classes(spark, one, tick) for one in flows]
     whole = parts[0]
     for part in parts[1:]:

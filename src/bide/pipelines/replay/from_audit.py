@@ -364,7 +364,7 @@ def _send_when_due(messages: DataFrame, times: list[Row], writer: _ReplayPartWri
     for number, part in groupby(rows, key=lambda row: row["part"]):
         wanted = [_wanted(row.asDict()) for row in part]
         wait = from_microseconds(due[number]) + late - datetime.now(UTC)
-        time.sleep(max(wait.total_seconds(), 0.0))
+        time.sleep(max(wait.total_seconds(), 0.0))  # until the part is due
         with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
             sending = thread.submit(writer.send, number, wanted)
             # On an interruption, the end of the block waits until the part is sent and recorded.

@@ -145,7 +145,7 @@ def choose(failed: DataFrame, *, where: str | None = None, limit: int | None = N
         try:
             chosen = failed.where(where)
             # Spark Connect checks the condition only when the server is asked for something, such as the columns.
-            chosen.columns  # noqa: B018
+            chosen.columns  # noqa: B018 (evaluated for the check)
         except AnalysisException as error:
             raise _filter_error(where, error, failed.columns) from error
     return chosen if limit is None else chosen.orderBy("place").limit(limit)

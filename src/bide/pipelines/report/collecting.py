@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 GRACE: Final = timedelta(minutes=10)
-"""Overdue time after which a message counts as lost. It is longer than the 180 s after which RabbitMQ retries a message
-that a target has rejected."""
+"""Overdue time after which a message counts as lost, by default. It is longer than the 180 s after which RabbitMQ sends
+a message again that its target queue has not confirmed (``dead_letter_worker_publisher_confirm_timeout``)."""
 
+# The largest numbers of spans, targets and groups in a plot or table.
 _FLOW_SPANS: Final = 120
 _PENDING_SPANS: Final = 96
 _FAILURE_SPANS: Final = 60
@@ -130,12 +131,13 @@ def _lateness(messages: DataFrame) -> list[ReportStep]:
     if not counts:
         return []
     return [
-        ReportStep(low=_late(step) if step >= 0 else 0.0, high=_late(step + 1), count=counts.get(step, 0))
+        ReportStep(low=_start_of(step) if step >= 0 else 0.0, high=_start_of(step + 1), count=counts.get(step, 0))
         for step in range(min(counts), max(counts) + 1)
     ]
 
 
-def _late(step: int) -> float:
+def _start_of(step: int) -> float:
+    """The lateness in ms at which a step begins."""
     return float(10 ** (step / counting.STEPS))
 
 

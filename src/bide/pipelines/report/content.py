@@ -159,7 +159,7 @@ def _lateness_over_time(found: FlowFigures) -> Section:
 def _targets(found: Sequence[Target], more: int) -> Section:
     rows = [
         (
-            plots.target_name(one.name),
+            plots.in_words(one.name),
             *map(texts.count, (one.scheduled, one.delivered, one.overdue)),
             *map(texts.milliseconds, (one.p50, one.p95, one.p99, one.max)),
         )
@@ -185,7 +185,7 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
         return section(note="Nothing is pending.")
     rows = [
         (
-            plots.pending_name(found, one),
+            plots.target_name(found, one),
             texts.moment(found.first + found.width * number),
             *map(texts.count, (count, overdue)),
         )

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import to_microseconds
+from bide.pipelines.report.figures import ENDED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 WAITING: Final = ("scheduled", "overdue")
 """Outcomes of messages that are not delivered yet."""
-
-ENDED: Final = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
-"""Outcomes of schedules that ended without a delivery."""
 
 OUTCOMES: Final = ("delivered", *ENDED)
 """Outcomes of occurrences of schedules."""

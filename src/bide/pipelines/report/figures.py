@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Final
 
 from bide.pipelines.charts.scale import after
+
+ENDED: Final = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
+"""Outcomes of schedules that ended without a delivery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +23,6 @@ class Headline:
         pending: messages that are not delivered yet or wait for a retry, including the overdue ones.
         overdue: pending messages whose due time is over.
         lost: overdue messages that were due more than *grace* before *until*.
-        cancelled: schedules that were cancelled.
-        superseded: schedules that were replaced.
-        skipped: runs of recurring schedules that were skipped.
-        undeliverable: scheduled messages that a gate has set aside.
-        unknown: schedules that ended in records of the log which were lost.
         early: messages that were delivered before their due time.
         grace: the overdue time after which a message counts as lost.
         since: when the first message was scheduled or delivered.
@@ -32,6 +31,11 @@ class Headline:
         p95: the 95th percentile of the lateness in ms.
         p99: the 99th percentile of the lateness in ms.
         max: the largest lateness in ms.
+        cancelled: schedules that were cancelled.
+        superseded: schedules that were replaced.
+        skipped: runs of recurring schedules that were skipped.
+        undeliverable: scheduled messages that a gate has set aside.
+        unknown: schedules that ended in records of the log which were lost.
     """
 
     scheduled: int
@@ -56,8 +60,7 @@ class Headline:
     @property
     def ended(self) -> dict[str, int]:
         """Messages that ended without a delivery by outcome, without outcomes that no message has."""
-        names = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
-        return {name: count for name in names if (count := getattr(self, name))}
+        return {name: count for name in ENDED if (count := getattr(self, name))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

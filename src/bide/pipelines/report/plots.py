@@ -188,7 +188,7 @@ def targets(found: Sequence[Target], *, width: float) -> Drawing:
     marks: list[Mark] = [*late_axis(across, frame)]
     for number, (one, values) in enumerate(known):
         y = frame.top + number * row + 14
-        name = target_name(one.name)
+        name = in_words(one.name)
         p50, p99, top = (across.place(value) for value in values)
         shown = zip(("p50", "p99", "latest"), map(texts.milliseconds, values), strict=True)
         tip = f"{name}: {', '.join(f'{what} {value}' for what, value in shown)}"
@@ -236,7 +236,7 @@ def _pending_target(
 ) -> Iterator[Mark]:
     up = Linear(0, highest, frame.bottom, frame.top)
     yield from value_axis(up, [tick for tick in up.ticks(2) if tick], frame, texts.brief)
-    name = pending_name(found, one)
+    name = target_name(found, one)
     counts = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
     room = frame.right - frame.left - LETTER * 12 * len(counts) - 12
     yield Label(x=frame.left, y=frame.top - 6, text=shortened(name, room, bold=True), bold=True)
@@ -245,12 +245,11 @@ def _pending_target(
     for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True)):
         if not count:
             continue
-        start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
+        start, wide = _span_bar(times, found, number)
         # At least 1.5 pixels, so that the smallest bar is visible.
         top = min(up.place(count), frame.bottom - 1.5)
         base = frame.bottom - (frame.bottom - top) * overdue / count
         tip = f"{name}, due from {texts.moment(found.first + found.width * number)}: {count:,}, {overdue:,} overdue"
-        wide = max(end - start - (1 if end - start > 3 else 0), 1)
         if base > top:
             yield Bar(x=start, y=top, width=wide, height=base - top, role=Role.IN, tip=tip)
         if overdue:
@@ -258,15 +257,21 @@ def _pending_target(
     yield Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), role=Role.FAINT)
 
 
-def pending_name(found: PendingFigures, one: PendingTarget) -> str:
-    """The name of a target, or the number of other targets."""
+def _span_bar(times: Times, found: PendingFigures | ScheduleFigures | Failures, number: int) -> tuple[float, float]:
+    """The left edge and the width of the bar of a span; bars are a pixel apart if there is room."""
+    start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
+    return start, max(end - start - (1 if end - start > 3 else 0), 1)
+
+
+def target_name(found: PendingFigures | ScheduleFigures, one: PendingTarget | ScheduleCounts) -> str:
+    """The name of a target in words; for the last one, which can stand for several, their number."""
     if found.others and one is found.targets[-1]:
-        return f"{quantity(found.others, 'other target')}"
-    return target_name(one.name)
+        return quantity(found.others, "other target")
+    return in_words(one.name)
 
 
-def target_name(name: str) -> str:
-    """A target in words."""
+def in_words(name: str) -> str:
+    """The name of a target in words: ``q:mail`` is ``queue mail``."""
     kind, colon, rest = name.partition(":")
     if colon and kind in ("q", "x"):
         return f"{'queue' if kind == 'q' else 'exchange'} {rest}"
@@ -296,10 +301,10 @@ def schedules(found: ScheduleFigures, *, width: float) -> Drawing:
         every = f"per {texts.span(found.width)}"
         marks.append(Label(x=frame.right, y=16, text=every, role=Role.FAINT, anchor="end"))
     for number, one in enumerate(found.spans):
-        start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
+        start, wide = _span_bar(times, found, number)
         listed = ", ".join(f"{count:,} {name}" for name, count in one.outcomes.items() if count)
         tip = f"due from {texts.moment(found.first + found.width * number)}: {listed}"
-        wide, bottom, count = max(end - start - (1 if end - start > 3 else 0), 1), frame.bottom, 0
+        bottom, count = frame.bottom, 0
         for _, role, names in parts:
             if more := sum(one.outcomes[name] for name in names):
                 count += more
@@ -314,13 +319,6 @@ def schedules(found: ScheduleFigures, *, width: float) -> Drawing:
         height=frame.bottom + _AXIS,
         marks=tuple(marks),
     )
-
-
-def schedule_name(found: ScheduleFigures, one: ScheduleCounts) -> str:
-    """The name of a target, or the number of other targets."""
-    if found.others and one is found.targets[-1]:
-        return quantity(found.others, "other target")
-    return target_name(one.name)
 
 
 def failures(found: Failures, *, width: float) -> Drawing:
@@ -356,10 +354,9 @@ def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> 
     highest = max(group.counts, default=0)
     for number, count in enumerate(group.counts):
         if count:
-            start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
+            start, wide = _span_bar(times, found, number)
             tall = max(count / highest * (frame.bottom - frame.top - 24), 2)
             tip = f"from {texts.moment(found.first + found.width * number)}: {quantity(count, 'failure')}"
-            wide = max(end - start - (1 if end - start > 3 else 0), 1)
             yield Bar(x=start, y=base - tall, width=wide, height=tall, role=Role.BAD, tip=tip)
 
 

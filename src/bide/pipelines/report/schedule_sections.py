@@ -22,7 +22,7 @@ def summary(figures: Figures) -> str:
 
 
 def listed(outcomes: Mapping[str, int]) -> str:
-    """Counts with their outcomes, in a sentence; outcomes that nothing has are left out."""
+    """Counts with their outcomes, separated by commas; outcomes with the count 0 are left out."""
     return ", ".join(f"{count:,} {name}" for name, count in outcomes.items() if count)
 
 
@@ -32,7 +32,7 @@ def by_target(found: ScheduleFigures) -> Section:
     rows = [
         (name, *map(texts.count, _schedule_row(one, names)), texts.milliseconds(one.max))
         for one, name in (
-            *((one, plots.schedule_name(found, one)) for one in found.targets),
+            *((one, plots.target_name(found, one)) for one in found.targets),
             *([(found.total, "all targets")] if len(found.targets) > 1 else []),
         )
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from pyarrow import ArrowInvalid, fs
-from pyspark.sql import functions
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import InvalidColumnError, InvalidInputError
 from bide.pipelines.formats import for_spark, to_read
@@ -104,7 +104,7 @@ def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
 def _column(rows: DataFrame, column: str, kind: str) -> Column:
     value = rows[column].cast(kind)
     # An empty text instead of null, so that unknown names form one group.
-    return (functions.coalesce(value, functions.lit("")) if column in _NAMES else value).alias(column)
+    return (F.coalesce(value, F.lit("")) if column in _NAMES else value).alias(column)
 
 
 def _has_files(folder: str, name: str) -> bool:

@@ -1,6 +1,8 @@
-"""Hashes of Spark, which decide the part and the checksum of a row.
+"""Hashes of Spark, which decide the part and the checksum of a row, computed with numpy.
 
-Both are of digests: 32 ASCII characters, so four words of eight bytes or eight of four.
+They are those of ``hash`` and ``xxhash64`` in SQL: Murmur3_x86_32 and XXH64 with the seed 42 (``Murmur3_x86_32.java``
+and ``XXH64.java`` in Spark's sources). Only digests are hashed. A digest has 32 ASCII characters, which are four words
+of eight bytes, or eight words of four bytes, so the steps for other lengths are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ _LENGTH: Final = 32
 _P1, _P2, _P3, _P4 = (
     np.uint64(one) for one in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63)
 )
+"""Primes of XXH64."""
 
 
 def checksum_of(digests: Sequence[str]) -> int:
@@ -31,7 +34,7 @@ def parts_of(digests: Sequence[str], parts: int) -> list[int]:
     if not digests:
         return []
     hashes = _murmur3(_words(digests, "<u4")).astype(np.int32).astype(np.int64)
-    return (hashes % parts).tolist()  # type: ignore[no-any-return]
+    return (hashes % parts).tolist()  # type: ignore[no-any-return]  # numpy types the list as Any
 
 
 def _words(digests: Sequence[str], kind: str) -> NDArray[Any]:
@@ -55,7 +58,7 @@ def _xxhash64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         found ^= found >> np.uint64(29)
         found *= _P3
         found ^= found >> np.uint64(32)
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # Any, because numpy types shifts too narrowly
 
 
 def _left(value: Any, turn: int) -> Any:
@@ -74,7 +77,7 @@ def _murmur3(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
         found ^= found >> np.uint32(13)
         found *= np.uint32(0xC2B2AE35)
         found ^= found >> np.uint32(16)
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # Any, because numpy types shifts too narrowly
 
 
 def _left32(value: Any, turn: int) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 from bide.delay.protocol import MAX_NAME_BYTES
 from bide.errors import InvalidRowError
+from bide.schedules.names import CONTROL
 
 SHOWN: Final = 40
 """Characters of a message id or key that an error shows."""
@@ -15,13 +15,11 @@ SHOWN: Final = 40
 NAMED: Final = 3
 """The largest number of message ids or keys that an error names."""
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f]")
-
 
 def invalid_name(text: str | None, count: int, *, is_key: bool) -> str | None:
     """Describe a message id or key that is invalid or repeated; None for a good one."""
     size = None if text is None else len(text.encode())
-    has_control = is_key and text is not None and _CONTROL.search(text) is not None
+    has_control = is_key and text is not None and CONTROL.search(text) is not None
     if count == 1 and size and size <= MAX_NAME_BYTES and not has_control:
         return None
     shown = None if text is None else text[:SHOWN]
@@ -37,11 +35,12 @@ def describe(row: Any) -> str:
     if row["has_control"]:
         return f"{row['shown']!r} (which has control characters)"
     shown = row["shown"] or ("null" if row["size"] is None else "an empty text")
-    return f"{shown} ({row['count']} times)"
+    return f"{shown} ({row['count']} times)" if row["count"] > 1 else shown
 
 
 def invalid_names(column: str, what: str, described: Sequence[str]) -> InvalidRowError:
     """The error for invalid message ids or keys."""
     return InvalidRowError(
-        f"the column {column!r} has values that are not unique, valid {what}: {', '.join(described)}"
+        f"the column {column!r} has values that are not unique, valid {what}: {', '.join(described)}. Correct these "
+        "rows, or leave them out"
     )

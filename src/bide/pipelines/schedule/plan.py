@@ -95,11 +95,13 @@ class SchedulePlan:
         """
         if self.body_column is not None and self.body_columns:
             raise InvalidInputError(
-                "a column that is the body and columns of a JSON body were both given: give only one"
+                f"the column {self.body_column!r} is the body, and columns of a JSON body "
+                f"({', '.join(self.body_columns)}) were given too: give only one of the two"
             )
         if self.headers_column is not None and self.header_columns:
             raise InvalidInputError(
-                "a column of all headers and columns of single headers were both given: give only one"
+                f"the column {self.headers_column!r} has all headers, and columns of single headers "
+                f"({', '.join(self.header_columns)}) were given too: give only one of the two"
             )
         named = (self.time_column, self.body_column, self.headers_column, *self.body_columns, *self.text_columns)
         for name in named:

@@ -1,6 +1,6 @@
 """Progress of a schedule: its counts, its ledger, and its parts.
 
-The module does not need Spark.
+The module does not need Spark, so that runs on Spark and in this process share it.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def send_part(
         batches,
         Rows(columns, settings.constants, settings.infrastructure, required=columns[:2], refused=refused),
         settings,
-        # With another ledger, requests are new ones, and replace what waits.
+        # Each ledger has request ids of its own, so a run with a new ledger replaces the schedules of earlier runs.
         SinkPlace(run=f"{plan.digest()}-{begun.isoformat()}", partition=number),
         file=f"part-{number:05}-{plan.ledger_digest()}-{head.checksum % (1 << 64):016x}",
         begun=begun,

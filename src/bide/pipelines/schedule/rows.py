@@ -23,6 +23,7 @@ from bide.delay.protocol import MAX_NAME_BYTES
 from bide.errors import InvalidColumnError, InvalidRowError
 from bide.pipelines.schedule.names import NAMED, SHOWN, describe, invalid_names
 from bide.pipelines.schedule.targets import MAX_TARGETS, TargetCount
+from bide.schedules.names import CONTROL
 from bide.spark.sink_columns import COLUMNS
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def count_targets(rows: DataFrame, plan: SchedulePlan) -> list[TargetCount]:
 
     Raises:
         InvalidColumnError: see :func:`messages`.
-        InvalidRowError: there are more than 10,000 queues.
+        InvalidRowError: there are more than :data:`~bide.pipelines.schedule.targets.MAX_TARGETS` queues.
     """
     if plan.to_column is None:
         return []
@@ -198,7 +199,7 @@ def _refuse_invalid(digested: DataFrame, field: str, column: str, what: str) -> 
         F.octet_length(field).alias("size"),
         F.is_valid_utf8(field).alias("is_text"),
         F.left(F.make_valid_utf8(field), F.lit(SHOWN)).alias("shown"),
-        (F.lit(field == "key") & F.make_valid_utf8(field).rlike(r"[\x00-\x1f]")).alias("has_control"),
+        (F.lit(field == "key") & F.make_valid_utf8(field).rlike(CONTROL.pattern)).alias("has_control"),
     )
     invalid = names.where(
         f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text or has_control"

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BooleanType, StringType
 
-from bide.durations import from_microseconds
+from bide.durations import EARLIEST, LATEST, from_microseconds
 from bide.errors import BideError
 from bide.pipelines.ledger import Head, Ledger
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -32,7 +32,7 @@ from bide.pipelines.schedule.rows import (
     with_ids,
 )
 from bide.pipelines.schedule.targets import check_targets
-from bide.pipelines.schedule.times import EARLIEST, LATEST, due_of, literal
+from bide.pipelines.schedule.times import due_of, literal
 from bide.pipelines.spark_task_writer import write
 from bide.spark.header_values import are_headers, stored_headers
 from bide.spark.overdue import GRACE

@@ -15,10 +15,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from bide.durations import from_microseconds, parse_delay, to_microseconds
-from bide.errors import InvalidInputError
+from bide.durations import EARLIEST, LATEST, from_microseconds, to_microseconds
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.schedule.delays import LONGEST, milliseconds_of
 from bide.pipelines.schedule.hashes import checksum_of, parts_of
 from bide.pipelines.schedule.names import NAMED, invalid_name, invalid_names
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -27,12 +27,9 @@ from bide.pipelines.schedule.texts import cast_texts, json_objects, quoted, time
 from bide.pipelines.small_table import spark_name
 from bide.spark.overdue import GRACE
 
-_EARLIEST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
-_LATEST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
-_MILLISECOND: Final = timedelta(milliseconds=1)
+_EARLIEST: Final = to_microseconds(EARLIEST)
+_LATEST: Final = to_microseconds(LATEST)
 _MICROSECOND: Final = timedelta(microseconds=1)
-_LONGEST: Final = 10**14
-"""Limit in milliseconds, as in :mod:`bide.pipelines.schedule.times`."""
 
 _BATCH: Final = 10_000
 """Rows of a batch, as Spark passes them to a task: request ids of rows with keys depend on the batches."""
@@ -71,7 +68,7 @@ class Messages:
         if self.plan.at_column is not None:
             return [None if one is None or one < _EARLIEST else one for one in self.due]
         start = to_microseconds(now)
-        return [None if one is None or one < 0 else start + min(one, _LONGEST) * 1_000 for one in self.due]
+        return [None if one is None or one < 0 else start + min(one, LONGEST) * 1_000 for one in self.due]
 
 
 def messages(table: pa.Table, plan: SchedulePlan, zone: tzinfo) -> Messages:
@@ -195,7 +192,7 @@ def _send_rest(
     for part in sorted(places.keys() - set(done)):
         rows = table.take(pa.array(places[part]))
         if plan.key_column is not None:
-            # As on Spark, a repeated part has to be the same chunk by chunk.
+            # Request ids depend on the order of the rows, which has to be the same in a repeated part and on Spark.
             rows = rows.sort_by("key")
         batches = iter(rows.combine_chunks().to_batches(max_chunksize=_BATCH))
         send_part(batches, part, plan, ledger, columns=tuple(names), head=head, begun=begun)
@@ -224,17 +221,10 @@ def _bodies(table: pa.Table, plan: SchedulePlan, zone: tzinfo) -> list[str | byt
 
 def _delays(name: str, column: pa.ChunkedArray) -> list[int | None]:
     """Delays in milliseconds; None for an invalid one."""
-    read: Callable[[str], int | None] | None = _milliseconds if column.type == pa.string() else None
+    read: Callable[[str], int | None] | None = milliseconds_of if column.type == pa.string() else None
     if read is None and not pa.types.is_integer(column.type):
         raise NeedsSparkError(f"the column {name!r} is {spark_name(column.type)}")
     return [one if read is None or one is None else read(one) for one in column.to_pylist()]
-
-
-def _milliseconds(text: str) -> int | None:
-    try:
-        return -(-parse_delay(text) // _MILLISECOND)
-    except InvalidInputError:
-        return None
 
 
 def _map_json(entries: Sequence[tuple[str, str]]) -> str:

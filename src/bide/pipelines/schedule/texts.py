@@ -65,7 +65,7 @@ def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
         found = [None if one is None else _in_zone(name, one, zone) for one in _values(name, column)]
     elif kind == pa.date32():
         found = [
-            None if one is None else _in_zone(name, datetime(one.year, one.month, one.day), zone)  # noqa: DTZ001
+            None if one is None else _in_zone(name, datetime(one.year, one.month, one.day), zone)  # noqa: DTZ001 (the zone is set there)
             for one in _values(name, column)
         ]
     else:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import DayTimeIntervalType, LongType, StringType
 
-from bide.durations import parse_delay, to_microseconds
-from bide.errors import InvalidInputError
+from bide.durations import EARLIEST, to_microseconds
+from bide.pipelines.schedule.delays import LONGEST, milliseconds_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-LATEST: Final = datetime.max.replace(tzinfo=UTC)
-"""The first and last time that Python can represent. Spark also has times before, and later ones up to year 294247."""
-
-_LONGEST: Final = 10**14
-"""Limit in milliseconds, longer than any infrastructure can delay; it keeps the sum of time and delay in range."""
 
 
 def due_of(messages: DataFrame, now: datetime) -> Column:
@@ -39,21 +32,13 @@ def due_of(messages: DataFrame, now: datetime) -> Column:
         milliseconds = F.ceil(F.unix_micros(F.timestamp_micros(F.lit(0)) + delay) / 1_000)
     elif isinstance(kind, StringType):
         # Without Arrow, because its conversion needs pandas on some releases of PySpark.
-        milliseconds = F.udf(_milliseconds, LongType(), useArrow=False)(delay)
+        milliseconds = F.udf(milliseconds_of, LongType(), useArrow=False)(delay)
     else:
         milliseconds = delay.cast("long")
-    due = F.least(milliseconds, F.lit(_LONGEST)) * 1_000 + to_microseconds(now)
+    due = F.least(milliseconds, F.lit(LONGEST)) * 1_000 + to_microseconds(now)
     return F.when(milliseconds >= 0, F.timestamp_micros(due))
 
 
 def literal(moment: datetime) -> Column:
     """A constant time as a column."""
     return F.timestamp_micros(F.lit(to_microseconds(moment)))
-
-
-def _milliseconds(text: str | None) -> int | None:
-    """Parse a delay in a column of text; None if it is invalid."""
-    try:
-        return None if text is None else -(-parse_delay(text) // timedelta(milliseconds=1))
-    except InvalidInputError:
-        return None
