@@ -478,7 +478,7 @@ def test_messages_of_a_node_that_lost_the_plugin_are_moved(rabbitmq: Rabbitmq, t
             "1 exchange replaced",
             "the plugin is not enabled here and has delivered nothing: import without --delivered-before",
         ]
-        assert program.ok("migrate-plugin", "import", path, *SMALL).startswith("2 messages scheduled, 0 delivered")
+        assert program.ok("migrate-plugin", "import", path).startswith("2 messages scheduled, 0 delivered")
         assert [one.body for one, _ in asyncio.run(receive(broker.url, "orders", 1))] == [b"soon"]
 
 
