@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import httpx2
 import pyarrow.parquet
 import pytest
 
@@ -91,6 +92,36 @@ def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
 
     assert "draw the report" in progress
     assert demo.left() == []
+
+
+def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, tmp_path: Path) -> None:
+    process = demo.start("--messages", "50", "--longest", "500ms", "--no-report", "--console")
+    assert process.stdout is not None
+    address = next(line for line in process.stdout if line.startswith("console on ")).split()[-1]
+    origin, _, token = address.partition("/#token=")
+    with httpx2.Client(base_url=origin, timeout=TIMEOUT, trust_env=False) as page:
+        assert "<title>" in page.get("/").text
+        assert page.get("/api/levels").status_code == 401
+        assert page.post("/session", json={"token": token}).status_code == 200
+        levels = page.get("/api/levels").json()
+        queue = page.get("/api/queues").json()["queues"][0]["name"]
+        failed = page.get("/api/failures", params={"queue": queue}).json()
+        lateness = page.get("/api/lateness").json()
+    assert levels["total"] == 7
+    assert failed["total"] >= 1
+    assert lateness["why"] == ""
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, stderr) == (0, "")
+    assert "clean up" in stdout
+    assert demo.left() == []
+
+
+def test_a_demo_with_a_console_prints_no_json(demo: Demo) -> None:
+    process = demo.start("--json", "--console")
+    stdout, stderr = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, stdout) == (2, "")
+    assert "--console prints an address" in stderr
 
 
 def test_without_java_the_demo_ends_after_the_first_part(demo: Demo, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from bide.errors import LocalBrokerError
 from bide.local_broker.configuration import PLUGINS
 from bide.local_broker.installation import find_installation
 from bide.topology import Argument
+from bide.topology.rendering import definitions
 from tests.acceptance.test_cli import SMALL, Program
 from tests.broker.test_delayed_plugin_terms import rabbitmqctl
 from tests.polling import wait_while_running
@@ -265,7 +266,6 @@ def test_forty_exchanges_of_a_definitions_file_are_planned_at_once(program: Prog
     exchanges = {one["name"]: one for one in planned["definitions"]["exchanges"]}
     assert len(exchanges) == len(planned["definitions"]["bindings"]) == 40
     assert (exchanges["shop-7"]["type"], exchanges["shop-7"]["arguments"]) == ("topic", {"alternate-exchange": "lost"})
-    assert program.ok("migrate-plugin", "check") == "no exchange of the delayed-message plugin\n"
 
 
 def test_an_exchange_that_others_lead_to_is_not_planned_for_the_hall(program: Program, tmp_path: Path) -> None:
@@ -383,9 +383,7 @@ _CHANGING = re.compile(r"virtual host \S+|127\.0\.0\.1:\d+|\d{4}-\d\d-\d\dT[\d:.
 
 def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vhost, tmp_path: Path) -> None:
     """But for addresses, times and the name of the virtual host."""
-    page = (Path(__file__).parents[2] / "docs" / "from-delayed-plugin.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^ *```\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
-    shown = [one.partition("\n") for block in blocks for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
+    shown = _shown("The steps")
     assert [command.split()[0] for command, _, _ in shown] == ["migrate-plugin"] * 5 + ["relay", "receive"]
     program = Program(plugin)
     topology = bide.Topology(
@@ -426,6 +424,82 @@ def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vh
         if relay is not None:
             relay.terminate()
             relay.communicate(timeout=TIMEOUT)
+
+
+def test_after_the_plugin_is_gone_the_page_replaces_its_exchanges_from_a_file_of_definitions(
+    program: Program, vhost: Vhost, tmp_path: Path
+) -> None:
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("readers")]))
+    before = tmp_path / "before.json"
+    before.write_text(
+        json.dumps(
+            definitions(
+                bide.Topology(
+                    [delayed("shop", "topic"), delayed("news", "fanout")],
+                    bindings=[bide.Binding("shop", "orders", "order.*"), bide.Binding("news", "readers")],
+                )
+            )
+        )
+    )
+    shown = _shown("If the plugin is gone")
+    assert [command.split()[1] for command, _, _ in shown] == ["check", "plan", "apply"]
+    for command, _, output in shown:
+        printed = program.ok(*shlex.split(command.replace("before.json", str(before))))
+        assert printed == output, command
+    program.ok("send", "now", "--exchange", "shop", "--routing-key", "order.paid")
+    assert [one.body for one, _ in asyncio.run(receive(vhost.url, "orders", 1))] == [b"now"]
+    # What exists stays as it is.
+    again = program.ok("migrate-plugin", "apply", "--definitions", str(before), "--yes")
+    assert again == "0 exchanges replaced\n"
+
+
+def test_exchanges_of_a_file_are_not_made_without_their_queues(program: Program, tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps(DEFINITIONS))
+    error = program.fails(1, "migrate-plugin", "apply", "shop-0", "--definitions", str(before), "--yes", *HALL)
+    assert "'shop-0' was bound to the queue 'orders', which does not exist" in error
+    assert program.ok("migrate-plugin", "check").startswith("no exchange")
+
+
+@pytest.mark.slow
+def test_messages_of_a_node_that_lost_the_plugin_are_moved(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    if not (folders := os.environ.get("RABBITMQ_PLUGINS_DIR", "")):
+        pytest.skip("the delayed-message plugin is not installed")
+    folder = tmp_path / "broker"
+    environment = {"RABBITMQ_PLUGINS_DIR": folders}
+    with rabbitmq.start(folder, plugins=[*PLUGINS, NAME], environment=environment) as broker:
+        topology = bide.Topology(
+            [delayed("shop", "topic")], [bide.Queue.quorum("orders")], [bide.Binding("shop", "orders", "order.*")]
+        )
+        waiting = {"headers": {"x-delay": 1000}, "delivery_mode": 2}
+        late = {"headers": {"x-delay": 3_600_000}, "delivery_mode": 2}
+        asyncio.run(
+            put(broker.url, topology, [("shop", "order.a", waiting, b"soon"), ("shop", "order.b", late, b"late")])
+        )
+    with rabbitmq.start(folder) as broker:
+        program = Program(Vhost(name="/", url=broker.url, broker=broker))
+        done = program.run("migrate-plugin", "check")
+        shop, advice = done.stdout.decode().splitlines()
+        assert (done.returncode, shop) == (1, "shop: topic, 1 binding")
+        assert "the plugin is not enabled here" in advice
+        path, ctl = str(tmp_path / "pending.jsonl"), rabbitmqctl(broker, tmp_path)
+        assert program.ok("migrate-plugin", "export", path, "--rabbitmqctl", ctl).startswith("2 messages in")
+        applied = program.ok("migrate-plugin", "apply", "--exported", path, "--yes", *HALL).splitlines()
+        assert applied == [
+            "1 exchange replaced",
+            "the plugin is not enabled here and has delivered nothing: import without --delivered-before",
+        ]
+        assert program.ok("migrate-plugin", "import", path).startswith("2 messages scheduled, 0 delivered")
+        assert [one.body for one, _ in asyncio.run(receive(broker.url, "orders", 1))] == [b"soon"]
+
+
+def _shown(section: str) -> list[tuple[str, str, str]]:
+    """The commands of a section, and the output that it shows."""
+    page = (Path(__file__).parents[2] / "docs" / "from-delayed-plugin.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^ *```\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [one.partition("\n") for block in blocks for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
 
 
 def _lines(text: str) -> list[str]:

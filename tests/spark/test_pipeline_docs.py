@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,11 +16,13 @@ import pytest
 
 import bide
 from tests.broker.conftest import SMALL_CLOCK
+from tests.readme import blocks, commands_of, shape
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import Shop, fill
 from tests.spark.test_schedule import reminders
 from tests.support import Vhost, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,6 +82,22 @@ def test_the_schedule_example_sends_its_rows(page: Page, capsys: pytest.CaptureF
         (("order_id", f"o-{number}"), ("email", "ana@shop")) for number in range(3)
     ]
     assert len(list((page.place / "ledgers" / "november").glob("part-*.json"))) == 1
+
+
+def test_the_table_to_try_is_scheduled_without_spark(
+    vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BIDE_URL", vhost.url)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (_, install), (_, program), (_, session) = blocks("docs/pipeline-schedule.md", "Try it")
+    assert install == "$ pip install 'bide[pipeline]'\n"
+    exec(compile(program, "try it", "exec"), {})
+    ((command, output),) = commands_of(session)
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    assert shape((done.stdout + done.stderr).replace(f"/{vhost.name}", "/")) == shape(output)
 
 
 def test_the_replay_example_of_a_queue_sends_the_chosen_messages(

@@ -14,7 +14,10 @@ from bide.cli.settings import Settings, layout_options, management_options, pass
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bide.console.settings import Access, ProxyAccess
+    from bide.console.site import Site
     from bide.delay.protocol import DelayInfrastructure
 
 
@@ -60,12 +63,7 @@ def console(
     in, give --origin, --user-header and --allow-user instead.
     """
     proxy = _proxy(origin, user_header, users)
-    try:
-        from bide.console.server import serve
-    except ImportError as error:
-        raise click.ClickException(
-            "the console needs starlette and uvicorn: install them with pip install 'bide[console]'"
-        ) from error
+    require_console()
     from bide.console.settings import Access
     from bide.console.site import Site
 
@@ -74,8 +72,28 @@ def console(
         Site(url=replace(url, vhost=name), infrastructure=infrastructure, management_url=settings.management_url)
         for name in dict.fromkeys(vhosts or (url.vhost,))
     ]
+    serve_console(sites, Access(port=port, is_read_only=read_only, proxy=proxy))
+
+
+def require_console() -> None:
+    """Check that the extra of the console is installed.
+
+    Raises:
+        ClickException: it is missing.
+    """
+    try:
+        import bide.console.server  # noqa: F401
+    except ImportError as error:
+        raise click.ClickException(
+            "the console needs starlette and uvicorn: install them with pip install 'bide[console]'"
+        ) from error
+
+
+def serve_console(sites: Sequence[Site], access: Access) -> None:
+    """Print the address of a console, and serve it until Ctrl-C or SIGTERM."""
+    from bide.console.server import serve
+
     stopping = asyncio.Event()
-    access = Access(port=port, is_read_only=read_only, proxy=proxy)
     run_until_signal(serve(sites, access, started=_announce, stopping=stopping), stopping.set)
 
 

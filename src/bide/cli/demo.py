@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from bide.cli.advice import with_options
+from bide.cli.console import require_console, serve_console
 from bide.cli.output import print_json
 from bide.cli.running import ended_by_signals, run_async
 from bide.cli.settings import Settings, json_option, management_options, pass_settings
 from bide.errors import BideError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bide.amqp.url import BrokerUrl
     from bide.demo.figures import DemoFigures
     from bide.demo.progress import Progress
@@ -53,6 +56,7 @@ class _Broker:
               metavar="DIR", help="Folder of the report. An earlier report is replaced.")  # fmt: skip
 @click.option("--stream-port", type=click.IntRange(1, 65535), metavar="PORT",
               help="Stream port. [default: BIDE_STREAM_PORT, 5552, TLS: 5551]")  # fmt: skip
+@click.option("--console", "is_served", is_flag=True, help="Keep the messages, and serve a console until Ctrl-C.")
 @json_option("the figures")
 @management_options
 @pass_settings
@@ -66,6 +70,7 @@ def demo(
     reported: bool,
     into: Path,
     stream_port: int | None,
+    is_served: bool,
     as_json: bool,
 ) -> int:
     """Publish delayed messages to queues and to a topic exchange, and measure the lateness of each message.
@@ -74,9 +79,15 @@ def demo(
     report with plots. It needs Spark and Java; without them the demo ends after the first part.
 
     The demo starts a private RabbitMQ, or uses the broker of --url or BIDE_URL under unique names. It deletes
-    everything at the end, except the report. It exits with 1 if a message was lost, early, altered or delivered to the
-    wrong queue, or if the report failed.
+    everything at the end, except the report. With --console, it first keeps everything, with an endpoint's failed
+    messages and hundreds that wait, and serves a web page of them until Ctrl-C; this needs bide[console].
+
+    It exits with 1 if a message was lost, early, altered or delivered to the wrong queue, or if the report failed.
     """
+    if is_served:
+        if as_json:
+            raise click.UsageError("--console prints an address, so it does not go with --json")
+        require_console()
     from rich.console import Console
 
     from bide.demo.plan import make_plan
@@ -94,25 +105,38 @@ def demo(
         # A duplicate of standard error, because standard error is redirected while Spark starts.
         duplicate = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
         console = Console(file=duplicate, highlight=False)
-        stack.enter_context(showing(progress, console))
+        display = stack.enter_context(ExitStack())
+        display.enter_context(showing(progress, console))
         broker = _demo_broker(settings, stream_port, progress, stack)
         shop = None
-        if place is not None and not (why_not := _why_unreadable(broker)):
-            shop = make_shop(prefix, messages=messages, longest=delay, seed=seed)
+        if place is not None or is_served:
+            unreadable = _why_unreadable(broker)
+            why_not = why_not or (unreadable if place is not None else "")
+            shop = None if unreadable else make_shop(prefix, messages=messages, longest=delay, seed=seed)
         demonstration = _DemoCommand(broker, prefix, progress, shop, place)
-        figures = demonstration.run()
+
+        def show(figures: DemoFigures) -> None:
+            shown = result(
+                figures,
+                progress.lateness,
+                live=console.is_terminal,
+                report=demonstration.report,
+                no_report=why_not or demonstration.failure,
+            )
+            console.print(shown, crop=False)
+
+        def serve(figures: DemoFigures) -> None:
+            display.close()
+            show(figures)
+            demonstration.serve()
+
+        figures = demonstration.run(serve if is_served else None)
     if as_json:
         report = None if demonstration.report is None else demonstration.report.to_dict()
         print_json(figures.to_dict() | {"report": report, "no_report": why_not or demonstration.failure or None})
-    else:
-        shown = result(
-            figures,
-            progress.lateness,
-            live=console.is_terminal,
-            report=demonstration.report,
-            no_report=why_not or demonstration.failure,
-        )
-        console.print(shown, crop=False)
+    elif not is_served:
+        show(figures)
+        console.print("\n  bide demo --console keeps the messages, and shows them on a web page", style="dim")
     return 1 if figures.problems or demonstration.failure else 0
 
 
@@ -187,8 +211,8 @@ class _DemoCommand:
         self._demo_broker, self._progress, self._shop, self._report_folder = broker, progress, shop, place
         self._clock = Clock(prefix=prefix)
 
-    def run(self) -> DemoFigures:
-        """Run the demonstration, write the report, and clean up."""
+    def run(self, then: Callable[[DemoFigures], None] | None) -> DemoFigures:
+        """Run the demonstration, write the report, do what comes *then*, and clean up."""
         from bide.demo.run import demonstrate
 
         broker, shop = self._demo_broker, self._shop
@@ -198,9 +222,25 @@ class _DemoCommand:
             )
             if shop is not None and self._report_folder is not None:
                 self._write_report(shop, self._report_folder)
+            if then is not None:
+                then(figures)
         finally:
             run_async(self._clean_up())
         return figures
+
+    def serve(self) -> None:
+        """Serve a console until Ctrl-C or SIGTERM."""
+        from bide.console.settings import Access
+        from bide.console.site import Site
+
+        broker = self._demo_broker
+        site = Site(
+            url=broker.url,
+            infrastructure=self._clock,
+            management_url=broker.management_url,
+            stream_port=broker.stream_port,
+        )
+        serve_console([site], Access(port=0))
 
     def _write_report(self, shop: Shop, place: ReportFolder) -> None:
         from bide.demo.report import write_report

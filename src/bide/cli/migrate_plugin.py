@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bide.delayed_plugin.exchanges import DelayedExchange, Way
     from bide.delayed_plugin.replacing import Replaced
     from bide.delayed_plugin.scheduling import Imported
-    from bide.topology import Topology
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -65,6 +64,19 @@ _way_option = click.option(
 )
 
 
+_REMOVED: Final = (
+    "no exchange of the delayed-message plugin, which is not enabled here. If its exchanges are missing: "
+    "'bide migrate-plugin plan --definitions FILE' and 'apply' make them from definitions exported before, or "
+    "from a backup. Messages that waited are in the plugin's Mnesia table of each node, where "
+    "'bide migrate-plugin export' reads them; 'rabbitmq-plugins disable' and the feature flag khepri_db delete "
+    "the table"
+)
+_REMAINING: Final = (
+    "the plugin is not enabled here, so it delivers nothing, and the messages that wait are not counted: run "
+    "'bide migrate-plugin export' for each node, 'apply', and 'import' without --delivered-before"
+)
+
+
 @migrate_plugin.command()
 @_source_options
 @json_option("the exchanges")
@@ -72,7 +84,7 @@ _way_option = click.option(
 @pass_settings
 def check(settings: Settings, *, file: BinaryIO | None, vhost: str | None, as_json: bool) -> int:
     """List the exchanges of the plugin; exit with 1 if there are any."""
-    found, _ = _find(settings, file, vhost)
+    found, is_enabled = _find(settings, file, vhost)
     if as_json:
         print_json([one.to_dict() for one in found])
     else:
@@ -80,8 +92,11 @@ def check(settings: Settings, *, file: BinaryIO | None, vhost: str | None, as_js
             waiting = "" if one.waiting is None else f", {quantity(one.waiting, 'message waits', 'messages wait')}"
             through = f", bound to {', '.join(one.incoming)}" if one.incoming else ""
             echo(f"{one.name}: {one.routing_type}, {quantity(len(one.bindings), 'binding')}{waiting}{through}")
-        if not found:
-            echo("no exchange of the delayed-message plugin")
+        if is_enabled:
+            if not found:
+                echo("no exchange of the delayed-message plugin")
+        else:
+            echo(_REMAINING if found else _REMOVED)
     return 1 if found else 0
 
 
@@ -148,6 +163,7 @@ def _print_plan(found: list[DelayedExchange], problems: Mapping[str, list[str]],
 
 @migrate_plugin.command()
 @click.argument("names", nargs=-1, metavar="[EXCHANGE]...")
+@_source_options
 @_way_option
 @click.option(
     "--exported",
@@ -166,6 +182,8 @@ def apply(
     settings: Settings,
     *,
     names: tuple[str, ...],
+    file: BinaryIO | None,
+    vhost: str | None,
     way: Way,
     exported: tuple[Path, ...],
     force: bool,
@@ -177,26 +195,38 @@ def apply(
 
     Stop the publishers first. Consumers can continue: their queues get the same bindings. Messages that wait are lost
     with their exchange, so the command does nothing if some of them were not exported.
+
+    With --definitions, the exchanges in the file that do not exist anymore are made too.
     """
+    missing = () if file is None and vhost is None else _find(settings, file, vhost)[0]
     if not yes:
         confirm(
             f"Replace {', '.join(names) or 'all exchanges of the delayed-message plugin'} on {settings.broker_url()}?"
         )
     with working("replacing"):
-        done = run_async(_replace(settings, names, way, exported, hall, force=force))
+        done = run_async(_replace(settings, names, missing, way, exported, hall, force=force))
     if as_json:
         print_json(asdict(done))
         return
     echo(f"{quantity(len(done.exchanges), 'exchange')} replaced")
     if done.finished:
         echo(f"the interrupted replacement of {', '.join(done.finished)} finished")
-    if done.exchanges:
+    if done.exchanges and done.since is None:
+        echo("the plugin is not enabled here and has delivered nothing: import without --delivered-before")
+    elif done.exchanges and done.since is not None:
         since = done.since.isoformat(timespec="milliseconds")
         echo(f"the plugin delivers nothing from them any more: bide migrate-plugin import --delivered-before {since}")
 
 
 async def _replace(
-    settings: Settings, names: tuple[str, ...], way: Way, exported: tuple[Path, ...], hall: WaitingHall, *, force: bool
+    settings: Settings,
+    names: tuple[str, ...],
+    missing: Sequence[DelayedExchange],
+    way: Way,
+    exported: tuple[Path, ...],
+    hall: WaitingHall,
+    *,
+    force: bool,
 ) -> Replaced:
     from bide.delayed_plugin.export import count_waiting
     from bide.delayed_plugin.replacing import replace_exchanges
@@ -205,7 +235,9 @@ async def _replace(
         counts: Counter[str] = Counter()
         for path in exported:
             counts += count_waiting(path, connection.url.vhost, now=connection.now())
-        return await replace_exchanges(connection, api, hall, way=way, names=names, exported=counts, force=force)
+        return await replace_exchanges(
+            connection, api, hall, way=way, names=names, missing=missing, exported=counts, force=force
+        )
 
 
 @migrate_plugin.command()
@@ -292,25 +324,26 @@ async def _import(
             await connection.close()
 
 
-def _find(settings: Settings, file: BinaryIO | None, vhost: str | None) -> tuple[list[DelayedExchange], Topology]:
+def _find(settings: Settings, file: BinaryIO | None, vhost: str | None) -> tuple[list[DelayedExchange], bool]:
+    """The exchanges of the plugin, and whether it is enabled; with a file of definitions, as if it was."""
     from bide.delayed_plugin.exchanges import delayed_exchanges
 
     if vhost is not None and file is None:
         raise click.UsageError("--vhost needs --definitions; the virtual host of a broker is in its URL")
     if file is not None:
         topology = read_definitions(file, vhost)
-        return delayed_exchanges(topology), topology
+        return delayed_exchanges(topology), True
     with working("looking"):
         return run_async(_find_on_broker(settings))
 
 
-async def _find_on_broker(settings: Settings) -> tuple[list[DelayedExchange], Topology]:
+async def _find_on_broker(settings: Settings) -> tuple[list[DelayedExchange], bool]:
     from bide.admin.locate import management_api
-    from bide.delayed_plugin.replacing import find_delayed
+    from bide.delayed_plugin.replacing import find_delayed, is_enabled
 
     url = settings.broker_url()
     async with management_api(url, settings.management_url) as api:
-        return await find_delayed(api, url.vhost)
+        return (await find_delayed(api, url.vhost))[0], await is_enabled(api)
 
 
 def _words(command: str) -> list[str]:

@@ -34,6 +34,7 @@ class Site:
         url: the URL of the broker with the virtual host.
         infrastructure: the delay infrastructure.
         management_url: the URL of the management API; None for the default.
+        stream_port: the port of the stream protocol; None for that of the environment, or the default.
         client: publishes, and asks the gates.
         api: the management API.
         operations: the operations on failed messages.
@@ -42,6 +43,7 @@ class Site:
     url: BrokerUrl
     infrastructure: DelayInfrastructure
     management_url: str | None = None
+    stream_port: int | None = None
     client: Client = field(init=False)
     api: ManagementApi = field(init=False)
     operations: Operations = field(init=False, default_factory=Operations)

@@ -81,7 +81,8 @@ async def read_tap(site: Site, which: str, *, since: int) -> TapRecords:
 
 def _read(site: Site, stream: str, since: int) -> TapRecords:
     # The port does not depend on the password, which this text of the URL lacks.
-    port = stream_port(str(site.url), os.environ) or (DEFAULT_TLS_PORT if site.url.tls else DEFAULT_PORT)
+    known = site.stream_port or stream_port(str(site.url), os.environ)
+    port = known or (DEFAULT_TLS_PORT if site.url.tls else DEFAULT_PORT)
     address = Address(url=site.url, port=port)
     with StreamLogs(address) as logs:
         end = logs.end(stream)

@@ -46,7 +46,7 @@ class DelayedExchange:
         exchange: its properties.
         bindings: the bindings from the exchange to queues and other exchanges.
         incoming: the names of the source exchanges of bindings to this exchange.
-        waiting: the number of messages that wait; None if it is unknown, as with a file of definitions.
+        waiting: the number of messages that wait; None if it is unknown: in a file, or without the plugin.
     """
 
     exchange: Exchange
@@ -106,7 +106,7 @@ def delayed_exchanges(topology: Topology, waiting: Mapping[str, int] | None = No
             incoming=tuple(
                 sorted({each.source for each in topology.bindings if _leads_to(each, one.name)}),
             ),
-            waiting=None if waiting is None else waiting.get(one.name, 0),
+            waiting=None if waiting is None else waiting.get(one.name),
         )
         for one in sorted(topology.exchanges, key=lambda one: one.name)
         if one.type == TYPE

@@ -145,7 +145,8 @@ async def read_page(
         text = stderr.decode(errors="replace")
         if "no_exists" in text:
             raise BrokerError(
-                "the node has no tables of the delayed-message plugin: run this on a node where the plugin is enabled"
+                "the node has no tables of the delayed-message plugin: 'rabbitmq-plugins disable' and the feature flag "
+                "khepri_db delete them with their messages. Run this on a node where the plugin is enabled"
             )
         raise BrokerError(f"{' '.join(command)} failed with status {process.returncode}: {text.strip()[:500]}")
     return parse_page(out)

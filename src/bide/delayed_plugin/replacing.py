@@ -42,12 +42,18 @@ class Replaced:
     Attributes:
         exchanges: the names of the exchanges that were replaced.
         finished: the names of the exchanges whose interrupted replacement was finished.
-        since: the time before the first exchange was deleted. The plugin has delivered what was due before it.
+        since: the time before the first exchange was deleted. The plugin has delivered what was due before it; None if
+            the plugin is not enabled and has delivered nothing.
     """
 
     exchanges: tuple[str, ...]
     finished: tuple[str, ...]
-    since: datetime
+    since: datetime | None
+
+
+async def is_enabled(api: ManagementApi) -> bool:
+    """Whether the broker has the exchange type of the plugin. Exchanges of this type can outlive the plugin."""
+    return any(one["name"] == TYPE for one in (await api.overview()).get("exchange_types", []))
 
 
 async def find_delayed(api: ManagementApi, vhost: str) -> tuple[list[DelayedExchange], Topology]:
@@ -59,10 +65,12 @@ async def find_delayed(api: ManagementApi, vhost: str) -> tuple[list[DelayedExch
     """
     topology = await read_topology(api, vhost)
     names = [one.name for one in topology.exchanges if one.type == TYPE]
-    waiting = {}
+    waiting: dict[str, int] = {}
     for name in names:
         found: Mapping[str, Any] = await api.call("GET", "exchanges", vhost, name) or {}
-        waiting[name] = int(found.get("messages_delayed", 0))
+        # Without the plugin the API does not count them, and they may still be in its tables.
+        if (count := found.get("messages_delayed")) is not None:
+            waiting[name] = int(count)
         for entry in await api.call("GET", "exchanges", vhost, name, "bindings", "source") or []:
             _check_arguments(name, entry.get("arguments") or {})
     return delayed_exchanges(topology, waiting), topology
@@ -84,6 +92,7 @@ async def replace_exchanges(
     *,
     way: Way,
     names: Collection[str] = (),
+    missing: Iterable[DelayedExchange] = (),
     exported: Mapping[str, int] | None = None,
     force: bool = False,
 ) -> Replaced:
@@ -98,11 +107,13 @@ async def replace_exchanges(
         hall: the waiting hall that takes delayed messages.
         way: what replaces the exchanges.
         names: the exchanges; by default all.
+        missing: exchanges that existed before the plugin was removed. Those that exist stay unchanged.
         exported: how many waiting messages of each exchange are exported and not yet due.
         force: replace exchanges whose waiting messages are not exported, and lose these messages.
 
     Raises:
-        TargetNotFoundError: an exchange of ``names`` does not exist, or is not of the plugin.
+        TargetNotFoundError: an exchange of ``names`` does not exist, or is not of the plugin; or the destination of a
+            binding does not exist.
         NotEmptyError: messages wait that are not exported.
         InvalidInputError: an exchange cannot be replaced.
         BrokerError: the broker refuses, or the connection was lost: run it again.
@@ -110,17 +121,20 @@ async def replace_exchanges(
     vhost = connection.url.vhost
     found, topology = await find_delayed(api, vhost)
     unfinished = interrupted(topology)
+    begun = {one.arguments[ENTRY_ARGUMENT] for one in unfinished}
+    found += [one for one in missing if topology.exchange(one.name) is None and one.name not in begun]
     chosen = [one for one in found if not names or one.name in names]
     known = {one.name for one in chosen} | {str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished}
-    if missing := sorted(set(names) - known):
-        raise TargetNotFoundError(f"the virtual host {vhost!r} has no exchange {missing[0]!r} of the type {TYPE}")
+    if unknown := sorted(set(names) - known):
+        raise TargetNotFoundError(f"the virtual host {vhost!r} has no exchange {unknown[0]!r} of the type {TYPE}")
+    _check_destinations(chosen, topology)
     if not force:
         _check_exported(chosen, exported or {})
     holding = [holding_topology(one, way) for one in chosen]
     ways = {way} | {str(one.arguments[WAY_ARGUMENT]) for one in unfinished}
     if known and "hall" in ways:
         await install(connection, hall)
-    since = connection.now()
+    since = connection.now() if await is_enabled(api) else None
     for one, held in zip(chosen, holding, strict=True):
         await _declare(connection, held)
         (delivery,) = held.exchanges
@@ -135,6 +149,18 @@ async def replace_exchanges(
         finished=tuple(str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished),
         since=since,
     )
+
+
+def _check_destinations(exchanges: Iterable[DelayedExchange], topology: Topology) -> None:
+    # A binding that fails halfway would look like an interrupted replacement with fewer bindings.
+    queues = {one.name for one in topology.queues}
+    for binding in (each for one in exchanges for each in one.bindings):
+        is_queue = binding.destination_type == "queue"
+        if binding.destination not in queues if is_queue else topology.exchange(binding.destination) is None:
+            raise TargetNotFoundError(
+                f"the exchange {binding.source!r} was bound to the {binding.destination_type} {binding.destination!r}, "
+                "which does not exist: declare it first"
+            )
 
 
 def _check_exported(exchanges: Iterable[DelayedExchange], exported: Mapping[str, int]) -> None:

@@ -68,6 +68,8 @@ def showing(progress: Progress, console: Console) -> Iterator[None]:
         return
     with Live(_Display(progress), console=console, refresh_per_second=8):
         yield
+    # Phases after the display has ended, which are those after the console.
+    progress.on_end = lambda phase: console.print(_phase_line(phase))
 
 
 def _phase_line(phase: Phase) -> Text:
