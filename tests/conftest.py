@@ -36,7 +36,15 @@ if TYPE_CHECKING:
 _ROOT_VARIABLE = "BIDE_TEST_BROKER_ROOT"
 _HOME_VARIABLE = "BIDE_TEST_BROKER_HOME"
 
-_KEPT = {_ROOT_VARIABLE, _HOME_VARIABLE, HOME_VARIABLE, "BIDE_WRITE_SNAPSHOT", "BIDE_SOAK", "BIDE_TEST_NUMBER"}
+_KEPT = {
+    _ROOT_VARIABLE,
+    _HOME_VARIABLE,
+    HOME_VARIABLE,
+    "BIDE_WRITE_SNAPSHOT",
+    "BIDE_SOAK",
+    "BIDE_TEST_NUMBER",
+    "BIDE_TEST_START",
+}
 
 # What the user has set for bide itself must not lead the tests to his broker.
 for _name in [name for name in os.environ if name.startswith("BIDE_")]:
