@@ -304,22 +304,104 @@ async def test_a_cancelled_close_leaves_no_connection_open(vhost: Vhost, proxy: 
         await client.release()
 
 
-@pytest.mark.parametrize("ending", ["consumer", "stopped consumer", "client"])
+@pytest.mark.parametrize("ending", ["consumer", "stopped consumer", "client", "got messages"])
 async def test_acks_just_before_the_close_are_processed(vhost: Vhost, ending: str) -> None:
     """A quorum queue takes in 32 at a time, and the broker forgets the others of a channel that closes meanwhile."""
-    queues = [await filled(vhost.url, 600) for _ in range(4)]
-    for queue in queues:
-        client = await bide.connect(vhost.url)
-        consumer = client.consume(queue, prefetch=1_000)
+    queue = await filled(vhost.url, 600)
+    client = await bide.connect(vhost.url)
+    consumer = client.consume(queue, prefetch=1_000)
+    if ending == "got messages":
+        received = [message for _ in range(600) if (message := await client.get(queue))]
+    else:
         received = [await anext(consumer) for _ in range(600)]
-        if ending == "stopped consumer":
-            consumer.stop()
-        # Where there is a gap between any two, each is acknowledged by a frame of its own.
+    if ending == "stopped consumer":
+        consumer.stop()
+    # Where there is a gap between any two, each is acknowledged by a frame of its own.
+    for message in received[1::2]:
+        await message.ack()
+    if ending.endswith("consumer"):
+        await consumer.close()
+    await client.close()
+    # A queue takes back what was not acknowledged a moment after the channel has closed.
+    await eventually(partial(_has_ready, vhost.url, queue, 300))
+
+
+async def test_a_close_with_acks_keeps_the_order_and_touches_no_message_that_waits(vhost: Vhost) -> None:
+    queue = await filled(vhost.url, 400)
+    async with bide.connect(vhost.url) as client, client.consume(queue, prefetch=100) as messages:
+        received = [await anext(messages) for _ in range(100)]
         for message in received[1::2]:
             await message.ack()
-        if ending != "client":
-            await consumer.close()
-        await client.close()
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    assert [await ready(connection, queue) for queue in queues] == [300] * 4
-    await connection.close()
+    left = [str(number) for number in range(400) if number > 100 or number % 2 == 0]
+    await eventually(partial(_has_ready, vhost.url, queue, len(left)))
+    async with bide.connect(vhost.url) as client:
+        rest = await receive(client, queue, len(left))
+    assert [one.message_id for one in rest] == left
+    # The prefetch of the first consumer, and not one more.
+    assert [one.redelivered for one in rest] == [True] * 100 + [False] * (len(left) - 100)
+
+
+async def test_a_consumer_that_stops_keeps_its_acks_and_touches_no_message_that_waits(vhost: Vhost) -> None:
+    queue = await filled(vhost.url, 400)
+    async with bide.connect(vhost.url) as client, client.consume(queue, prefetch=100) as messages:
+        received = [await anext(messages) for _ in range(100)]
+        messages.stop()
+        assert received[0]._subscription is not None
+        channel = received[0]._subscription.channel
+        for message in reversed(received):
+            await message.ack()
+            channel.flush_acks()
+    await eventually(partial(_has_ready, vhost.url, queue, 300))
+    async with bide.connect(vhost.url) as client:
+        rest = await receive(client, queue, 300)
+    assert [one.message_id for one in rest] == [str(number) for number in range(100, 400)]
+    assert not any(one.redelivered for one in rest)
+
+
+async def test_a_close_asks_nothing_after_few_acks(vhost: Vhost) -> None:
+    queue = await filled(vhost.url, 60)
+    async with bide.connect(vhost.url) as client, client.consume(queue, prefetch=100) as messages:
+        received = [await anext(messages) for _ in range(60)]
+        for message in received[1::2]:
+            await message.ack()
+        assert received[0]._subscription is not None
+        channel = received[0]._subscription.channel
+        closing = asyncio.create_task(channel.settle_acks())
+        await asyncio.sleep(0)
+        assert closing.done()
+
+
+async def test_acks_just_before_the_close_of_an_exclusive_consumer_are_processed(vhost: Vhost) -> None:
+    queue = await filled(vhost.url, 200, kind="classic")
+    async with bide.connect(vhost.url) as client, client.consume(queue, prefetch=200, exclusive=True) as messages:
+        received = [await anext(messages) for _ in range(200)]
+        for message in received[1::2]:
+            await message.ack()
+    async with bide.connect(vhost.url) as client:
+        assert [one.body for one in await receive(client, queue, 100)] == [one.body for one in received[::2]]
+        assert await client.get(queue) is None
+
+
+async def has_consumers(vhost: Vhost, number: int) -> bool:
+    """Whether a virtual host has a number of consumers. In RabbitMQ 3.10, a queue counts only those that are active."""
+    found = await asyncio.to_thread(
+        vhost.broker.rabbitmqctl, "list_consumers", "--vhost", vhost.name, "--no-table-headers", "--quiet"
+    )
+    return len(found.splitlines()) == number
+
+
+async def test_a_close_keeps_the_order_of_a_queue_with_a_single_active_consumer(vhost: Vhost) -> None:
+    queue = fresh("q")
+    ordered = bide.Queue.quorum(queue, arguments={"x-single-active-consumer": True})
+    async with bide.connect(vhost.url) as first, bide.connect(vhost.url) as second:
+        await first.declare(bide.Topology(queues=[ordered]))
+        for number in range(300):
+            await first.publish(str(number), to=queue)
+        async with first.consume(queue, prefetch=200) as active:
+            received = [await anext(active) for _ in range(200)]
+            successor = asyncio.create_task(receive(second, queue, 200))
+            await eventually(lambda: has_consumers(vhost, 2))
+            for message in received[1::2]:
+                await message.ack()
+        left = [one.body for one in received[::2]] + [str(number).encode() for number in range(200, 300)]
+        assert [one.body for one in await successor] == left

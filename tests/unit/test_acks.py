@@ -144,3 +144,71 @@ async def test_dropped_acks_are_never_sent() -> None:
     sender.drop()
     await asyncio.sleep(3 * ACK_DELAY)  # time for an acknowledgement that was not dropped
     assert not sent
+
+
+def sender_at(now: list[float], monkeypatch: pytest.MonkeyPatch) -> AckSender:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    return AckSender(loop, lambda _: None)
+
+
+async def test_acks_may_be_held_back_after_32_frames_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    sender = sender_at(now, monkeypatch)
+    for tag in range(2, 66, 2):
+        sender.add(tag)
+        sender.flush()
+    assert not sender.may_be_held_back
+    now[0] += 11
+    sender.add(66)
+    sender.flush()
+    # The queue had time to answer.
+    assert not sender.may_be_held_back
+    for tag in range(68, 132, 2):
+        sender.add(tag)
+        sender.flush()
+    assert sender.may_be_held_back
+    now[0] += 11
+    assert not sender.may_be_held_back
+
+
+async def test_an_answer_of_the_queue_ends_the_doubt_about_earlier_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = sender_at([0.0], monkeypatch)
+    for tag in range(1, 100):
+        sender.settled(2 * tag)
+    assert sender.may_be_held_back
+    sender.answered()
+    assert not sender.may_be_held_back
+    sender.settled(200)
+    assert not sender.may_be_held_back
+
+
+async def test_requeues_are_not_missed_but_may_hold_an_ack_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = sender_at([0.0], monkeypatch)
+    for tag in range(1, 100):
+        sender.settled(tag, requeued=True)
+    assert not sender.may_be_held_back
+    sender.add(100)
+    sender.flush()
+    assert sender.may_be_held_back
+
+
+@pytest.mark.parametrize("got", [False, True])
+async def test_one_frame_is_a_command_for_each_message_of_a_get(monkeypatch: pytest.MonkeyPatch, got: bool) -> None:
+    sender = sender_at([0.0], monkeypatch)
+    if got:
+        sender.got()
+    for tag in range(1, 41):
+        sender.add(tag)
+    sender.flush()
+    assert sender.may_be_held_back == got
+
+
+@given(st.lists(st.integers(1, 30), unique=True), st.integers(0, 30))
+def test_settled_deliveries_are_counted(tags: list[int], together: int) -> None:
+    acks = Acks()
+    for tag in tags:
+        acks.add(tag)
+    if together:
+        acks.settled(together, multiple=True)
+    assert acks.settled_count == len({*tags, *range(1, together + 1)})

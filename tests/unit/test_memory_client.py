@@ -166,6 +166,23 @@ async def test_a_client_reconnects_and_gets_unsettled_messages_again() -> None:
             assert (await asyncio.wait_for(anext(messages), TIMEOUT)).body == b"y"
 
 
+async def test_closing_after_many_acks_keeps_the_order_of_a_single_active_consumer() -> None:
+    queue = bide.Queue.quorum("ordered", arguments={"x-single-active-consumer": True})
+    async with bide.testing.broker() as b, b.connect() as client, b.connect() as other:
+        await client.declare(bide.Topology(queues=[queue]))
+        for number in range(100):
+            await client.publish(str(number), to="ordered")
+        async with client.consume("ordered", prefetch=100) as messages, other.consume("ordered") as successor:
+            received = [await asyncio.wait_for(anext(messages), TIMEOUT) for _ in range(100)]
+            following = asyncio.ensure_future(anext(successor))
+            for message in received[1::2]:
+                await message.ack()
+            await messages.close()
+            left = [await asyncio.wait_for(following, TIMEOUT)]
+            left += [await asyncio.wait_for(anext(successor), TIMEOUT) for _ in range(49)]
+        assert [int(one.body) for one in left] == list(range(0, 100, 2))
+
+
 def test_a_synchronous_client_receives_a_delayed_message() -> None:
     with bide.testing.broker() as b, b.connect_sync() as client:
         client.declare(REMINDERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +14,11 @@ _MAX_PREFETCH: Final = 65_535
 
 ACK_DELAY: Final = 0.01
 """Seconds that an acknowledgement waits for others. A quorum queue writes a log entry for each frame it receives."""
+
+_UNANSWERED: Final = 32
+"""Commands that a channel of the broker sends before a quorum queue answers; see ``rabbit_fifo_client.erl``."""
+_ANSWERED_AFTER: Final = 10.0
+"""Seconds after which a quorum queue is assumed to have answered a command."""
 
 
 class Acks:
@@ -35,6 +41,11 @@ class Acks:
 
     def __len__(self) -> int:
         return len(self._unsent) + len(self._duplicates)
+
+    @property
+    def settled_count(self) -> int:
+        """The number of settled deliveries."""
+        return self._settled_up_to + sum(last - first + 1 for first, last in self._range_ends.items())
 
     def add(self, delivery_tag: int) -> None:
         """Acknowledge a delivery with the next :meth:`take`."""
@@ -86,16 +97,21 @@ class AckSender:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[bytes], None]) -> None:
         self.acks = Acks()
-        self.sent_at = -math.inf
-        """The time of the last acknowledgement sent, by the loop's clock."""
+        self._commands: deque[float] = deque(maxlen=_UNANSWERED)
+        """When the last commands were sent that the queue may not have answered, by the loop's clock."""
+        self._held_back_at = -math.inf
+        """When an acknowledgement was last sent after that many commands."""
+        self._is_grouped = True
         self._loop = loop
         self._send = send
+        self.prefetch = _MAX_PREFETCH
         self._flush_threshold = 1
         self._flush_handle: asyncio.Handle | None = None
 
     def expect(self, prefetch: int) -> None:
         """Set the prefetch (0 for no limit): acknowledgements are sent early once a quarter of it is waiting."""
-        self._flush_threshold = max(1, (prefetch or _MAX_PREFETCH) // 4)
+        self.prefetch = prefetch or _MAX_PREFETCH
+        self._flush_threshold = max(1, self.prefetch // 4)
 
     def add(self, delivery_tag: int) -> None:
         """Acknowledge a delivery."""
@@ -106,19 +122,43 @@ class AckSender:
         elif self._flush_handle is None:
             self._flush_handle = self._loop.call_later(ACK_DELAY, self.flush)
 
-    def settled(self, delivery_tag: int, *, multiple: bool = False) -> None:
+    def settled(self, delivery_tag: int, *, multiple: bool = False, requeued: bool = False) -> None:
         """Record that a frame of another sender has just settled a delivery, or every delivery up to it."""
         self.acks.settled(delivery_tag, multiple=multiple)
-        self.sent_at = self._loop.time()
+        self._sent(1, requeued=requeued)
+
+    def got(self) -> None:
+        """Record a message of ``basic.get``. The broker passes each acknowledgement of one on in its own command."""
+        self._is_grouped = False
+
+    def answered(self) -> None:
+        """Record that the queue answers a method only after all that was sent before it."""
+        self._commands.clear()
+        self._held_back_at = -math.inf
+
+    @property
+    def may_be_held_back(self) -> bool:
+        """Whether the broker may have read acknowledgements that it has not passed on to a quorum queue."""
+        return self._loop.time() - self._held_back_at < _ANSWERED_AFTER
 
     def flush(self) -> None:
         """Send the acknowledgements that wait."""
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
-        for payload in self.acks.take():
+        number = len(self.acks)
+        payloads = self.acks.take()
+        for payload in payloads:
             self._send(payload)
-            self.sent_at = self._loop.time()
+        self._sent(len(payloads) if self._is_grouped else number)
+
+    def _sent(self, commands: int, *, requeued: bool = False) -> None:
+        now = self._loop.time()
+        for _ in range(min(commands, _UNANSWERED + 1)):
+            # A requeue that is lost makes no difference: the queue requeues the message when the channel closes.
+            if not requeued and len(self._commands) == _UNANSWERED and now - self._commands[0] < _ANSWERED_AFTER:
+                self._held_back_at = now
+            self._commands.append(now)
 
     def drop(self) -> None:
         """Discard the acknowledgements that wait: the channel is closed."""

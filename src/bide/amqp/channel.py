@@ -13,6 +13,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from bide.amqp import codec, methods, reply_codes
+from bide.amqp.acked_queues import AckedQueues
 from bide.amqp.acks import AckSender
 from bide.amqp.confirms import Awaited, Confirms, Unconfirmed, fail
 from bide.amqp.delivery import Assembly, Delivery, Return
@@ -26,13 +27,8 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
+_ACKS_TIMEOUT: Final = 10.0
 _CLOSE_TIMEOUT: Final = 5.0
-_ACKS_PASSED_ON: Final = 1.0
-"""Seconds after which the broker is assumed to have passed an acknowledgement on to the queue."""
-_ACKS_WAIT: Final = 0.05
-"""Seconds to wait for a broker to pass acknowledgements on; on an idle machine it takes under 10 ms."""
-_ACKS_WAIT_FACTOR: Final = 2.0
-"""For a busy broker, the time to wait as a multiple of the time that the broker took to answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +64,8 @@ class Channel:
         self._calls: deque[_Call] = deque()
         self._consumers: dict[str, _Consumer] = {}
         self._consumer_count = 0
+        self._last_delivery_tag = 0
+        self._acked_queues = AckedQueues(self._acks)
         self._incoming: Assembly | None = None
         self._closing = False
         self._closed_fully: asyncio.Future[None] = connection.loop.create_future()
@@ -121,26 +119,20 @@ class Channel:
             log.debug("the broker did not answer the closing of channel %s", self.number)
 
     async def settle_acks(self) -> None:
-        """Wait until the broker has passed recent acknowledgements on to quorum queues.
-
-        A channel of the broker passes on 32 acknowledgements at a time. When it closes, the rest are lost, and their
-        messages are redelivered. The broker does not answer acknowledgements, but once it answers another method, it
-        has read them all, and the time of that answer shows how busy it is. (Cancelling the consumers would wait for
-        the queues too, but another consumer would get later messages before the unacknowledged ones are back.)
-        """
+        """Wait until quorum queues have the acknowledgements sent so far, as far as that can be known."""
         self.flush_acks()
-        clock = self.connection.loop.time
-        begun = clock()
-        if self.closed_with is not None or begun - self._acks.sent_at > _ACKS_PASSED_ON:
+        if self.closed_with is not None:
             return
-        # channel.flow with active=true changes nothing: messages flow already.
-        flow = self.call(codec.method(20, 20, codec.bits(True)), commands.Channel.FlowOk)
-        done, _ = await asyncio.wait({flow}, timeout=_CLOSE_TIMEOUT)
-        if not done or flow.exception() is not None:
-            return
-        answered = clock()
-        wait = max(self._acks.sent_at + _ACKS_WAIT - answered, _ACKS_WAIT_FACTOR * (answered - begun))
-        await asyncio.sleep(wait)
+        try:
+            async with asyncio.timeout(_ACKS_TIMEOUT):
+                await self._acked_queues.have_acks(self)
+        except (BideError, TimeoutError) as error:
+            log.debug("acknowledgements of channel %s may be lost: %r", self.number, error)
+
+    @property
+    def prefetch_is_full(self) -> bool:
+        """Whether as many deliveries are unsettled as the prefetch allows for one consumer."""
+        return self._last_delivery_tag - self._acks.acks.settled_count >= self._acks.prefetch
 
     def abandon(self) -> None:
         """Close the channel without waiting: unconfirmed publishes fail, unacknowledged messages are requeued."""
@@ -244,7 +236,7 @@ class Channel:
 
     async def qos(self, prefetch: int) -> None:
         """Set the prefetch: the number of unacknowledged deliveries per consumer; 0 for no limit."""
-        await self.call(codec.method(60, 10, codec.long(0), codec.short(prefetch), b"\x00"), commands.Basic.QosOk)
+        await self.call(methods.qos(prefetch), commands.Basic.QosOk)
         self._acks.expect(prefetch)
 
     async def consume(
@@ -268,20 +260,12 @@ class Channel:
         self._consumers[tag] = _Consumer(on_message=on_message, on_end=on_end)
         try:
             await self.call(
-                codec.method(
-                    60,
-                    20,
-                    b"\x00\x00",
-                    codec.short_string(queue),
-                    codec.short_string(tag),
-                    codec.bits(False, no_ack, exclusive, False),
-                    codec.table(arguments),
-                ),
-                commands.Basic.ConsumeOk,
+                methods.consume(queue, tag, arguments, exclusive=exclusive, no_ack=no_ack), commands.Basic.ConsumeOk
             )
         except BaseException:
             self._consumers.pop(tag, None)
             raise
+        self._acked_queues.consumed(queue, tag, arguments, exclusive=exclusive, no_ack=no_ack)
         return tag
 
     async def cancel(self, tag: str) -> None:
@@ -289,18 +273,23 @@ class Channel:
 
         Deliveries may still come until the broker has answered.
         """
-        await self.call(codec.method(60, 30, codec.short_string(tag), b"\x00"), commands.Basic.CancelOk)
+        answer = self.call(methods.cancel(tag), commands.Basic.CancelOk)
+        self._acked_queues.cancelling(tag, no_wait=False)
+        await answer
         self._consumers.pop(tag, None)
 
     def cancel_nowait(self, tag: str) -> None:
         """Cancel a consumer without waiting; see :meth:`cancel`."""
-        self._send(codec.method(60, 30, codec.short_string(tag), b"\x01"))
+        self._send(methods.cancel(tag, no_wait=True))
+        self._acked_queues.cancelling(tag, no_wait=True)
 
     async def get(self, queue: str) -> Delivery | None:
         """Get one message, or None if the queue is empty. It must be settled like any delivery."""
-        reply: Delivery | None = await self.call(
-            codec.method(60, 70, b"\x00\x00", codec.short_string(queue), b"\x00"), commands.Basic.GetEmpty
-        )
+        answer = self.call(methods.get(queue), commands.Basic.GetEmpty)
+        self._acked_queues.getting(queue)
+        reply: Delivery | None = await answer
+        if reply is not None:
+            self._acked_queues.got(queue)
         return reply
 
     def ack(self, delivery_tag: int, *, multiple: bool = False) -> None:
@@ -314,20 +303,22 @@ class Channel:
 
     def nack(self, delivery_tag: int, *, multiple: bool = False, requeue: bool = True) -> None:
         """Requeue or dead-letter a delivery. A quorum queue of 4.3 does not count it as a failed attempt."""
-        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple)
+        self._settle(delivery_tag, 120, codec.bits(multiple, requeue), multiple=multiple, requeued=requeue)
 
     def reject(self, delivery_tag: int, *, requeue: bool = True) -> None:
         """Requeue or dead-letter a delivery. A quorum queue counts it as a failed attempt."""
-        self._settle(delivery_tag, 90, codec.bits(requeue))
+        self._settle(delivery_tag, 90, codec.bits(requeue), requeued=requeue)
 
     def flush_acks(self) -> None:
         """Send the acknowledgements that wait for others."""
         if self.closed_with is None:
             self._acks.flush()
 
-    def _settle(self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False) -> None:
+    def _settle(
+        self, delivery_tag: int, method: int, how: bytes, *, multiple: bool = False, requeued: bool = False
+    ) -> None:
         self._send(codec.method(codec.BASIC_CLASS, method, codec.long_long(delivery_tag), how))
-        self._acks.settled(delivery_tag, multiple=multiple)
+        self._acks.settled(delivery_tag, multiple=multiple, requeued=requeued)
 
     def _send(self, payload: bytes) -> None:
         if self.closed_with is not None:
@@ -393,6 +384,7 @@ class Channel:
         elif message.message_count is not None:
             self._on_got(message)
         else:
+            self._last_delivery_tag = message.delivery_tag
             consumer = self._consumers.get(message.consumer_tag)
             if consumer is not None:
                 consumer.on_message(message)
@@ -409,6 +401,7 @@ class Channel:
     def _on_cancel(self, method: Any) -> None:
         consumer = self._consumers.pop(method.consumer_tag, None)
         if consumer is not None:
+            self._acked_queues.deleted(method.consumer_tag)
             consumer.on_end(
                 ConsumerCancelledError("the broker cancelled the consumer: its queue was deleted, or lost its leader")
             )

@@ -1,8 +1,9 @@
-"""Payloads of the method frames that declare, bind, unbind, delete and purge."""
+"""Payloads of the method frames for topologies and consumers."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from bide.amqp import codec
 from bide.topology import Binding, Exchange, Queue
@@ -71,3 +72,31 @@ def delete_exchange(name: str, *, if_unused: bool) -> bytes:
 def purge_queue(name: str) -> bytes:
     """Discard the ready messages of a queue."""
     return codec.method(_QUEUE, 30, _TICKET, codec.short_string(name), _WAIT)
+
+
+def qos(prefetch: int) -> bytes:
+    """Set the prefetch of the channel's next consumers."""
+    return codec.method(codec.BASIC_CLASS, 10, codec.long(0), codec.short(prefetch), b"\x00")
+
+
+def consume(queue: str, tag: str, arguments: Mapping[str, Any] | None, *, exclusive: bool, no_ack: bool) -> bytes:
+    """Start a consumer."""
+    names = (codec.short_string(queue), codec.short_string(tag))
+    return codec.method(
+        codec.BASIC_CLASS, 20, _TICKET, *names, codec.bits(False, no_ack, exclusive, False), codec.table(arguments)
+    )
+
+
+def cancel(tag: str, *, no_wait: bool = False) -> bytes:
+    """Cancel a consumer."""
+    return codec.method(codec.BASIC_CLASS, 30, codec.short_string(tag), codec.bits(no_wait))
+
+
+def flow() -> bytes:
+    """Let messages flow, as they do already: the broker answers, and nothing changes."""
+    return codec.method(20, 20, codec.bits(True))
+
+
+def get(queue: str) -> bytes:
+    """Get one message."""
+    return codec.method(codec.BASIC_CLASS, 70, _TICKET, codec.short_string(queue), b"\x00")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from bide.testing.rules.consumers import BrokerConsumer
 from bide.testing.rules.entry import Entry
@@ -12,6 +12,9 @@ from bide.testing.rules.errors import access_refused, channel_error, not_modelle
 from bide.testing.rules.queue import BrokerQueue
 from bide.testing.rules.stream import StreamQueue
 from bide.testing.rules.virtual_host import REPLY_TO, Published, VirtualHost
+
+_LAST: Final = -(1 << 31)
+"""The lowest priority. An active consumer keeps its place, whatever the release."""
 
 
 class Receiver(Protocol):
@@ -100,7 +103,7 @@ class BrokerChannel:
         priority = arguments.get("x-priority", 0)
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise precondition_failed(f"invalid arg 'x-priority' for consumer: {priority!r}")
-        if priority and found.definition.arguments.get("x-single-active-consumer") is True:
+        if priority not in (0, _LAST) and found.definition.arguments.get("x-single-active-consumer") is True:
             not_modelled("consumer priorities (x-priority) together with a single active consumer")
         consumer = BrokerConsumer(
             tag,
