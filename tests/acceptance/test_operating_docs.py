@@ -55,13 +55,11 @@ def test_the_users_may_do_what_the_page_says_and_no_more(
 ) -> None:
     for name, configure, write, read, tag in table(PERMISSIONS, "The users"):
         (user,) = code(name)
-        vhost.broker.add_user(user, PASSWORD)
+        vhost.broker.add_user(user, PASSWORD, tags=code(tag) if tag else ())
         # Other tests share the broker.
         request.addfinalizer(partial(vhost.broker.delete_user, user))
-        patterns = [code(one)[0] for one in (configure, write, read)]
-        vhost.broker.rabbitmqctl("set_permissions", "-p", vhost.name, user, *patterns)
-        if tag:
-            vhost.broker.rabbitmqctl("set_user_tags", user, *code(tag))
+        patterns = {"configure": code(configure)[0], "write": code(write)[0], "read": code(read)[0]}
+        vhost.broker.set_permissions(vhost.name, user, **patterns)
         shell.environment[user.upper()] = url_of(vhost, user)
     (declare,) = (text for _, text in blocks(PERMISSIONS, "The operator declares"))
     (use, refused) = (text for _, text in blocks(PERMISSIONS, "The sender and the worker use it"))
@@ -162,7 +160,6 @@ def test_nothing_of_bide_is_left_after_its_removal(shell: Shell, vhost: Vhost) -
                 printed = shell.paste(command.replace("remove.py /", f"remove.py {vhost.name}"))
                 if shown:
                     assert shape(printed)[-1] == shape(shown)[-1], f"{command}\n{printed}"
-    left = vhost.broker.rabbitmqctl("list_queues", "-p", vhost.name, "name", "--no-table-headers")
-    assert left.split() == ["orders"]
-    exchanges = vhost.broker.rabbitmqctl("list_exchanges", "-p", vhost.name, "name", "--no-table-headers")
-    assert "bide" not in exchanges
+    left = {kind: vhost.broker.management.call("GET", kind, vhost.name) for kind in ("queues", "exchanges")}
+    assert [one["name"] for one in left["queues"]] == ["orders"]
+    assert not [one["name"] for one in left["exchanges"] if "bide" in one["name"]]

@@ -286,9 +286,9 @@ def test_messages_stay_as_they_were(vhost: Vhost) -> None:
 
 
 def test_messages_with_odd_properties_are_moved(vhost: Vhost) -> None:
-    vhost.broker.rabbitmqctl("add_user", "publisher", "secret")
+    vhost.broker.add_user("publisher", "secret")
     try:
-        vhost.broker.rabbitmqctl("set_permissions", "-p", vhost.name, "publisher", "", ".*", "")
+        vhost.broker.set_permissions(vhost.name, "publisher", configure="", write=".*", read="")
         declare(vhost)
         odd = (
             pika.BasicProperties(timestamp=(1 << 63) - 1),
@@ -303,7 +303,7 @@ def test_messages_with_odd_properties_are_moved(vhost: Vhost) -> None:
         assert finish(vhost)["moved"] == BEFORE + len(odd)
         assert bodies(vhost)["odd"] == len(odd)
     finally:
-        vhost.broker.rabbitmqctl("delete_user", "publisher")
+        vhost.broker.delete_user("publisher")
 
 
 async def test_a_queue_that_cannot_be_converted_is_refused_unchanged(vhost: Vhost) -> None:

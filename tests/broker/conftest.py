@@ -91,9 +91,15 @@ def quick_redelivery(broker: LocalBroker) -> Iterator[None]:
     _configure(broker, usual)
 
 
-def _configure(broker: LocalBroker, settings: Mapping[str, int]) -> dict[str, int]:
+def limit_messages(broker: LocalBroker, size: int) -> int:
+    """Change the largest size of a message on a running broker, and return what it was."""
+    setting = "max_message_size"
+    return _configure(broker, {setting: size}, also=f"persistent_term:put({setting}, {size})")[setting]
+
+
+def _configure(broker: LocalBroker, settings: Mapping[str, int], *, also: str = "ok") -> dict[str, int]:
     """Change settings of a running broker, and return what they were; a call takes a second of processor time."""
     before = ", ".join(f"element(2, application:get_env(rabbit, {name}))" for name in settings)
     changes = ", ".join(f"application:set_env(rabbit, {name}, {value})" for name, value in settings.items())
-    printed = broker.rabbitmqctl("eval", f"Before = {{{before}}}, {changes}, Before.")
+    printed = broker.rabbitmqctl("eval", f"Before = {{{before}}}, {changes}, {also}, Before.")
     return {name: int(value) for name, value in zip(settings, re.findall(r"\d+", printed), strict=True)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -29,7 +28,7 @@ from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
 RETENTION = 4_000_000
-SMALL = json.dumps({"max-length-bytes": RETENTION, "stream-max-segment-size-bytes": 100_000})
+SMALL = {"max-length-bytes": RETENTION, "stream-max-segment-size-bytes": 100_000}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,8 @@ async def quiet() -> AsyncIterator[None]:
 @pytest.fixture
 def small_log(vhost: Vhost) -> None:
     """A retention of 4 MB, by a policy."""
-    vhost.broker.rabbitmqctl("set_policy", "-p", vhost.name, "small", r"\.schedule\.[0-9]$", SMALL, "--apply-to", "all")
+    policy = {"pattern": r"\.schedule\.[0-9]$", "definition": SMALL, "apply-to": "all"}
+    vhost.broker.management.call("PUT", "policies", vhost.name, "small", body=policy)
 
 
 @pytest.fixture

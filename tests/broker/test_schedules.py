@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -31,6 +30,7 @@ from bide.schedules.names import PARTITIONS, RECORD_OVERHEAD, RESERVATION_BYTES,
 from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, ScheduleRecord
 from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
+from tests.broker.conftest import limit_messages
 from tests.broker.receiving import connected
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -349,16 +349,10 @@ def test_the_sync_client_has_the_same_methods(vhost: Vhost) -> None:
 @pytest.fixture
 def small_messages_only(broker: LocalBroker) -> Iterator[int]:
     """A limit of 300,000 bytes for messages, which is taken back after the test."""
-    usual = re.sub(r"\D", "", broker.rabbitmqctl("eval", "{ok, N} = application:get_env(rabbit, max_message_size), N."))
     limit = 300_000
-    _limit_messages(broker, limit)
+    usual = limit_messages(broker, limit)
     yield limit
-    _limit_messages(broker, int(usual))
-
-
-def _limit_messages(broker: LocalBroker, size: int) -> None:
-    broker.rabbitmqctl("eval", f"application:set_env(rabbit, max_message_size, {size}).")
-    broker.rabbitmqctl("eval", f"persistent_term:put(max_message_size, {size}).")
+    limit_messages(broker, usual)
 
 
 async def test_a_message_over_the_limit_is_refused_and_holds_up_no_other(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -34,6 +33,7 @@ from bide.local_broker import LocalBroker
 from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
+from tests.broker.conftest import limit_messages
 from tests.broker.receiving import eventually, ready, receive
 from tests.broker.workers import at_work
 from tests.leaks import no_leaks
@@ -303,7 +303,7 @@ async def test_a_refusing_target_delays_no_other_and_gets_its_messages_later(
 
 
 async def test_only_messages_that_close_the_channel_are_set_aside(
-    client: bide.Client, vhost: Vhost, connection: Connection, small_messages_only: None
+    client: bide.Client, vhost: Vhost, connection: Connection, small_messages_only: Callable[[], None]
 ) -> None:
     """Only these are set aside; the others arrive, and what goes to a queue arrives once."""
     big = b"b" * 200_000
@@ -328,7 +328,7 @@ async def test_only_messages_that_close_the_channel_are_set_aside(
     for number in range(10):
         await client.publish(f"{number}", to="orders", delay="100ms")
         await client.publish(big, to="orders", delay="3s" if number % 2 else "100ms")
-    _limit_messages(vhost.broker, 100_000)
+    small_messages_only()
     async with relaying(vhost.url) as relay:
         bodies: set[bytes] = set()
         async with asyncio.timeout(TIMEOUT), client.consume("orders") as several:
@@ -345,16 +345,12 @@ async def test_only_messages_that_close_the_channel_are_set_aside(
 
 
 @pytest.fixture
-def small_messages_only(broker: LocalBroker) -> Iterator[None]:
-    """Restores the broker's limit."""
-    usual = re.sub(r"\D", "", broker.rabbitmqctl("eval", "{ok, N} = application:get_env(rabbit, max_message_size), N."))
-    yield
-    _limit_messages(broker, int(usual))
-
-
-def _limit_messages(broker: LocalBroker, size: int) -> None:
-    broker.rabbitmqctl("eval", f"application:set_env(rabbit, max_message_size, {size}).")
-    broker.rabbitmqctl("eval", f"persistent_term:put(max_message_size, {size}).")
+def small_messages_only(broker: LocalBroker) -> Iterator[Callable[[], None]]:
+    """Limits messages to 100,000 bytes when it is called, until the end of the test."""
+    usual: list[int] = []
+    yield lambda: usual.append(limit_messages(broker, 100_000))
+    for size in usual:
+        limit_messages(broker, size)
 
 
 async def test_broken_connections_of_two_relays_lose_nothing(client: bide.Client, vhost: Vhost) -> None:

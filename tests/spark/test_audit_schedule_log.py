@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 from collections import Counter
@@ -31,7 +30,7 @@ from tests.timeouts import TIMEOUT
 LOGS = tuple(map(NAMES.log, range(PARTITIONS)))
 HOUR = 3_600_000
 RETENTION = 4_000_000
-SMALL = json.dumps({"max-length-bytes": RETENTION, "stream-max-segment-size-bytes": 100_000})
+SMALL = {"max-length-bytes": RETENTION, "stream-max-segment-size-bytes": 100_000}
 
 
 class LogAudit:
@@ -230,7 +229,8 @@ async def trim(log: LogClient, vhost: Vhost, key: str) -> None:
 
 async def test_a_trimmed_log_stops_an_audit_until_gaps_are_allowed(vhost: Vhost, tmp_path: Path) -> None:
     """It goes on from a snapshot. Occurrences that ended in the missing records have no known outcome."""
-    vhost.broker.rabbitmqctl("set_policy", "-p", vhost.name, "small", r"\.schedule\.[0-9]$", SMALL, "--apply-to", "all")
+    policy = {"pattern": r"\.schedule\.[0-9]$", "definition": SMALL, "apply-to": "all"}
+    vhost.broker.management.call("PUT", "policies", vhost.name, "small", body=policy)
     await declared(vhost.url)
     audit = LogAudit(vhost, tmp_path / "audit")
     partition = partition_of("busy")

@@ -108,6 +108,7 @@ def test_a_killed_query_writes_every_message_once_after_its_restart(
     assert stored(spark, tmp_path) == list(range(1010))
 
 
+@pytest.mark.long
 def test_a_query_survives_a_restart_of_the_broker(spark: SparkSession, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     """The query notices nothing."""
     seen: list[int] = []

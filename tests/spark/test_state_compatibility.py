@@ -212,6 +212,7 @@ def test_a_replay_of_version_1_is_continued(
     assert choices.unfinished(REPLAY, "localhost:5672/") is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Streams, audit: Folder) -> None:
     """What was interrupted is done, and what streams have more is read."""
