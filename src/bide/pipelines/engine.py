@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-class NeedsSparkError(Exception):
+class NeedsSparkError(NotImplementedError):
     """Only Spark can run this. The text is the reason, such as ``the column 'price' is decimal(10,2)``.
 
     Commands start Spark then, or report the reason.

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VERSION: Final = 2
-"""The version of this layout of files."""
 
 Batch = tuple[date, int]
 """Day and number of a batch of a table."""
