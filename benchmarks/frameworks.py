@@ -1,12 +1,13 @@
-"""Delays of Celery, dramatiq and taskiq with and without bide's adapters, side by side.
+"""Delays of task frameworks with and without bide's adapters, side by side.
 
 ``python -m benchmarks.frameworks`` starts a fresh private broker. For each framework, with and without the adapter, on
 an empty virtual host, it sends messages with a delay of an hour, starts a worker, and waits until the worker takes no
-more. Then it reads the worker's memory and the unacknowledged messages of all queues, sends messages with delays of
-half a second to two seconds, and prints how late they ran.
+more, for five minutes at most: Celery alone takes them one after the other. Then it reads the worker's memory and the
+unacknowledged messages of all queues, sends messages with delays of half a second to two seconds, and prints how late
+they ran.
 
 Celery alone holds tasks in the worker's memory, if their queue is a classic one, as here. taskiq-aio-pika's own broker
-has a queue with a TTL for each message, as its manual says.
+has a queue with a TTL for each message, as its manual says. FastStream has no delays of its own.
 """
 
 from __future__ import annotations
@@ -20,31 +21,36 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import celery
 import dramatiq
 import taskiq_aio_pika
 from dramatiq.brokers import rabbitmq
+from faststream.rabbit import RabbitBroker, RabbitQueue
 from taskiq.api import run_receiver_task
 
 from bide.integrations.celery import CeleryApp
 from bide.integrations.dramatiq import RabbitmqBroker
+from bide.integrations.faststream import DelayMiddleware, delayed
 from bide.integrations.taskiq import AioPikaBroker
 from bide.local_broker import LocalBroker
 
 _URL: Final = "BIDE_BENCHMARK_URL"
 _HOUR: Final = 3600.0
 _QUIET: Final = 5.0
+_LONGEST_START: Final = 300.0
 _GIVE_UP: Final = 30.0
 _AT_ONCE: Final = 500
 
 KINDS: Final = {
     "celery": ("stock", "adapted"),
     "dramatiq": ("stock", "adapted"),
+    "faststream": ("adapted",),
     "taskiq": ("stock", "adapted"),
 }
 """The frameworks, and the ways in which each of them delays messages."""
@@ -59,7 +65,7 @@ def begin(due: float) -> None:
 
 
 async def begin_async(due: float) -> None:
-    """The task of taskiq."""
+    """The task of taskiq, and the handler of FastStream."""
     begin(due)
 
 
@@ -78,6 +84,14 @@ def dramatiq_actor(kind: str) -> Any:
     # Without confirms, so that sending many messages takes less time.
     broker = make(url=os.environ[_URL], confirm_delivery=False)
     return dramatiq.actor(broker=broker)(begin)
+
+
+def faststream_broker() -> RabbitBroker:
+    """The broker, with the middleware and the handler."""
+    broker = RabbitBroker(os.environ[_URL], logger=None)
+    broker.add_middleware(DelayMiddleware(broker))
+    broker.subscriber("work")(begin_async)
+    return broker
 
 
 def taskiq_task(kind: str) -> Any:
@@ -100,6 +114,9 @@ def work(framework: str, kind: str) -> None:
         threading.Event().wait()
 
     async def receive() -> None:
+        if framework == "faststream":
+            await faststream_broker().start()
+            await asyncio.Event().wait()
         broker = taskiq_task(kind).broker
         broker.is_worker_process = True
         await broker.startup()
@@ -108,14 +125,30 @@ def work(framework: str, kind: str) -> None:
     asyncio.run(receive())
 
 
+@asynccontextmanager
+async def sending(framework: str, kind: str) -> AsyncIterator[Callable[[float, float], Awaitable[object]]]:
+    """How FastStream or taskiq sends the due time with a delay."""
+    if framework == "faststream":
+        broker = faststream_broker()
+        async with broker:
+            # The queue has to exist before the first message is delayed.
+            await broker.declare_queue(RabbitQueue("work"))
+            yield lambda due, delay: broker.publish(due, "work", headers=delayed(timedelta(seconds=delay)))
+        return
+    task = taskiq_task(kind)
+    await task.broker.startup()
+    yield lambda due, delay: task.kicker().with_labels(delay=delay).kiq(due)
+    await task.broker.shutdown()
+
+
 def send(framework: str, kind: str, delays: list[float]) -> None:
     """Send a message with each of these delays twice: first one that is not measured, for what is declared once."""
     if framework == "celery":
         task = celery_task(kind)
         for is_warm in (False, True):
             for delay in delays:
-                due = datetime.now(UTC) + timedelta(seconds=delay)
-                task.apply_async((due.timestamp() if is_warm else 0.0,), eta=due)
+                eta = datetime.now(UTC) + timedelta(seconds=delay)
+                task.apply_async((eta.timestamp() if is_warm else 0.0,), eta=eta)
         task.app.close()
         return
     if framework == "dramatiq":
@@ -128,16 +161,12 @@ def send(framework: str, kind: str, delays: list[float]) -> None:
         return
 
     async def kick() -> None:
-        task = taskiq_task(kind)
-        await task.broker.startup()
-        for is_warm in (False, True):
-            for start in range(0, len(delays), _AT_ONCE):
-                batch = delays[start : start + _AT_ONCE]
-                dues = [time.time() + delay if is_warm else 0.0 for delay in batch]
-                await asyncio.gather(
-                    *(task.kicker().with_labels(delay=delay).kiq(due) for delay, due in zip(batch, dues, strict=True))
-                )
-        await task.broker.shutdown()
+        async with sending(framework, kind) as send_one:
+            for is_warm in (False, True):
+                for start in range(0, len(delays), _AT_ONCE):
+                    batch = delays[start : start + _AT_ONCE]
+                    dues = [time.time() + delay if is_warm else 0.0 for delay in batch]
+                    await asyncio.gather(*map(send_one, dues, batch))
 
     asyncio.run(kick())
 
@@ -162,13 +191,19 @@ def measure(broker: LocalBroker, framework: str, kind: str, pending: int, messag
     command = [sys.executable, "-m", "benchmarks.frameworks", "--worker", framework, kind]
     send(framework, kind, [_HOUR] * (pending // 2))
     lines: queue.Queue[str] = queue.Queue()
+
+    def read(output: IO[str]) -> None:
+        for line in output:
+            lines.put(line)
+
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         output = worker.stdout
         assert output is not None
-        threading.Thread(target=lambda: [lines.put(line) for line in output], daemon=True).start()
+        threading.Thread(target=read, args=(output,), daemon=True).start()
         try:
             before, since = -1, time.monotonic()
-            while time.monotonic() - since < _QUIET:
+            latest = since + _LONGEST_START
+            while time.monotonic() < min(since + _QUIET, latest):
                 consumers, held = unacknowledged(broker, vhost)
                 if held != before or not consumers:
                     before, since = held, time.monotonic()
