@@ -53,7 +53,7 @@ def test_a_ledger_started_by_another_run_is_refused(spark: SparkSession, tmp_pat
 )
 def test_invalid_message_ids_are_refused(spark: SparkSession, column: str, expected: str) -> None:
     rows = spark.sql(f"select 'a' as id, now() as due union all select {column}, now()")
-    with pytest.raises(InvalidRowError, match=f"not unique, valid message ids: {expected}$"):
+    with pytest.raises(InvalidRowError, match=rf"not unique, valid message ids: {expected}\. Correct"):
         survey(rows, plan_for(NO_BROKER, "orders", id_column="id"), now=NOW)
 
 
