@@ -14,7 +14,7 @@ PYSPARK ?= 4.2.1
 PYSPARK_TESTS := $(wildcard $(foreach kind,source sink registration,tests/spark/test_$(kind)*.py))
 BROKER_TESTS := $(wildcard tests/broker tests/faults tests/spark) tests/acceptance/test_local_broker.py
 
-.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check unit-tests test test-timing test-long test-brokers test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -85,6 +85,10 @@ bench-docs: setup ## write docs/benchmarks.md from the newest results of each re
 doc-pictures: setup java ## draw the pictures of the pipeline pages from a run of two minutes (PICTURES="--from FILE" only draws)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m benchmarks.doc_pictures $(PICTURES)
+
+console-pictures: setup browser ## take the pictures of docs/console.md (a quarter of an hour; needs pngquant)
+	@env -u BIDE_URL scripts/install-rabbitmq.sh
+	@$(PYTHON_BIN) -m benchmarks.console_pictures $(PICTURES)
 
 test-equivalence: setup ## compare RabbitMQ and the in-memory broker on 2,000 generated cases (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 -rP tests/broker/test_memory_equivalence.py
