@@ -25,7 +25,7 @@ done; \
 if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 endef
 
-.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures lint format lock setup java browser rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser pngquant rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -103,6 +103,10 @@ doc-pictures: setup java ## draw the pictures of the pipeline pages from a run o
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m benchmarks.doc_pictures $(PICTURES)
 
+console-pictures: setup browser pngquant ## take the pictures of docs/console.md (a quarter of an hour)
+	@env -u BIDE_URL scripts/install-rabbitmq.sh
+	@$(PYTHON_BIN) -m benchmarks.console_pictures $(PICTURES)
+
 test-equivalence: setup ## compare RabbitMQ and the in-memory broker on 2,000 generated cases (ten minutes)
 	@BIDE_SOAK=1 $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=7200 -rP tests/broker/test_memory_equivalence.py
 
@@ -137,6 +141,9 @@ browser: # for the tests of the report
 
 rabbitmq: # the tests use a private broker and ignore BIDE_URL
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
+
+pngquant: # for the pictures of the console
+	@scripts/install-pngquant.sh
 
 iproute2: # for the tests that partition a cluster
 	@scripts/install-iproute2.sh

@@ -315,6 +315,9 @@ async def _change_failures(page: Client, client: bide.Client) -> None:
         return sum(one["messages"] for one in (await page.get("undeliverable"))["queues"])
 
     await reaches(undeliverable, 1)
+    # The advice of findings is in commands, which the page lets people copy.
+    commands = [command for one in (await page.get("findings"))["findings"] for command in one["commands"]]
+    assert "bide delay resend --queue bide.v1.schedule.undeliverable --allow ..." in commands
     await client.declare(bide.Topology(queues=[bide.Queue.quorum("missing")]))
     queue = "bide.v1.schedule.undeliverable"
     assert await page.post("undeliverable/resend", queue=queue, allow=["missing"]) == {"sent": 1, "kept": {}}

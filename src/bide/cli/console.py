@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.output import echo
 from bide.cli.running import run_until_signal
 from bide.cli.settings import Settings, layout_options, management_options, pass_settings
@@ -94,7 +95,7 @@ def serve_console(sites: Sequence[Site], access: Access) -> None:
     from bide.console.server import serve
 
     stopping = asyncio.Event()
-    run_until_signal(serve(sites, access, started=_announce, stopping=stopping), stopping.set)
+    run_until_signal(serve(sites, access, started=_announce, stopping=stopping, advise=with_options), stopping.set)
 
 
 def _proxy(origin: str | None, user_header: str | None, users: tuple[str, ...]) -> ProxyAccess | None:

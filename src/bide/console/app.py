@@ -70,11 +70,12 @@ _MAX_REQUEST: Final = 1_000_000
 """Bytes of the body of a request."""
 
 
-def make_app(sites: Sequence[Site], access: Access) -> ASGIApp:
+def make_app(sites: Sequence[Site], access: Access, advise: Callable[[str], str] = str) -> ASGIApp:
     """The application.
 
     Args:
         sites: the connected virtual hosts, the first of which is shown first.
+        advise: turns the advice of errors and findings for programs into that for people.
     """
     named = {one.name: one for one in sites}
 
@@ -96,10 +97,12 @@ def make_app(sites: Sequence[Site], access: Access) -> ASGIApp:
             return JSONResponse({"error": "this is not the token that 'bide console' printed"}, 403)
         return JSONResponse({}, headers={"set-cookie": cookie})
 
-    routes = [Route("/api/about", about), Route(SIGN_IN, _answering(sign_in), methods=["POST"])]
-    routes += [Route(f"/api/{path}", _handled(handler, named, is_change=False)) for path, handler in READS.items()]
+    routes = [Route("/api/about", about), Route(SIGN_IN, _answering(sign_in, advise), methods=["POST"])]
     routes += [
-        Route(f"/api/{path}", _handled(handler, named, is_change=True), methods=["POST"])
+        Route(f"/api/{path}", _handled(handler, named, advise, is_change=False)) for path, handler in READS.items()
+    ]
+    routes += [
+        Route(f"/api/{path}", _handled(handler, named, advise, is_change=True), methods=["POST"])
         for path, handler in CHANGES.items()
     ]
     routes += [Route("/", _page("index.html"))]
@@ -123,7 +126,7 @@ def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _handled(
-    handler: Handler, sites: Mapping[str, Site], *, is_change: bool
+    handler: Handler, sites: Mapping[str, Site], advise: Callable[[str], str], *, is_change: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         values = await _body(request) if is_change else dict(request.query_params)
@@ -131,10 +134,10 @@ def _handled(
         site = sites.get(str(name)) if name is not None else next(iter(sites.values()))
         if site is None:
             raise NotFoundError(f"this console has no virtual host {name!r}: start it with --vhost {name}")
-        asked = Asked(values=values, operator=operator_of(str(request.scope["bide.user"])))
+        asked = Asked(values=values, operator=operator_of(str(request.scope["bide.user"])), advise=advise)
         return JSONResponse(await handler(site, asked))
 
-    return _answering(handle)
+    return _answering(handle, advise)
 
 
 def operator_of(user: str) -> str:
@@ -142,18 +145,20 @@ def operator_of(user: str) -> str:
     return f"{user} (console of {this_operator()})" if user else f"console of {this_operator()}"
 
 
-def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _answering(
+    handle: Callable[[Request], Awaitable[Response]], advise: Callable[[str], str]
+) -> Callable[[Request], Awaitable[Response]]:
     """Answer an error with its text, which is for people."""
 
     async def answer(request: Request) -> Response:
         try:
             return await handle(request)
         except InvalidInputError as error:
-            return _failed(error, 400)
+            return _failed(error, 400, advise)
         except (NotFoundError, TargetNotFoundError) as error:
-            return _failed(error, 404)
+            return _failed(error, 404, advise)
         except BideError as error:
-            return _failed(error, 502)
+            return _failed(error, 502, advise)
         except Exception as error:
             log.exception("the request for %s failed", request.url.path)
             return JSONResponse({"error": f"internal error: {type(error).__name__}", "kind": "internal"}, 500)
@@ -161,8 +166,8 @@ def _answering(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Re
     return answer
 
 
-def _failed(error: BideError, status: int) -> Response:
-    return JSONResponse({"error": str(error), "kind": type(error).__name__}, status)
+def _failed(error: BideError, status: int, advise: Callable[[str], str]) -> Response:
+    return JSONResponse({"error": advise(str(error)), "kind": type(error).__name__}, status)
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ class Asked:
     Attributes:
         values: the parameters; texts from an address, values of JSON from a body.
         operator: who asks, for the operator log.
+        advise: turns the advice of errors and findings for programs into that for people.
 
     Raises:
         InvalidInputError: from each method, if a value is missing or of another type.
@@ -23,6 +24,7 @@ class Asked:
 
     values: Mapping[str, Any]
     operator: str = ""
+    advise: Callable[[str], str] = str
 
     def text(self, name: str) -> str | None:
         """A text; None if it is absent or empty."""

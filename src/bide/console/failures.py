@@ -28,12 +28,12 @@ _BY: Final[Mapping[str, By]] = {"exception": "exception", "type": "type", "key":
 _CONDITIONS: Final = ("group", "endpoint", "exception", "text", "body_text", "message_type", "key", "reason")
 
 
-async def queues(site: Site, _: Asked) -> dict[str, Any]:
+async def queues(site: Site, asked: Asked) -> dict[str, Any]:
     """Queues that may hold failed messages, the likely ones first, with their numbers of messages."""
     try:
         found = await site.api.queues(site.name, "")
     except ManagementApiError as error:
-        return {"queues": [], "why": str(error)}
+        return {"queues": [], "why": asked.advise(str(error))}
     listed = [one for one in found if _is_candidate(one)]
     listed.sort(key=lambda one: (not is_likely(one), -(one.messages or 0), one.queue.name))
     rows = [

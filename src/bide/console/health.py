@@ -17,10 +17,14 @@ _COMMAND: Final = re.compile(r"'((?:bide|rabbitmqctl|rabbitmq-plugins) [^']+)'")
 _ORDER: Final = {"problem": 0, "warning": 1, "not checked": 2, "ok": 3}
 
 
-async def findings(site: Site, _: Asked) -> dict[str, Any]:
+async def findings(site: Site, asked: Asked) -> dict[str, Any]:
     """What ``bide delay verify`` finds, problems first, each with the commands that it names."""
     report = await verify(await site.connection(), site.infrastructure, site.api)
-    rows = [{**one.to_dict(), "commands": _COMMAND.findall(one.text)} for one in report.findings]
+    texts = [asked.advise(one.text) for one in report.findings]
+    rows = [
+        {**one.to_dict(), "text": text, "commands": _COMMAND.findall(text)}
+        for one, text in zip(report.findings, texts, strict=True)
+    ]
     rows.sort(key=lambda one: _ORDER[str(one["status"])])
     return {
         "findings": rows,

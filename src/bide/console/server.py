@@ -29,12 +29,18 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    sites: Sequence[Site], access: Access, *, started: Callable[[Access], None], stopping: asyncio.Event
+    sites: Sequence[Site],
+    access: Access,
+    *,
+    started: Callable[[Access], None],
+    stopping: asyncio.Event,
+    advise: Callable[[str], str] = str,
 ) -> None:
     """Serve the console until an event is set.
 
     Args:
         access: with the port 0, a free port is taken.
+        advise: turns the advice of errors and findings for programs into that for people.
         started: called with the port in use when the console can be opened.
 
     Raises:
@@ -49,7 +55,7 @@ async def serve(
             for one in sites:
                 await stack.enter_async_context(one)
             config = uvicorn.Config(
-                make_app(sites, access),
+                make_app(sites, access, advise),
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -134,7 +134,7 @@ async def levels(site: Site, asked: Asked) -> dict[str, Any]:
         found = await site.api.queues(site.name, start)
         counts: Mapping[str, int | None] = {one.queue.name: one.messages for one in found}
     except ManagementApiError as error:
-        source, why = "amqp", str(error)
+        source, why = "amqp", asked.advise(str(error))
         try:
             counts = await message_counts(await site.connection(), queues)
         except BideError as other:

@@ -38,10 +38,15 @@ export function duration(milliseconds, parts = 2) {
   return found.join(" ") || "0 s";
 }
 
+export const lateness = (milliseconds) =>
+  milliseconds < 1000 ? `${milliseconds} ms` : milliseconds < 60000 ? `${(milliseconds / 1000).toFixed(1)} s` : duration(milliseconds);
+
 export function relative(moment, now = Date.now()) {
   const away = new Date(moment).getTime() - now;
   if (Math.abs(away) < 1000) return "now";
-  return away > 0 ? `in ${duration(away, 1)}` : `${duration(away, 1)} ago`;
+  // From an hour on, one unit would be up to half of the time off.
+  const text = duration(away, Math.abs(away) < 3600000 ? 1 : 2);
+  return away > 0 ? `in ${text}` : `${text} ago`;
 }
 
 export function bytes(size) {

@@ -34,8 +34,8 @@ export async function show(page, context) {
     found.schedule || found.tap || found.failed.length ? null : h("section", { class: "card" }, empty("Nothing was found", "See below where the console looked. A message without a key leaves no trace but in taps.")),
     h("section", { class: "card flat" }, table([
       ["Place", (one) => h("span", { class: "break" }, one.place)],
-      ["", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not looked at", one.found ? "good" : one.looked ? "" : "warn")],
-      ["", (one) => h("span", { class: "quiet" }, one.note)],
+      ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not looked at", one.found ? "good" : one.looked ? "" : "warn")],
+      ["Looked at", (one) => h("span", { class: "quiet" }, one.note)],
     ], found.places)),
   );
 }
@@ -46,7 +46,7 @@ function waiting(one, context) {
   return h("section", { class: "card" },
     h("div", { class: "split" },
       h("div", {}, h("h2", { class: "break" }, one.key), h("div", { class: "row" }, state(one), source("exact", "exact, from the index of the gates"))),
-      h("div", { class: "row" }, h("a", { class: "button", href: context.link("schedules", { key: one.key }) }, "Details"), actions(context, one, context.again))),
+      h("div", { class: "row" }, h("a", { class: "button tiny", href: context.link("schedules", { key: one.key }) }, "Details"), actions(context, one, context.again))),
     h("ol", { class: "hops" },
       hop("seen", "Schedule log", `partition ${one.partition}, version ${one.version ?? "none"}`),
       one.state === "under-way"

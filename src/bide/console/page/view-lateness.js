@@ -1,7 +1,7 @@
 // View 7: how late messages are, by minute.
 
 import { h, replace, s } from "./dom.js";
-import { clock, duration, niceSteps, number, quantity, time } from "./format.js";
+import { clock, lateness, niceSteps, number, quantity, time } from "./format.js";
 import { empty, field, head, notice, source, stat, table } from "./ui.js";
 
 const HEIGHT = 240;
@@ -29,9 +29,9 @@ export async function show(page, context) {
     found.is_whole ? null : notice(`Only the latest ${number(found.limit)} messages were read.`, "warn"),
     found.without_due ? h("p", { class: "quiet small" }, `${quantity(found.without_due, "message")} without a due time ${found.without_due === 1 ? "is" : "are"} not counted.`) : null,
     h("div", { class: "stats" },
-      stat(duration(Math.max(...found.minutes.map((one) => one.p50))), "highest p50 of a minute"),
-      stat(duration(Math.max(...found.minutes.map((one) => one.p99))), "highest p99 of a minute"),
-      stat(duration(Math.max(...found.minutes.map((one) => one.max))), "latest message")),
+      stat(lateness(Math.max(...found.minutes.map((one) => one.p50))), "highest p50 of a minute"),
+      stat(lateness(Math.max(...found.minutes.map((one) => one.p99))), "highest p99 of a minute"),
+      stat(lateness(Math.max(...found.minutes.map((one) => one.max))), "latest message")),
     plot(found),
     h("details", {}, h("summary", {}, "As a table"), table([
       ["Minute", (one) => time(one.at), "nowrap"], ["Messages", (one) => number(one.count), "number"],
@@ -47,11 +47,13 @@ function plot(found) {
     const steps = niceSteps(Math.max(...found.minutes.map((one) => one.p99), 1));
     const highest = Math.max(steps.at(-1), ...found.minutes.map((one) => one.p99));
     const x = (at) => LEFT + ((at - found.since) / Math.max(found.now - found.since, 1)) * inner;
+    // In the middle of its minute; the minute that is not over ends now.
+    const middle = (one) => x(Math.min(one.at + 30000, found.now)).toFixed(1);
     const y = (value) => 12 + (1 - value / highest) * (HEIGHT - 44);
     // A minute without messages breaks the line.
     const line = (name) => found.minutes.map((one, place) => {
       const before = found.minutes[place - 1];
-      return `${before && one.at - before.at === 60000 ? "L" : "M"}${x(one.at + 30000).toFixed(1)} ${y(one[name]).toFixed(1)}`;
+      return `${before && one.at - before.at === 60000 ? "L" : "M"}${middle(one)} ${y(one[name]).toFixed(1)}`;
     }).join("");
     const span = found.now - found.since;
     const step = [60000, 300000, 600000, 1800000, 3600000, 10800000, 21600000].find((one) => span / one <= Math.max(inner / 90, 2)) ?? 21600000;
@@ -63,8 +65,8 @@ function plot(found) {
       labels.map((at) => s("text", { x: x(at), y: HEIGHT - 8, "text-anchor": "middle" }, clock(at, false))),
       s("path", { class: "s2", d: line("p99") }), s("path", { class: "s1", d: line("p50") }),
       found.minutes.map((one) => [
-        s("circle", { class: "f2", r: 2.5, cx: x(one.at + 30000), cy: y(one.p99) }, s("title", {}, `${time(one.at)}: p99 ${one.p99} ms of ${one.count}`)),
-        s("circle", { class: "f1", r: 2.5, cx: x(one.at + 30000), cy: y(one.p50) }, s("title", {}, `${time(one.at)}: p50 ${one.p50} ms of ${one.count}`)),
+        s("circle", { class: "f2", r: 2.5, cx: middle(one), cy: y(one.p99) }, s("title", {}, `${time(one.at)}: p99 ${one.p99} ms of ${one.count}`)),
+        s("circle", { class: "f1", r: 2.5, cx: middle(one), cy: y(one.p50) }, s("title", {}, `${time(one.at)}: p50 ${one.p50} ms of ${one.count}`)),
       ])));
   };
   const watch = new ResizeObserver(() => (box.isConnected ? draw() : watch.disconnect()));

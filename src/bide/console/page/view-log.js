@@ -1,7 +1,7 @@
 // View 8: who did what.
 
 import { h, replace } from "./dom.js";
-import { number, relative, time } from "./format.js";
+import { number, quantity, relative, time } from "./format.js";
 import { ask, badge, empty, facts, head, notice, source, table, values } from "./ui.js";
 
 const result = (one) => {
@@ -16,8 +16,12 @@ const result = (one) => {
 
 const chosen = (one) => {
   const { key, selection, ...rest } = one.details;
-  const shown = { ...(key ? { key } : {}), ...(selection ?? {}), ...rest };
-  return Object.entries(shown).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ") || "all";
+  const { ids, ...shown } = { ...(key ? { key } : {}), ...(selection ?? {}), ...rest };
+  const parts = Object.entries(shown)
+    .filter(([, value]) => !Array.isArray(value) || value.length)
+    .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+  if (Array.isArray(ids)) parts.unshift(quantity(ids.length, "message"));
+  return parts.join(", ") || "all";
 };
 
 export async function show(page, context) {
@@ -27,7 +31,7 @@ export async function show(page, context) {
   if (!found.operations.length) return void replace(card, empty("Nothing was changed yet", `Operations are recorded in the stream ${found.stream} before they begin.`));
   replace(card, table([
     ["When", (one) => [time(one.at), h("div", { class: "quiet small" }, relative(one.at))], "nowrap"],
-    ["Who", (one) => [h("span", { class: "break" }, one.who), h("div", { class: "quiet small" }, `broker user ${one.user}`)]],
+    ["Who", (one) => [h("span", { class: "break" }, one.who), h("div", { class: "quiet small" }, `broker user ${one.user}`)], "who"],
     ["What", (one) => h("b", { class: "nowrap" }, one.operation)],
     ["Where", (one) => h("span", { class: "break" }, one.queue)],
     ["Chosen", (one) => h("span", { class: "line", title: chosen(one) }, chosen(one))],

@@ -25,7 +25,7 @@ function undeliverable(card, found, context) {
       ? waiting.map((one) => h("div", { class: "split" },
           h("div", {}, h("b", {}, quantity(one.messages, "message")), h("div", { class: "mono break" }, one.name)),
           h("div", { class: "row" },
-            h("a", { class: "button", href: context.link("failures", { queue: one.name }) }, "Look"),
+            h("a", { class: "button tiny", href: context.link("failures", { queue: one.name }) }, "Look"),
             action("Send on…", () => resend(context, one)))))
       : empty("No undeliverable message", "Each message found its target."),
   );

@@ -50,7 +50,7 @@ export async function show(page, context) {
         ["Target", (one) => h("span", { class: "break" }, target(one))],
         ["Next", (one) => [time(one.due), h("div", { class: "quiet small" }, relative(one.due))], "nowrap"],
         ["Runs", (one) => (one.every ? [h("code", {}, one.every), h("div", { class: "quiet small" }, one.time_zone ?? "")] : h("span", { class: "quiet" }, "once"))],
-        ["", (one) => h("div", { class: "row" }, actions(context, one, context.again)), "actions"],
+        ["", (one) => h("div", { class: "row" }, actions(context, one, context.again)), "actions few"],
       ],
       found.schedules,
       { link: (one) => context.go("schedules", { key: one.key }) },
