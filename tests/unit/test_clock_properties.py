@@ -241,7 +241,8 @@ def test_an_exchange_routes_a_delayed_message_as_it_routes_a_direct_one(
     """Exactly the same queues, each once, at the due time, whatever the type, the bindings and the key."""
     shop = users.exchange("sh.op")
     assert shop is not None
-    if shop.type == "topic" and not key:
+    if not key and any(one.type == "topic" for one in users.exchanges):
+        # An empty key has no word for a topic exchange, and the keys that carry the message have one.
         return
     direct = Model(users).route("sh.op", key, HEADERS).queues
     route = Clock(carrier=carrier, hides_keys=hides_keys).route(delay, ExchangeTarget("sh.op", key, shop.type))
