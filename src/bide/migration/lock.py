@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.reply_codes import RESOURCE_LOCKED
 from bide.amqp.url import BrokerUrl
-from bide.errors import AccessRefusedError, InvalidInputError, MigrationRunningError, TargetNotFoundError
+from bide.errors import AccessRefusedError, BrokerError, InvalidInputError, MigrationRunningError, TargetNotFoundError
 from bide.topology import Queue
 
 _PREFIX: Final = "bide.migration."
@@ -40,6 +41,12 @@ class MigrationLock:
             raise MigrationRunningError(
                 f"a migration of {self._what} runs on this virtual host already: wait for its end, or stop it"
             ) from error
+
+    async def release(self, connection: Connection) -> None:
+        """Delete the queue, which the broker would do only a moment after the connection is closed."""
+        with suppress(BrokerError):  # the connection was lost, and the lock with it
+            async with await connection.channel() as channel:
+                await channel.delete_queue(self._queue.name)
 
     async def refuse_same(self, url: BrokerUrl) -> None:
         """Refuse a second URL that leads to the virtual host on which the lock was taken.

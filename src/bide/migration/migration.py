@@ -192,6 +192,7 @@ class Migration:
                 raise
             await channel.close()
             await self._verify(connection)
+            await self._lock.release(connection)
         return self.done
 
     def _shares_names(self) -> bool:

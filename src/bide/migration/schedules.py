@@ -166,6 +166,7 @@ class ScheduleTransfer:
                     await asyncio.wait_for(self._stopping.wait(), _PAUSE)
             self.done.waiting = await self._from.count(_EVERYTHING)
             self.done.is_finished = not self._stopping.is_set()
+            await self._lock.release(self._locked)
         return self.done
 
     async def _sweep(self) -> int:
