@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from bide.admin.apply import apply, names_in
@@ -13,6 +14,8 @@ from bide.amqp.reply_codes import RESOURCE_LOCKED
 from bide.errors import AccessRefusedError
 from bide.topology import Binding, Queue, Topology
 
+_DECLARATION: Final = "x-bide-declaration"
+"""The argument of a binding that tells it from that of an earlier connection."""
 _PAUSE: Final = 0.1
 """Seconds until a queue that the previous connection still locks is declared again."""
 
@@ -54,6 +57,10 @@ class PrivateQueues:
         topology = self._topologies.get(queue)
         if topology is None or self._declared.get(queue) is connection:
             return
+        # The routes of a topic exchange to the queue of the previous connection may be deleted after the bindings of
+        # this one were made (rabbit_exchange_type_topic.erl of 4.0), and would take equal bindings with them.
+        own = {_DECLARATION: os.urandom(8).hex()}
+        topology = replace(topology, bindings=tuple(replace(one, arguments=own) for one in topology.bindings))
         while True:
             try:
                 await apply(connection, topology, external=names_in(topology), can_move=False)
