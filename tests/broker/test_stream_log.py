@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 import pika
@@ -31,6 +32,7 @@ from bide.streams.log import Address, StreamLogs
 from bide.streams.range_reader import OffsetRange, read_range
 from tests import stream_publisher
 from tests.broker.receiving import fresh
+from tests.polling import wait_until
 from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
 
 
@@ -363,6 +365,11 @@ def fill_first(broker: LocalBroker, bodies: list[bytes]) -> str:
     return url
 
 
+def is_stopped(pid: int) -> bool:
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T"
+
+
 def test_a_read_survives_a_broker_that_pauses(another: LocalBroker) -> None:
     """Stopped in the middle of a range, until the reader has noticed."""
     wanted = [b"%d" % number for number in range(40)]
@@ -385,6 +392,8 @@ def test_a_read_survives_a_broker_that_pauses(another: LocalBroker) -> None:
             ):
                 if not found:
                     os.kill(pid, signal.SIGSTOP)
+                    # On a busy machine the other threads go on until the process has taken the signal.
+                    wait_until(lambda: is_stopped(pid), "the broker stands still")
                 found += [
                     sections(one).body or b"" for one in list(chunk.messages())[first:last] if isinstance(one, bytes)
                 ]

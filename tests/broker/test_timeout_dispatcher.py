@@ -130,6 +130,7 @@ async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: S
         dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
         running = asyncio.create_task(dispatcher.run())
         (arrived,) = await receive(client, name, 1)
+        await eventually(lambda: client.exists(dispatcher.set_aside))
         (aside,) = await receive(client, dispatcher.set_aside, 1)
         dispatcher.stop()
         done = await running

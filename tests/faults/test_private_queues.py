@@ -69,7 +69,9 @@ async def test_a_consumer_continues_with_its_bindings_after_a_lost_connection(vh
 
                 async def receive(body: bytes = str(number).encode()) -> bide.Message:
                     """The first event of this round: several of an earlier one may have arrived before its end."""
-                    return await anext(message async for message in messages if message.body == body)
+                    while (message := await anext(messages)).body != body:
+                        pass
+                    return message
 
                 receiving = asyncio.ensure_future(receive())
 

@@ -142,29 +142,33 @@ async def test_an_audit_writes_nothing_and_needs_only_read_permission(
     async with bide.connect(vhost.url) as client:
         await client.declare(Topology(queues=[Queue("news", arguments={"x-queue-type": "stream"})]))
     vhost.broker.add_user("auditor", "secret")
-    vhost.broker.set_permissions(
-        vhost.name, "auditor", configure="^$", write="^$", read=r"^news$|^bide\.v1\.schedule\.[0-7]$"
-    )
-    url = vhost.broker.vhost_url(vhost.name, user="auditor", password="secret")
-    audit = LogAudit(vhost, tmp_path, url=url)
-    async with log_client(vhost.url) as log:
-        await log.add("late", "q:mails", -HOUR)
-        await log.add("later", "x:shop", 2**62)
-        await log.add("every", "q:mails", HOUR, every=Recurrence(interval=60_000, anchor=0))
-    ends = audit.ends()
-    assert await audit.run() == await audit.run() == PendingSchedules(waiting=3, overdue=1)
-    assert audit.ends() == ends
-    assert audit.rows() == []
-    pending = {row["due_hour"].year: row for row in audit.rows("schedules_pending") if row["target"] == "x:shop"}
-    assert list(pending) == [9999]
+    try:
+        vhost.broker.set_permissions(
+            vhost.name, "auditor", configure="^$", write="^$", read=r"^news$|^bide\.v1\.schedule\.[0-7]$"
+        )
+        url = vhost.broker.vhost_url(vhost.name, user="auditor", password="secret")
+        audit = LogAudit(vhost, tmp_path, url=url)
+        async with log_client(vhost.url) as log:
+            await log.add("late", "q:mails", -HOUR)
+            await log.add("later", "x:shop", 2**62)
+            await log.add("every", "q:mails", HOUR, every=Recurrence(interval=60_000, anchor=0))
+        ends = audit.ends()
+        assert await audit.run() == await audit.run() == PendingSchedules(waiting=3, overdue=1)
+        assert audit.ends() == ends
+        assert audit.rows() == []
+        pending = {row["due_hour"].year: row for row in audit.rows("schedules_pending") if row["target"] == "x:shop"}
+        assert list(pending) == [9999]
 
-    port = stream_port(vhost.broker)
-    assert find_sources(url, [], events=["news"], port=port).schedules == LOGS
-    vhost.broker.set_permissions(vhost.name, "auditor", configure="^$", write="^$", read="^news$")
-    with pytest.raises(AccessRefusedError, match=r"schedule\.0"):
-        await audit.run()
-    assert find_sources(url, [], events=["news"], port=port).schedules == ()
-    assert "schedules are left out" in caplog.text
+        port = stream_port(vhost.broker)
+        assert find_sources(url, [], events=["news"], port=port).schedules == LOGS
+        vhost.broker.set_permissions(vhost.name, "auditor", configure="^$", write="^$", read="^news$")
+        with pytest.raises(AccessRefusedError, match=r"schedule\.0"):
+            await audit.run()
+        assert find_sources(url, [], events=["news"], port=port).schedules == ()
+        assert "schedules are left out" in caplog.text
+    finally:
+        # The broker serves other tests too.
+        vhost.broker.delete_user("auditor")
 
 
 KILLED_AT = """
