@@ -15,7 +15,7 @@ from bide.errors import AccessRefusedError
 from bide.topology import Binding, Queue, Topology
 
 _DECLARATION: Final = "x-bide-declaration"
-"""The argument of a binding that tells it from that of an earlier connection."""
+"""The argument that distinguishes a binding from that of an earlier connection."""
 _PAUSE: Final = 0.1
 """Seconds until a queue that the previous connection still locks is declared again."""
 
