@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.acceptance.test_cli import Program
-from tests.polling import wait_while_running
+from tests.polling import wait_until, wait_while_running
 from tests.spark.spark_processes import QUICK_JAVA
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
@@ -94,8 +94,9 @@ def test_the_demo_loses_nothing_and_writes_its_report(demo: Demo) -> None:
     assert demo.left() == []
 
 
-def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, tmp_path: Path) -> None:
+def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, request: pytest.FixtureRequest) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms", "--no-report", "--console")
+    request.addfinalizer(process.kill)  # it ends at a signal only
     assert process.stdout is not None
     address = next(line for line in process.stdout if line.startswith("console on ")).split()[-1]
     origin, _, token = address.partition("/#token=")
@@ -103,11 +104,11 @@ def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, tmp
         assert "<title>" in page.get("/").text
         assert page.get("/api/levels").status_code == 401
         assert page.post("/session", json={"token": token}).status_code == 200
-        levels = page.get("/api/levels").json()
+        # The management API counts every few seconds.
+        wait_until(lambda: page.get("/api/levels").json()["total"] == 7, "the console counts the messages that wait")
         queue = page.get("/api/queues").json()["queues"][0]["name"]
         failed = page.get("/api/failures", params={"queue": queue}).json()
         lateness = page.get("/api/lateness").json()
-    assert levels["total"] == 7
     assert failed["total"] >= 1
     assert lateness["why"] == ""
     process.send_signal(signal.SIGINT)
