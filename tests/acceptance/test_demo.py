@@ -104,12 +104,15 @@ def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, req
         assert "<title>" in page.get("/").text
         assert page.get("/api/levels").status_code == 401
         assert page.post("/session", json={"token": token}).status_code == 200
+
+        def failed() -> int:
+            first = page.get("/api/queues").json()["queues"][0]["name"]
+            return int(page.get("/api/failures", params={"queue": first}).json()["total"])
+
         # The management API counts every few seconds.
         wait_until(lambda: page.get("/api/levels").json()["total"] == 7, "the console counts the messages that wait")
-        queue = page.get("/api/queues").json()["queues"][0]["name"]
-        failed = page.get("/api/failures", params={"queue": queue}).json()
+        wait_until(lambda: failed() >= 1, "the console shows the failed messages")
         lateness = page.get("/api/lateness").json()
-    assert failed["total"] >= 1
     assert lateness["why"] == ""
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=TIMEOUT)
