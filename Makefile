@@ -42,7 +42,7 @@ unit-tests: setup # beside lint, whose mypy uses one core only
 	@$(PYTHON_BIN) -m pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m "not long" \
 		tests/unit
 
-test: checked rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (20 minutes)
+test: checked rabbitmq java browser databases languages ## lint, type-check, and run the tests on the installed RabbitMQ (a quarter of an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long"
 
 checked: setup
