@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import celery.events  # noqa: F401 (Celery imports it at first use, and threads that do so at once block each other)
 from celery import chain, chord, group
 from tasks import add, app, guard, insist, persist, remind, total, write
 
