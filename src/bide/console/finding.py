@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Final
 
 from bide.console import failures, schedules
@@ -11,14 +10,12 @@ from bide.console.gates import gates_of
 from bide.console.site import Site
 from bide.console.taps import MAX_READ, TapRecord, TapRecords, read_tap
 from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
-from bide.durations import to_milliseconds
+from bide.durations import MILLISECOND, to_milliseconds
 from bide.errors import BideError, InvalidInputError, ManagementApiError, NotFoundError, TargetNotFoundError
 from bide.schedules.names import partition_of
 
 _BROWSED: Final = 20_000
 """Messages of a queue that are looked through."""
-
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 async def find(site: Site, asked: Asked) -> dict[str, Any]:
@@ -125,14 +122,14 @@ def _target(text: str | None) -> Target | None:
 
 def _hops(site: Site, delay: int, target: Target, begun: int, now: int, *, is_over: bool) -> list[dict[str, Any]]:
     try:
-        steps = site.infrastructure.steps(delay * _MILLISECOND, target)
+        steps = site.infrastructure.steps(delay * MILLISECOND, target)
     except BideError:
         return []
     hops: list[dict[str, Any]] = []
     at = begun
     for one in steps:
         waits = one.dead_letter_to is not None
-        length = one.delay // _MILLISECOND if waits else 0
+        length = one.delay // MILLISECOND if waits else 0
         is_here = not is_over and waits and at <= now < at + length
         hops.append({"exchange": one.exchange, "to": one.routed_to, "wait": length, "from": at, "is_here": is_here})
         at += length

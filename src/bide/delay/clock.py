@@ -51,7 +51,7 @@ from bide.delay.queues import waiting_queue
 from bide.delay.release import release_key, release_queue
 from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import clock_wait
-from bide.durations import DelayLike, parse_delay
+from bide.durations import MILLISECOND, DelayLike, parse_delay
 from bide.errors import InvalidNameError, InvalidTopologyError
 from bide.topology import Binding, Exchange, Topology
 
@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from bide.delay.taps import Taps
 
 MAX_LANES: Final = 64
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -243,7 +242,7 @@ class Clock(ClockNames, DelayInfrastructure):
         levels = (
             DelayLevel(
                 name=level.letter,
-                unit=level.unit // _MILLISECOND,
+                unit=level.unit // MILLISECOND,
                 highest=level.highest,
                 queue=self.digit_queue(level, 1).removesuffix("1"),
                 has_queue_per_digit=True,

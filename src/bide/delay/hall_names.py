@@ -6,12 +6,11 @@ from datetime import timedelta
 from typing import Final
 
 from bide.delay.protocol import owned_by
+from bide.durations import MILLISECOND
 
 LAYOUT_VERSION: Final = "v1"
 UNIT: Final = timedelta(seconds=1)
 """The resolution of a hall whose names do not mention it."""
-
-MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class HallNames:

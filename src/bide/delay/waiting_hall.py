@@ -24,7 +24,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, Final
 
-from bide.delay.hall_names import MILLISECOND, UNIT, HallNames
+from bide.delay.hall_names import UNIT, HallNames
 from bide.delay.protocol import (
     HEADER_TO,
     DelayInfrastructure,
@@ -40,7 +40,7 @@ from bide.delay.protocol import (
 from bide.delay.queues import final_queue, safe_queue, waiting_queue
 from bide.delay.routes import DelayRoute, Step
 from bide.delay.waits import hall_wait
-from bide.durations import DelayLike, format_delay, parse_delay
+from bide.durations import MILLISECOND, DelayLike, format_delay, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 

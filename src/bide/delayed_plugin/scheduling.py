@@ -19,7 +19,7 @@ from bide.client.client import Client
 from bide.delay.waiting_hall import delivery_exchange_of
 from bide.delayed_plugin.export import read_export
 from bide.delayed_plugin.pending import PendingMessage
-from bide.durations import EPOCH
+from bide.durations import EPOCH, MILLISECOND
 from bide.errors import BideError, InvalidInputError, TargetNotFoundError
 from bide.messages.outgoing import OutgoingMessage
 from bide.relay.decision import HEADER_DELAY
@@ -39,7 +39,6 @@ _SENT_AS_IS: Final = (
     "app_id",
     "priority",
 )
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +140,7 @@ def _file_id(path: Path) -> str:
 class _Importer:
     def __init__(self, vhost: str, user: str, file_id: str, delivered_before: datetime | None) -> None:
         self._vhost, self._user, self._file_id = vhost, user, file_id
-        self._delivered_before = None if delivered_before is None else (delivered_before - EPOCH) // _MILLISECOND
+        self._delivered_before = None if delivered_before is None else (delivered_before - EPOCH) // MILLISECOND
 
     def outgoing(
         self,
@@ -182,7 +181,7 @@ class _Importer:
             one.body,
             exchange=target,
             routing_key=one.routing_keys[0],
-            deliver_at=EPOCH + one.due * _MILLISECOND,
+            deliver_at=EPOCH + one.due * MILLISECOND,
             headers=headers,
             persistent=values.get("delivery_mode") == 2,
             timestamp=values.get("timestamp"),
@@ -204,7 +203,7 @@ def _note_refused(path: Path, refused: Iterable[tuple[PendingMessage, str]]) -> 
         json.dumps(
             {
                 "reason": reason,
-                "due": (EPOCH + one.due * _MILLISECOND).astimezone(UTC).isoformat(timespec="milliseconds"),
+                "due": (EPOCH + one.due * MILLISECOND).astimezone(UTC).isoformat(timespec="milliseconds"),
                 "exchange": one.exchange,
                 "routing_keys": one.routing_keys,
                 "body_bytes": len(one.body),

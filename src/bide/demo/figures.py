@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from math import ceil
 from typing import Any, Final
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _NICE: Final = (1, 2, 5)
 
 

@@ -26,13 +26,13 @@ from bide.demo.orders import run_shop
 from bide.demo.plan import DemoPlan, PlannedMessage
 from bide.demo.progress import Progress
 from bide.demo.workload import Shop
+from bide.durations import MILLISECOND
 from bide.topology import Queue, Topology
 
 GRACE: Final = timedelta(seconds=20)
 """Time after the last due time; a message that has not arrived by then counts as lost."""
 
 _DUPLICATE_WAIT: Final = timedelta(milliseconds=500)
-_MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 async def demonstrate(
@@ -160,7 +160,7 @@ class _Run:
             self.altered += not _is_as_sent(message, planned)
             self.progress.delivered += 1
             if message.lateness is not None:
-                self.progress.lateness.add(message.lateness / _MILLISECOND)
+                self.progress.lateness.add(message.lateness / MILLISECOND)
             if self.progress.delivered == self.progress.plan.expected:
                 self.complete.set()
 
@@ -179,7 +179,7 @@ class _Run:
     def figures(self, undeliverable: int) -> DemoFigures:
         """Compare the copies that arrived with the plan."""
         lateness = [
-            (received_at - due) / _MILLISECOND
+            (received_at - due) / MILLISECOND
             for (number, _), received_at in self.arrivals.items()
             if (due := self.receipts[number].due) is not None
         ]

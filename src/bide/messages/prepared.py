@@ -24,7 +24,7 @@ from bide.delay.protocol import (
 )
 from bide.delay.received import DEATH_HEADERS, OWN_PREFIX
 from bide.delay.routes import DelayRoute
-from bide.durations import DelayLike, format_delay, parse_delay, parse_due_time, to_milliseconds
+from bide.durations import MILLISECOND, DelayLike, format_delay, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import (
     InvalidDelayError,
     InvalidDueTimeError,
@@ -50,7 +50,6 @@ _MAX_EXPIRATION: Final = timedelta(days=3650)
 """RabbitMQ's limit. A message with a longer expiration makes the broker close the channel, and fails all messages in
 flight on it."""
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _INDIVIDUAL_PROPERTIES: Final = frozenset({"headers", "correlation_id", "message_id", "timestamp"})
 _MUTABLE: Final = (Mapping, list, tuple, bytearray)
 
@@ -335,8 +334,8 @@ def _is_text_list(value: Any) -> bool:
 
 def _expiration_text(value: DelayLike) -> str:
     # Cap the value before negating it: the negative of timedelta.max overflows.
-    milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + _MILLISECOND) // _MILLISECOND)
-    if milliseconds > _MAX_EXPIRATION // _MILLISECOND:
+    milliseconds = -(-min(parse_delay(value), _MAX_EXPIRATION + MILLISECOND) // MILLISECOND)
+    if milliseconds > _MAX_EXPIRATION // MILLISECOND:
         raise InvalidDelayError(
             f"the expiration {value!s} is longer than the broker accepts ({format_delay(_MAX_EXPIRATION)}): give a "
             "shorter one, or none"

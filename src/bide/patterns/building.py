@@ -8,14 +8,13 @@ from datetime import timedelta
 from typing import Final
 
 from bide.delay.protocol import check_name
-from bide.durations import DelayLike, format_delay, parse_delay
+from bide.durations import MILLISECOND, DelayLike, format_delay, parse_delay
 from bide.errors import InvalidDelayError, InvalidInputError, InvalidNameError
 from bide.topology import Argument, Queue, Topology
 from bide.topology.validation import validate
 
 QUEUE_TYPES: Final = ("quorum", "classic")
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _MAX_TTL: Final = timedelta(days=3650)
 """The broker's limit for TTLs and expiries."""
 
@@ -108,11 +107,11 @@ def milliseconds(option: str, value: DelayLike) -> int:
         InvalidDelayError: the value is not a duration, or not between 1 ms and 3,650 days.
     """
     wait = parse_delay(value)
-    if not _MILLISECOND <= wait <= _MAX_TTL:
+    if not MILLISECOND <= wait <= _MAX_TTL:
         raise InvalidDelayError(
             f"{option} {format_delay(wait)} is not between 1 ms and {format_delay(_MAX_TTL)}: give a value in between"
         )
-    return -(-wait // _MILLISECOND)
+    return -(-wait // MILLISECOND)
 
 
 def make_queue(name: str, queue_type: str, arguments: Mapping[str, Argument] | None = None) -> Queue:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from math import isfinite
 from typing import Any, Final, Literal, Self
 
@@ -23,7 +22,7 @@ from bide.delay.protocol import (
 )
 from bide.delay.received import DEATH_HEADERS
 from bide.delay.waiting_hall import HEADER_REST, MAX_DELAY, WaitingHall, delivery_exchange_of
-from bide.durations import format_delay
+from bide.durations import MILLISECOND, format_delay
 from bide.errors import InvalidDelayError, InvalidInputError, UnsupportedTargetError
 
 RelayStep = Literal["round", "levels", "target", "aside"]
@@ -42,7 +41,6 @@ HEADER_CC: Final = "bide-cc"
 _CARRIED_PROPERTIES: Final = (("expiration", HEADER_EXPIRATION), ("priority", HEADER_PRIORITY))
 """Properties that would act on the hall's own queues, and the headers that hold them while a message waits."""
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _COUNT_HEADERS: Final = frozenset({"x-delivery-count", "x-acquired-count"})
 _REMOVED_HEADERS: Final = DEATH_HEADERS | {
     "BCC",
@@ -158,11 +156,11 @@ class RelayedMessage:
             InvalidDelayError: the message is due in more than a hundred years.
         """
         hall = self.hall
-        unit = hall.resolution // _MILLISECOND
+        unit = hall.resolution // MILLISECOND
         units = -(-(self.due - now) // unit)
         if units <= 0:
             return self.deliver()
-        if units * unit > MAX_DELAY // _MILLISECOND:
+        if units * unit > MAX_DELAY // MILLISECOND:
             raise InvalidDelayError(
                 f"it is due in {units * unit} ms, longer than a waiting hall holds messages ({format_delay(MAX_DELAY)})"
             )
@@ -205,7 +203,7 @@ class RelayedMessage:
         return self._through_levels(min(1 << refusals, most), {HEADER_REFUSALS: min(refusals + 1, 63)})
 
     def _through_levels(self, units: int, more: Mapping[str, Any] | None = None) -> RelayDecision:
-        rest = units * (self.hall.resolution // _MILLISECOND)
+        rest = units * (self.hall.resolution // MILLISECOND)
         headers = {**self.headers, HEADER_REST: rest, HEADER_PICK_UP_KEY: self.routing_key, **(more or {})}
         return RelayDecision(
             step="levels",
@@ -264,7 +262,7 @@ def _milliseconds(delay: Any) -> int:
         number = float("nan")
     if not isfinite(number):
         raise InvalidDelayError(f"the header {HEADER_DELAY} is {delay!r}: it must be milliseconds")
-    if number > MAX_DELAY // _MILLISECOND:
+    if number > MAX_DELAY // MILLISECOND:
         raise InvalidDelayError(
             f"the header {HEADER_DELAY} is {delay!r}, longer than a waiting hall holds messages "
             f"({format_delay(MAX_DELAY)})"

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, Self, get_args
 
 from bide.durations import (
+    MILLISECOND,
     DelayLike,
     format_delay,
     from_milliseconds,
@@ -32,7 +33,6 @@ SHORTEST_INTERVAL: Final = timedelta(seconds=1)
 LONGEST_INTERVAL: Final = timedelta(days=36_500)
 LONGEST_JITTER: Final = timedelta(days=1)
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _JITTER_STEPS: Final = 2**32
 
 
@@ -103,11 +103,11 @@ class Recurrence:
         made = cls(
             cron=None if interval is not None else str(every),
             time_zone="UTC" if time_zone is None else time_zone,
-            interval=None if interval is None else -(-interval // _MILLISECOND),
+            interval=None if interval is None else -(-interval // MILLISECOND),
             anchor=0 if interval is None else present if first is None else first,
             first=first,
             last=last,
-            jitter=shift // _MILLISECOND,
+            jitter=shift // MILLISECOND,
             catch_up=next(one for one in CATCH_UPS if one == catch_up),
         )
         if made.after(present) is None:
@@ -127,7 +127,7 @@ class Recurrence:
         made = cls(
             cron=fields.optional_text("cron"),
             time_zone=fields.optional_text("time_zone") or "UTC",
-            interval=fields.optional_integer("interval", lowest=SHORTEST_INTERVAL // _MILLISECOND),
+            interval=fields.optional_integer("interval", lowest=SHORTEST_INTERVAL // MILLISECOND),
             anchor=fields.optional_integer("anchor") or 0,
             first=fields.optional_integer("first"),
             last=fields.optional_integer("last"),
@@ -140,7 +140,7 @@ class Recurrence:
                 f"a recurrence is {str(spec)[:80]}: it needs either a cron expression or an interval"
             )
         # Times that follow from longer ones could not be written in a claim.
-        if (made.interval or 0) > LONGEST_INTERVAL // _MILLISECOND or made.jitter > LONGEST_JITTER // _MILLISECOND:
+        if (made.interval or 0) > LONGEST_INTERVAL // MILLISECOND or made.jitter > LONGEST_JITTER // MILLISECOND:
             raise ScheduleRecordError(f"a recurrence is {str(spec)[:80]}: its interval or jitter is too long")
         if made.cron is not None:
             _expression(made.cron, made.time_zone)
