@@ -132,6 +132,18 @@ def test_quorum_queues_order_messages_by_priority_from_4_0_on() -> None:
         assert lab.bodies() == order
 
 
+def test_from_4_0_to_4_2_a_purge_begins_the_turns_of_two_priorities_anew() -> None:
+    lab = Lab(V40)
+    lab.queue("q", queue_type="quorum")
+    lab.send(*"ab")
+    # After two messages it would be the turn of one with an ordinary priority.
+    assert lab.bodies() == "ab"
+    lab.host.queue("q").purge()
+    lab.send("c")
+    lab.send("d", priority=6)
+    assert lab.bodies() == "dc"
+
+
 @pytest.mark.parametrize(
     ("overflow", "left", "dead"),
     [("drop-head", "bc", "a"), ("reject-publish", "ab", ""), ("reject-publish-dlx", "ab", "c")],

@@ -198,4 +198,6 @@ class TwoPriorities:
         entries = list(self)
         self._high.clear()
         self._other.clear()
+        # A purged queue begins to count anew.
+        self._taken = 0
         return entries
