@@ -27,16 +27,19 @@ SEEDS = {
     "partial-snapshot": 8,
     "repeats": 1,
     "repeats-answered-anew": 1,
-    "repeats-by-maximum": 57,
+    "repeats-by-maximum": 4,
     "repeats-forgotten": 4,
-    "second-claim": 1,
+    "second-claim": 3,
     "sessions-not-carried": 347,
     "stray-keys": 1,
-    "ticks-race": 5,
+    "ticks-race": 10,
     "trim-early": 72,
-    "wall-clock": 17,
+    "wall-clock": 19,
 }
-"""A history that shows each fault. After a change of the simulation another seed may be the first: try them in turn."""
+"""A history that shows each fault. Any change of the gate or the simulation plays other histories under these seeds,
+so the tests go on to the next ones."""
+
+NEXT_SEEDS = 50
 
 QUICK = ("drop-fifth", "message-by-key", "no-read-back")
 
@@ -53,8 +56,11 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def check_fault(fault: str) -> None:
-    assert run(SEEDS[fault]).problems == []
-    assert run(SEEDS[fault], fault=fault).problems, FAULTS[fault]
+    first = SEEDS[fault]
+    showing = (seed for seed in range(first, first + NEXT_SEEDS) if run(seed, fault=fault).problems)
+    seed = next(showing, None)
+    assert seed is not None, FAULTS[fault]
+    assert run(seed).problems == []
 
 
 @pytest.mark.parametrize("seed", [2, pytest.param(7, marks=pytest.mark.long)])
