@@ -32,10 +32,6 @@ async def relaying(url: str) -> AsyncIterator[Relay]:
         yield relay
 
 
-async def _run(relay: Relay, consuming: asyncio.Event) -> None:
-    await relay.run(on_start=lambda _: consuming.set())
-
-
 @pytest.fixture
 def own_broker(rabbitmq: Rabbitmq) -> Iterator[LocalBroker]:
     """A broker for one test, so that its many kills do not affect other tests."""
@@ -54,26 +50,18 @@ async def test_a_hall_that_a_relay_declared_does_not_lose_messages_when_its_node
     names = {one.name for one in hall.topology().queues}.difference(hall.relay_queues)
     for number in range(3):
         url = broker.add_vhost(f"hall-{number}")
-        consuming = asyncio.Event()
         async with bide.connect(url) as client:
             relay = Relay(url, hall=hall, allow=["*"])
-            running = asyncio.create_task(_run(relay, consuming))
-            try:
-                await asyncio.wait_for(consuming.wait(), TIMEOUT)
+            async with at_work(relay):
                 await asyncio.gather(*(client.publish(b"", to=name) for name in names))
                 await asyncio.to_thread(broker.kill)
-            finally:
-                # A relay that is left behind would declare its hall for ever.
-                relay.stop()
             await asyncio.to_thread(broker.restart)
-            await running
             async with connected(url) as connection:
 
                 async def all_there(connection: Connection = connection) -> bool:
                     return [await ready(connection, name) for name in names] == [1] * len(names)
 
                 await eventually(all_there)
-        broker.delete_vhost(f"hall-{number}")
 
 
 async def test_a_relay_can_be_stopped_while_publishers_are_blocked(dedicated: DedicatedBroker) -> None:
