@@ -21,13 +21,6 @@ OUTAGE = 40.0
 LONGEST_GAP = 10.0
 POLLING = 1.0
 """Seconds between two looks of RabbitMQ's failure detector. With its own 5 s an election alone takes up to 11 s."""
-LONGEST_ELECTION = 6.0
-"""Seconds that healthy nodes need to replace a leader.
-
-Until the detector looks, then the same time in case the node comes back, and up to a second at random. If both nodes
-stand for election at once, up to 1.1 s more. That makes 4.1 s, and the rest is for a busy machine. (RabbitMQ libraries
-aten 0.6, ``aten_detector``, and ra 3.1, ``ra_server_proc:election_timeout_action``)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +103,6 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: LocalCluste
     watched = range(6) if numbers(nodes.release) >= (4, 0) else range(1, 6)
     assert [publishing[one].errors for one in watched] == [[]] * len(watched)
     assert max(gaps[one] for one in watched) < LONGEST_GAP, gaps
-    # Clients of the healthy nodes have nothing to leave: they wait for the election, if at all.
-    assert max(gaps[2], gaps[4]) < LONGEST_ELECTION, gaps
     # The clients of the node that failed have left it; those that were confirmed what they sent stayed where they were.
     assert victim.host not in [addresses[one] for one in (0, 1) if one in watched]
     assert addresses[3::2] == [one.host for one in others]
