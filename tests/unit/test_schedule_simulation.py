@@ -41,7 +41,7 @@ so the tests go on to the next ones."""
 
 NEXT_SEEDS = 50
 
-QUICK = ("drop-fifth", "message-by-key", "no-read-back")
+QUICK = ("drop-fifth", "no-read-back")
 
 QUICK_DIRECTED = ("occurrence-by-key",)
 
