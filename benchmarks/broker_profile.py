@@ -56,7 +56,7 @@ ACTIVITIES: Final = {
     "emulator": "running processes",
     "gc": "collecting garbage",
     "port": "sockets",
-    "check_io": "looking for what sockets have",
+    "check_io": "polling sockets",
     "aux": "timers, memory and other chores",
     "other": "waking up, and looking for work",
 }
@@ -232,7 +232,7 @@ def shown(profiles: Mapping[str, Profile]) -> str:
         "p50, ms": [f"{one.late_ms:,.1f}" for one in profiles.values()],
         "CPU in user mode, µs": [f"{one.user_us:,.0f}" for one in profiles.values()],
         "CPU in system mode, µs": [f"{one.system_us:,.0f}" for one in profiles.values()],
-        "of both, of a node with nothing to do": [f"{one.idle_us:,.0f}" for one in profiles.values()],
+        "CPU in both modes of an idle node, µs": [f"{one.idle_us:,.0f}" for one in profiles.values()],
         **{
             f"schedulers, {about}, µs": [f"{one.threads_us[state]:,.0f}" for one in profiles.values()]
             for state, about in ACTIVITIES.items()

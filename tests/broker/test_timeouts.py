@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bide
-from bide.amqp import exposure
+from bide.amqp import tls_warnings
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TimeoutStoreError
 from bide.schedules.names import ScheduleNames
@@ -156,11 +156,11 @@ async def test_a_password_that_can_be_read_on_the_network_causes_a_warning(
     else:
         store.server.execute(store.url, "CREATE ROLE ana LOGIN SUPERUSER")
         url, option = store.url.replace("bide@", "ana:secret@"), "sslmode"
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     Database(url).close()
     assert caplog.messages == []
     # A test has no other machine.
-    monkeypatch.setattr(exposure, "_is_remote", lambda _peer, _own: True)
+    monkeypatch.setattr(tls_warnings, "_is_remote", lambda _peer, _own: True)
     Database(store.url).close()
     assert caplog.messages == [], "this user has no password"
     for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 import bide
-from bide.amqp import exposure
+from bide.amqp import tls_warnings
 from bide.errors import AuthenticationError, BrokerUnreachableError, TlsError
 from bide.local_broker.installation import numbers
 from bide.streams.amqp10 import sections
@@ -31,7 +31,7 @@ def address_of(dedicated: DedicatedBroker, **options: Any) -> Address:
 async def test_an_unverified_certificate_is_logged_once(
     dedicated: DedicatedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     url = f"{dedicated.broker.url.replace('amqp://', 'amqps://')}?verify=false"
     for _ in range(2):
         Address.of(url, dedicated.stream_tls_port).connect().close()

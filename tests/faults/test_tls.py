@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 import bide
-from bide.amqp import exposure
+from bide.amqp import tls_warnings
 from bide.errors import AuthenticationError, BrokerUnreachableError, InvalidUrlError, TlsError
 from tests.broker.receiving import fresh
 from tests.faults.conftest import CLOCK, DedicatedBroker
@@ -51,7 +51,7 @@ async def test_another_authority_is_refused(dedicated: DedicatedBroker, tmp_path
 async def test_an_unverified_certificate_is_logged_once(
     dedicated: DedicatedBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     for _ in range(2):
         client = await bide.connect(dedicated.url(tls="verify=false"))
         await client.close()

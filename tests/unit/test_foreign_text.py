@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
-from bide.amqp import exposure
+from bide.amqp import tls_warnings
 from bide.amqp.url import BrokerUrl
 from bide.cli.app import run
 from bide.cli.output import echo, json_line, print_json
@@ -133,9 +133,9 @@ class Socket(NamedTuple):
 def test_sending_a_password_in_the_clear_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, options: str, peer: str, own: str, says: Any
 ) -> None:
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     for _ in range(2):
-        exposure.warn_about_exposure(BrokerUrl.parse(options), Socket(peer, own))
+        tls_warnings.warn_about_broker(BrokerUrl.parse(options), Socket(peer, own))
     assert [says in one for one in caplog.messages] == ([True] if says else [])
     assert "hidden" not in caplog.text
 
@@ -154,9 +154,9 @@ def test_sending_a_password_in_the_clear_is_logged_once(
 def test_a_password_for_a_management_api_that_others_can_read_is_not_sent_silently(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, base: str, peer: str, own: str, *, warns: bool
 ) -> None:
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     for _ in range(2):
-        exposure.warn_about_http(base, "u", Socket(peer, own))
+        tls_warnings.warn_about_http(base, "u", Socket(peer, own))
     assert [base in one and "without TLS" in one for one in caplog.messages] == [True] * warns
 
 
@@ -172,9 +172,9 @@ def test_a_password_for_a_management_api_that_others_can_read_is_not_sent_silent
 def test_a_password_for_a_database_on_another_machine_is_not_sent_silently(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, peer: str, own: str, *, warns: bool
 ) -> None:
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     for _ in range(2):
-        exposure.warn_about_database("ana", Socket(peer, own), "use TLS")
+        tls_warnings.warn_about_database("ana", Socket(peer, own), "use TLS")
     said = ["'ana'" in one and "without TLS" in one and one.endswith(": use TLS") for one in caplog.messages]
     assert said == [True] * warns
 

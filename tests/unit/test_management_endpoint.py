@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bide.admin.locate import management_api
-from bide.amqp import exposure
+from bide.amqp import tls_warnings
 from bide.amqp.url import BrokerUrl
 
 SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
@@ -43,9 +43,9 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_broke
 async def test_a_management_api_on_another_machine_does_not_get_a_password_over_http_without_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exposure, "_warned", set())
+    monkeypatch.setattr(tls_warnings, "_warned", set())
     # A unit test has no other machine.
-    monkeypatch.setattr(exposure, "_is_remote", lambda _peer, _own: True)
+    monkeypatch.setattr(tls_warnings, "_is_remote", lambda _peer, _own: True)
     warned_before_requests = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

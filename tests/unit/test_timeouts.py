@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bide.amqp.exposure import warn_about_database
+from bide.amqp.tls_warnings import warn_about_database
 from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import InvalidInputError, TimeoutStoreError
 from bide.timeouts.dialects import MySql, PostgreSql, dialect_of

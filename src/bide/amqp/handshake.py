@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bide.amqp import codec
-from bide.amqp.exposure import warn_about_exposure
+from bide.amqp.tls_warnings import warn_about_broker
 from bide.amqp.url import BrokerUrl
 from bide.errors import AuthenticationError, BrokerError, BrokerUnreachableError, ConnectionLostError, TlsError
 from bide.foreign_text import visible
@@ -49,7 +49,7 @@ def start_ok(url: BrokerUrl, offered: str, transport: asyncio.BaseTransport | No
             )
         )
     if transport is not None:
-        warn_about_exposure(url, transport.get_extra_info("socket"))
+        warn_about_broker(url, transport.get_extra_info("socket"))
     properties = {
         "product": "bide",
         "version": VERSION,

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from bide.amqp.exposure import warn_about_http
+from bide.amqp.tls_warnings import warn_about_http
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidUrlError, ManagementApiError
 

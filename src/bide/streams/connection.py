@@ -12,8 +12,8 @@ from collections import deque
 from types import TracebackType
 from typing import Final, Self
 
-from bide.amqp.exposure import warn_about_exposure
 from bide.amqp.handshake import release_of, tls_reason
+from bide.amqp.tls_warnings import warn_about_broker
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
     AccessRefusedError,
@@ -112,7 +112,7 @@ class StreamConnection:
             raise AuthenticationError(
                 f"the broker at {self._peer} offers {', '.join(offered) or 'no way'} to log in, not {mechanism}"
             )
-        warn_about_exposure(url, self._socket)
+        warn_about_broker(url, self._socket)
         answer = struct.pack(">i", len(secret)) + secret
         try:
             self._ask(frames.SASL_AUTHENTICATE, frames.string(mechanism), answer)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from bide.amqp.exposure import warn_about_database
+from bide.amqp.tls_warnings import warn_about_database
 from bide.errors import InvalidInputError
 
 LOCK: Final = "bide.timeouts"
@@ -74,7 +74,7 @@ class Dialect(ABC):
         """A new connection that does not commit by itself."""
 
     @abstractmethod
-    def warn_about_exposure(self, connection: Any) -> None:
+    def warn_about_missing_tls(self, connection: Any) -> None:
         """Warn if the password was sent to another machine without TLS."""
 
     @abstractmethod
@@ -133,8 +133,8 @@ class PostgreSql(Dialect):
             raise InvalidInputError("the URL of the database has a stray percent sign: write it as %25")
         return psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
 
-    def warn_about_exposure(self, connection: Any) -> None:
-        """See :meth:`Dialect.warn_about_exposure`."""
+    def warn_about_missing_tls(self, connection: Any) -> None:
+        """See :meth:`Dialect.warn_about_missing_tls`."""
         if connection.info.password and not connection.pgconn.ssl_in_use:
             # A copy, because the driver closes its own.
             with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
@@ -223,8 +223,8 @@ class MySql(Dialect):
                 f"the file ssl_ca={options.get('ssl_ca')!r} of the database's URL cannot be used: {error}"
             ) from error
 
-    def warn_about_exposure(self, connection: Any) -> None:
-        """See :meth:`Dialect.warn_about_exposure`."""
+    def warn_about_missing_tls(self, connection: Any) -> None:
+        """See :meth:`Dialect.warn_about_missing_tls`."""
         if connection.password and not isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001 (no other way)
             user = connection.user.decode()
             warn_about_database(user, connection._sock, "add ssl_ca=FILE to the URL")  # noqa: SLF001 (no public one)

@@ -25,7 +25,7 @@ class SocketAddresses(Protocol):
         """The local address."""
 
 
-def warn_about_exposure(url: BrokerUrl, socket: SocketAddresses) -> None:
+def warn_about_broker(url: BrokerUrl, socket: SocketAddresses) -> None:
     """Warn, once per process and address, if the password can be read on the network.
 
     Args:
