@@ -353,7 +353,9 @@ def test_a_report_of_a_million_messages_is_complete(spark: SparkSession, tmp_pat
     delivered = pc.add(due, pc.multiply(late, 1000))
     names = pa.array([f"q:{name}" for name in range(40)])
     columns = {
+        "message_id": pc.cast(number, pa.string()),
         "target": names.take(pc.divide(number, million // 40)),
+        "type": pa.array(["Remind"]).take(pa.array([0] * million)),
         **{
             name: one.cast(pa.timestamp("us", "UTC"))
             for name, one in (("scheduled", scheduled), ("due", due), ("delivered", delivered))
@@ -373,7 +375,10 @@ def test_a_report_of_a_million_messages_is_complete(spark: SparkSession, tmp_pat
     assert sum(found.flow.scheduled) == sum(found.flow.delivered) == million
     assert sum(one.count for one in found.lateness) == million
     assert (len(found.targets), found.more_targets) == (10, 30)
-    assert len(page(found)) < 300_000
+    assert found.filters is not None
+    # All messages, those of ten targets, and of these with their one type.
+    assert len(found.filters.choices) == 1 + 10 + 1 + 10
+    assert len(page(found)) < 500_000
 
 
 def test_the_command_writes_page_and_picture(

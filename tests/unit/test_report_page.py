@@ -348,9 +348,11 @@ def test_empty_tables_are_reported_as_empty() -> None:
         lateness=[],
         pending=replace(_pending(), targets=[], spans=0),
         failures=replace(_failures(), groups=[], total=0),
+        filters=figures().filters,
     )
     html = page(found)
     read(html)
+    assert "<script" not in html, "there is nothing to filter"
     assert "<svg" not in html
     for text in ("Nothing was scheduled or delivered yet.", "Nothing is pending.", "Nothing failed."):
         assert text in html

@@ -263,7 +263,7 @@ def _pending_target(name: str, rows: Sequence[Row], spans: int) -> PendingTarget
 
 def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     whole = counting.failures(table).collect()[0]
-    if not whole["groups"]:
+    if not whole["timed"]:
         return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
     first, last = _time_range(counting.failure_limits(table))
     width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)

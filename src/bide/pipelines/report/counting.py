@@ -213,8 +213,10 @@ def pending_spans(pending: DataFrame, names: list[str], first: datetime, width: 
 
 
 def failures(table: DataFrame) -> DataFrame:
-    """All failures in one row: ``total`` and ``groups``."""
-    return table.agg(F.sum("count").alias("total"), F.count(F.lit(1)).alias("groups"))
+    """All failures in one row: ``total``, ``groups``, and ``timed``, the groups whose times are known."""
+    return table.agg(
+        F.sum("count").alias("total"), F.count(F.lit(1)).alias("groups"), F.count("last_seen").alias("timed")
+    )
 
 
 def failure_limits(table: DataFrame) -> DataFrame:

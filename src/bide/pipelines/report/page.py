@@ -35,7 +35,9 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
     yield '<html lang="en">'
     yield "<head>"
     yield '<meta charset="utf-8">'
-    script = "" if figures.filters is None else _file("page.js")
+    # Without any message, there is nothing to filter.
+    filters = figures.filters if figures.flow is not None and figures.flow.scheduled else None
+    script = "" if filters is None else _file("page.js")
     yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{text(title)}</title>"
@@ -57,8 +59,8 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
         yield from _section(section)
     yield "</main>"
     yield f'<footer><p class="faint">Made by bide from {text(figures.folder)}. All times are UTC.</p></footer>'
-    if figures.filters is not None:
-        yield f'<script type="application/json" id="data">{page_data(figures, figures.filters)}</script>'
+    if filters is not None:
+        yield f'<script type="application/json" id="data">{page_data(figures, filters)}</script>'
         yield f"<script>{script}</script>"
     yield "</body>"
     yield "</html>"
