@@ -11,13 +11,13 @@ from bide.pipelines.report.figures import (
     Figures,
     FlowFigures,
     Headline,
-    PendingFigures,
-    PendingTarget,
     ReportStep,
     ScheduleCounts,
     ScheduleFigures,
     Target,
 )
+from bide.pipelines.report.filters import Choice, Filters
+from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures, PendingTarget
 
 NOON: Final = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 MINUTE: Final = timedelta(minutes=1)
@@ -37,7 +37,7 @@ def headline() -> Headline:
         until=NOON + 30 * MINUTE,
         p50=7.5,
         p95=21.0,
-        p99=33.25,
+        p99=33.24,
         max=1500.0,
         cancelled=30,
         superseded=4,
@@ -68,10 +68,77 @@ def schedules(queue: str) -> ScheduleFigures:
     )
 
 
-def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str = "Timeout") -> Figures:
+SHORT: Final = timedelta(seconds=10)
+
+
+def choice(share: float, *, target: int = 0, type: int = 0, oldest: list[OverdueMessage] | None = None) -> Choice:
+    """A part of the messages of :func:`figures`, each span of them in the first of its short spans."""
+    rest = [0] * (MINUTE // SHORT - 1)
+    return Choice(
+        target=target,
+        type=type,
+        scheduled=[one for count in _SCHEDULED for one in (round(share * count), *rest)],
+        delivered=[one for count in _DELIVERED for one in (round(share * count), *rest)],
+        p50=list(_P50),
+        p99=list(_P99),
+        steps=[round(share * one) for one in _STEPS],
+        late=[7.5, 21.0, 33.24, 1500.0],
+        pending=[round(share * 13), round(share * 986), *[0] * 22],
+        overdue=[round(share * 13), *[0] * 23],
+        oldest=oldest or [],
+    )
+
+
+def filters(queue: str, oldest: list[OverdueMessage]) -> Filters:
+    """Filters by the two targets, and by two types: only messages for the queue have the second one."""
+    mail, call = ([one for one in oldest if one.type == kind] for kind in ("SendMail", "Call"))
+    return Filters(
+        targets=[queue, "x:shop"],
+        types=["SendMail", "Call"],
+        short=SHORT,
+        choices=[
+            choice(1.0, oldest=oldest),
+            choice(0.75, type=1, oldest=mail),
+            choice(0.25, type=2, oldest=call),
+            choice(0.75, target=1, oldest=oldest),
+            choice(0.5, target=1, type=1, oldest=mail),
+            choice(0.25, target=1, type=2, oldest=call),
+            choice(0.25, target=2),
+            choice(0.25, target=2, type=1),
+        ],
+    )
+
+
+def overdue(queue: str, *, message_id: str = "order-", type: str = "Call") -> list[OverdueMessage]:
+    """Thirteen overdue messages, of which the first two may be lost."""
+    return [
+        OverdueMessage(
+            message_id=f"{message_id}{number}",
+            target=queue,
+            type=type if number % 3 == 0 else "SendMail",
+            due=NOON + (10 + 6 * number if number < 2 else 22) * MINUTE,
+        )
+        for number in range(13)
+    ]
+
+
+_SCHEDULED: Final = [40_000] * 25 + [0] * 6
+_DELIVERED: Final = [0] * 5 + [39_960] * 25 + [0]
+_P50: Final = [None] * 5 + [7.5] * 25 + [None]
+_P99: Final = [None] * 5 + [33.0] * 25 + [None]
+_STEPS: Final = [10, 800_000, 198_990]
+
+
+def figures(
+    *,
+    queue: str = "q:orders",
+    text: str = "no answer",
+    exception: str = "Timeout",
+    message_id: str = "order-",
+    type: str = "Call",
+) -> Figures:
     """A report with all its parts."""
-    scheduled = [40_000] * 25 + [0] * 6
-    delivered = [0] * 5 + [39_960] * 25 + [0]
+    oldest = overdue(queue, message_id=message_id, type=type)
     return Figures(
         folder="/data/audit",
         missing=[],
@@ -79,15 +146,15 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
         flow=FlowFigures(
             first=NOON,
             width=MINUTE,
-            scheduled=scheduled,
-            delivered=delivered,
-            p50=[None] * 5 + [7.5] * 25 + [None],
-            p99=[None] * 5 + [33.0] * 25 + [None],
+            scheduled=_SCHEDULED,
+            delivered=_DELIVERED,
+            p50=_P50,
+            p99=_P99,
         ),
         lateness=[
-            ReportStep(low=0.0, high=1.0, count=10),
-            ReportStep(low=1.0, high=10.0, count=800_000),
-            ReportStep(low=10.0, high=100.0, count=198_990),
+            ReportStep(low=0.0, high=1.0, count=_STEPS[0]),
+            ReportStep(low=1.0, high=10.0, count=_STEPS[1]),
+            ReportStep(low=10.0, high=100.0, count=_STEPS[2]),
         ],
         targets=[
             Target(
@@ -137,6 +204,10 @@ def figures(*, queue: str = "q:orders", text: str = "no answer", exception: str 
             total=12,
         ),
         schedules=schedules(queue),
+        oldest=oldest,
+        overdue=13,
+        query="select message_id\nfrom parquet.`file:///data/audit/messages`\nwhere outcome = 'overdue'",
+        filters=filters(queue, oldest),
     )
 
 

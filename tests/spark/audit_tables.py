@@ -55,6 +55,9 @@ _TARGETS: Final = (
     ("q:night-audit", 3),
     ("q:odd", 1),
 )
+_TYPES: Final = (("SendReminder", 5), ("ExpireCart", 8), ("AskForReview", 10))
+"""Types, each with the last digits of the numbers of its messages: below this number, and not of a type before."""
+
 _FAILURES: Final = (
     ("Timeout", "payments", "no answer from the bank within 30 s", 400, 0.0, 1.0),
     ("KeyError", "orders", "'customer_id'", 130, 0.55, 0.7),
@@ -163,7 +166,8 @@ def _message(number: int, chance: random.Random) -> Row:
         late *= 12
     if target == "x:shop" and chance.random() < 0.004:
         late += 86_400_000
-    return message(number, target=target, scheduled=scheduled, due=due, late=late)
+    kind = next(name for name, share in _TYPES if number % 10 < share)
+    return message(number, target=target, scheduled=scheduled, due=due, late=late) | {"type": kind}
 
 
 def _failed(

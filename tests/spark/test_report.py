@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from pyarrow import parquet
 
 from bide.cli.app import BAD_USAGE, FAILED, run
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.report import collecting, counting, tables
+from bide.pipelines.report import collecting, collecting_filters, counting, tables
 from bide.pipelines.report.counting import STEPS
 from bide.pipelines.report.figures import Figures
 from bide.pipelines.report.page import page
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 MESSAGES: Final = 3000
 HOUR: Final = timedelta(hours=1)
+FAR: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 NO_ZONE: Final = ("--time-zone", "Mars/Olympus")
 NASTY: Final = "</title><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -140,6 +142,65 @@ def test_failures_are_counted_by_group(figures: Figures, folder: Path) -> None:
     assert failures.groups[1].text == "'customer_id'"
 
 
+def test_each_choice_of_the_filters_has_its_own_counts(figures: Figures, rows: list[dict[str, Any]]) -> None:
+    filters, flow, pending = figures.filters, figures.flow, figures.pending
+    assert filters is not None
+    assert flow is not None
+    assert figures.lateness is not None
+    assert pending is not None
+    assert list(filters.targets) == [one.name for one in figures.targets]
+    assert sorted(filters.types) == ["AskForReview", "ExpireCart", "SendReminder"]
+    assert filters.short == timedelta(minutes=10)
+    assert len(filters.choices) == (1 + len(filters.targets)) * (1 + len(filters.types))
+    whole = filters.choices[0]
+    assert (whole.target, whole.type, whole.p50, whole.steps) == (0, 0, flow.p50, [s.count for s in figures.lateness])
+    for one in filters.choices:
+        own = [
+            row
+            for row in rows
+            if (not one.target or row["target"] == filters.targets[one.target - 1])
+            and (not one.type or row["type"] == filters.types[one.type - 1])
+        ]
+        for name, counts in (("scheduled", one.scheduled), ("delivered", one.delivered)):
+            spans = [(row[name] - flow.first) // filters.short for row in own if row[name]]
+            assert counts == [spans.count(number) for number in range(72 * 6)]
+        late = sorted(row["lateness_ms"] for row in own if row["delivered"])
+        assert sum(one.steps) == len(late)
+        assert one.late[3] == (late[-1] if late else None)
+        if late:
+            assert one.late[0] in late[len(late) // 2 - 2 : len(late) // 2 + 2]
+        for number, p50 in enumerate(one.p50):
+            assert (p50 is None) == (sum(one.delivered[6 * number : 6 * number + 6]) == 0)
+        dues = [(row["due"] - pending.first) // pending.width for row in own if not row["delivered"]]
+        assert one.pending == [dues.count(number) for number in range(pending.spans)]
+        overdue = sorted((row["due"], row["message_id"]) for row in own if row["outcome"] == "overdue")
+        assert sum(one.overdue) == len(overdue)
+        assert [(message.due, message.message_id) for message in one.oldest] == overdue[: collecting_filters.OLDEST]
+
+
+def test_the_oldest_overdue_messages_are_listed_and_the_query_gives_all(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "[eu] `night`"
+    rows = [
+        {**message(number, target="q:a" if number % 2 else f"q:{NASTY}", scheduled=FIRST, due=FIRST, late=1.0),
+         "type": f"T{number % 9}", "due": LAST - timedelta(minutes=number), "delivered": None, "lateness_ms": None,
+         "outcome": "overdue"}
+        for number in range(30)
+    ]  # fmt: skip
+    rows += [message(number, target="q:a", scheduled=LAST, due=LAST, late=0.0) for number in range(100, 110)]
+    write(folder, "messages", rows)
+    found = collecting.collect(spark, str(folder))
+    assert [one.message_id for one in found.oldest] == [f"m{number}" for number in range(29, 9, -1)]
+    assert (found.oldest[0].target, found.oldest[0].type) == ("q:a", "T2")
+    assert found.oldest[0].due == LAST - timedelta(minutes=29)
+    assert found.overdue == 30
+    assert "The 20 oldest of 30 in the table" in page(found)
+    (shown,) = re.findall("<pre.*?><code>(.*?)</code>", page(found), re.DOTALL)
+    listed = spark.sql(unescape(shown)).collect()
+    assert [row["message_id"] for row in listed] == [f"m{number}" for number in range(29, -1, -1)]
+    assert found.headline is not None
+    assert sum(row["lost"] for row in listed) == found.headline.lost == 19
+
+
 def test_the_session_time_zone_does_not_change_the_figures(spark: SparkSession, folder: Path, figures: Figures) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kathmandu")
@@ -169,7 +230,7 @@ def test_a_single_message_gives_a_report(spark: SparkSession, tmp_path: Path) ->
     assert found.lateness is not None
     assert [step.count for step in found.lateness] == [1]
     assert found.missing == ["pending", "failures", "failed"]
-    assert page(found).count("<svg") == 8
+    assert page(found).count("<svg") == 12
 
 
 def test_duplicate_events_are_counted_once(spark: SparkSession, tmp_path: Path) -> None:
@@ -232,6 +293,30 @@ def test_a_message_due_in_years_does_not_widen_the_spans(spark: SparkSession, tm
     assert sum(sum(one.counts) for one in pending.targets) == 2000
 
 
+def test_one_due_time_in_the_year_9999_does_not_stretch_a_small_report(spark: SparkSession, tmp_path: Path) -> None:
+    """Two messages, of which one is due at a wrong time: there is no percentile that leaves out only the other one."""
+    rows = [
+        {**message(number, target="q:a", scheduled=FIRST, due=LAST + HOUR, late=1.0), "due": due}
+        for number, due in enumerate((LAST + HOUR, FAR))
+    ]
+    write(tmp_path, "messages", rows)
+    write(tmp_path, "pending", pending_of(rows))
+    failed = [
+        {"message_id": "m", "endpoint": "e", "kind": "parked", "started": ended, "ended": ended, "exception": "E",
+         "text": "t", "group": f"g{ended.year}"}
+        for ended in (FIRST, LAST, FAR)
+    ]  # fmt: skip
+    write(tmp_path, "failed", failed)
+    write(tmp_path, "failures", audit_tables.failures_of(failed))
+    found = collecting.collect(spark, str(tmp_path))
+    assert found.pending is not None
+    assert found.failures is not None
+    assert (found.pending.first, found.pending.spans, found.pending.width) == (LAST + HOUR, 1, HOUR)
+    assert (found.pending.earlier, found.pending.later) == (0, 1)
+    assert (found.failures.first, found.failures.last - found.failures.width) == (FIRST, LAST)
+    assert "9999-12-31 23:59:59" in page(found), "the table of failures shows the time that was reported"
+
+
 def test_partitions_and_other_columns_are_read(spark: SparkSession, tmp_path: Path) -> None:
     rows = [message(number, target="q:a", scheduled=FIRST, due=FIRST + HOUR, late=5.0) for number in range(10)]
     for day in ("2026-11-18", "2026-11-19"):
@@ -252,7 +337,7 @@ def test_folders_without_tables_of_an_audit_are_refused(spark: SparkSession, tmp
     with pytest.raises(InvalidInputError, match="cannot be read"):
         collecting.collect(spark, "ftpx://somewhere/else")
     write(tmp_path, "messages", [], schema="failed")
-    with pytest.raises(InvalidColumnError, match="has no column target, scheduled, due, delivered"):
+    with pytest.raises(InvalidColumnError, match="has no column target, type, scheduled, due, delivered"):
         collecting.collect(spark, str(tmp_path))
 
 
@@ -268,7 +353,9 @@ def test_a_report_of_a_million_messages_is_complete(spark: SparkSession, tmp_pat
     delivered = pc.add(due, pc.multiply(late, 1000))
     names = pa.array([f"q:{name}" for name in range(40)])
     columns = {
+        "message_id": pc.cast(number, pa.string()),
         "target": names.take(pc.divide(number, million // 40)),
+        "type": pa.array(["Remind"]).take(pa.array([0] * million)),
         **{
             name: one.cast(pa.timestamp("us", "UTC"))
             for name, one in (("scheduled", scheduled), ("due", due), ("delivered", delivered))
@@ -288,7 +375,10 @@ def test_a_report_of_a_million_messages_is_complete(spark: SparkSession, tmp_pat
     assert sum(found.flow.scheduled) == sum(found.flow.delivered) == million
     assert sum(one.count for one in found.lateness) == million
     assert (len(found.targets), found.more_targets) == (10, 30)
-    assert len(page(found)) < 300_000
+    assert found.filters is not None
+    # All messages, those of ten targets, and of these with their one type.
+    assert len(found.filters.choices) == 1 + 10 + 1 + 10
+    assert len(page(found)) < 500_000
 
 
 def test_the_command_writes_page_and_picture(
@@ -313,7 +403,7 @@ def test_the_documented_example_writes_a_report(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "audit").symlink_to(folder)
     exec(compile(example, "pipeline-report.md", "exec"), {"spark": spark})
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<section") == 6
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<section") == 7
 
 
 def test_the_summary_can_be_printed_as_json(
@@ -342,7 +432,7 @@ def test_texts_of_messages_are_escaped(spark: SparkSession, tmp_path: Path) -> N
     write(tmp_path, "failures", audit_tables.failures_of([failed]))
     html = page(collecting.collect(spark, str(tmp_path)))
     assert "&lt;script&gt;alert(1)" in html
-    assert "<script" not in html
+    assert html.count("<script") == 2, "the page's own ones"
     assert "<img" not in html
 
 

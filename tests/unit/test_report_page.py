@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from html import escape as html_escape
 from html.parser import HTMLParser
 from typing import Final
 from xml.etree import ElementTree
 
 import pytest
 
+from bide.durations import LATEST
 from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
 from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
+from bide.pipelines.charts.scale import SPANS
 from bide.pipelines.charts.svg import document
 from bide.pipelines.report import content, picture, plots, schedule_sections
-from bide.pipelines.report.figures import Failures, Figures, FlowFigures, PendingFigures, PendingTarget, ReportStep
-from bide.pipelines.report.page import NARROW, WIDE, page
+from bide.pipelines.report.figures import Failures, Figures, FlowFigures, ReportStep
+from bide.pipelines.report.filters import short_span
+from bide.pipelines.report.page import MEDIUM, NARROW, WIDE, page
+from bide.pipelines.report.page_data import page_data
+from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures, PendingTarget
 from tests.reports import MINUTE, NOON, figures, headline
 
 NASTY: Final = "</title></style><script>alert('x')</script><img src=http://example.org/?a=1&b onerror=\"x\">\x00\u202e"
@@ -24,7 +34,7 @@ VOID: Final = ("meta",)
 ALLOWED: Final = frozenset(
     [
         *("html", "head", "meta", "title", "style", "body", "header", "main", "footer", "h1", "h2", "p"),
-        *("dl", "div", "dt", "dd", "section", "figure", "figcaption", "details", "summary"),
+        *("dl", "div", "dt", "dd", "section", "figure", "figcaption", "details", "summary", "pre", "code", "script"),
         *("svg", "rect", "polyline", "polygon", "text", "table", "thead", "tbody", "tr", "th", "td"),
     ]
 )
@@ -68,7 +78,9 @@ def read(html: str) -> Reader:
 
 
 def drawings(found: Figures) -> list[Drawing]:
-    return [section.draw(width) for section in content.sections(found) if section.draw for width in (WIDE, NARROW)]
+    return [
+        section.draw(width) for section in content.sections(found) if section.draw for width in (WIDE, MEDIUM, NARROW)
+    ]
 
 
 def test_the_page_is_valid_and_loads_nothing() -> None:
@@ -77,7 +89,7 @@ def test_the_page_is_valid_and_loads_nothing() -> None:
     assert reader.names <= ALLOWED
     assert len(set(reader.ids)) == len(reader.ids)
     assert not {name for name, _ in reader.attributes} & {"src", "href", "style", "onload", "onclick"}
-    assert "http:" not in html
+    assert "http:" not in html.replace('"http://www.w3.org/2000/svg"', ""), "the name of SVG is not an address"
     assert "https:" not in html
     assert "url(" not in html
     assert "@import" not in html
@@ -89,9 +101,9 @@ def test_every_drawing_has_a_title_and_a_table() -> None:
     for name in (value for key, value in reader.attributes if key == "aria-labelledby"):
         assert name in reader.ids
     sections = html.split("<section")[1:]
-    assert len(sections) == 8
+    assert len(sections) == 9
     for section in sections:
-        assert section.count("<svg") == (0 if 'id="schedules"' in section else 2)
+        assert section.count("<svg") == (0 if 'id="schedules"' in section or 'id="overdue"' in section else 3)
         assert section.count("<table>") == 1
 
 
@@ -118,10 +130,13 @@ def test_the_headline_has_figures_and_a_sentence() -> None:
 
 
 def test_texts_of_messages_are_escaped() -> None:
-    html = page(figures(queue=f"q:{NASTY}", text=NASTY, exception=NASTY), title=NASTY)
+    found = figures(queue=f"q:{NASTY}", text=NASTY, exception=NASTY, message_id=NASTY, type=NASTY)
+    html = page(replace(found, query=f"select '{NASTY}'"), title=NASTY)
     reader = read(html)
     assert reader.names <= ALLOWED
-    assert "script" not in reader.names
+    assert html.count("<script") == html.count("</script") == 2, "the page's own ones"
+    assert "\u202e" not in html
+    assert "\x00" not in html
     shown = NASTY.replace("\x00", "\\x00").replace("\u202e", "\\u202e")
     assert shown in reader.texts
     assert [value for name, value in reader.attributes if name == "aria-label" and "script" in value] == []
@@ -152,6 +167,119 @@ def test_the_smallest_count_is_at_least_a_pixel_high() -> None:
     targets = [replace(one, counts=[1, 1_000_000, *[0] * 22], overdue=[0] * 24) for one in found.targets]
     drawing = plots.pending(replace(found, targets=targets), now=None, width=900)
     assert all(mark.height >= 1 and mark.width >= 1 for mark in drawing.marks if isinstance(mark, Bar))
+
+
+def test_only_the_script_of_the_page_may_run() -> None:
+    html = page(figures())
+    (script,) = re.findall("<script>(.*?)</script>", html, re.DOTALL)
+    (policy,) = re.findall('http-equiv="Content-Security-Policy" content="([^"]+)"', html)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+        f"script-src 'sha256-{digest}'"
+    )
+    without = page(replace(figures(), filters=None))
+    assert "<script" not in without
+    assert "script-src" not in without
+
+
+def test_the_data_of_the_filters_cannot_end_their_element() -> None:
+    found = figures(queue=f"q:{NASTY}", message_id=NASTY, type=NASTY)
+    assert found.filters is not None
+    text = page_data(found, replace(found.filters, types=[NASTY]))
+    assert not set(text) & set("<>&\x00\u202e")
+    read_back = json.loads(text)
+    shown = NASTY.replace("\x00", "\\x00").replace("\u202e", "\\u202e")
+    assert read_back["types"] == [shown]
+    assert read_back["targets"][0] == f"queue {shown}"
+    assert read_back["choices"][0]["oldest"][0][:3] == [f"{shown}0", f"queue {shown}", shown]
+
+
+def test_a_span_is_divided_into_equal_round_parts() -> None:
+    for width in SPANS:
+        short = short_span(width)
+        assert not width % short
+        assert 1 <= width // short <= 8
+    assert short_span(timedelta(hours=1)) == timedelta(minutes=10)
+    assert short_span(timedelta(seconds=1)) == timedelta(milliseconds=200)
+
+
+def test_overdue_messages_are_listed_by_id_target_type_and_due_time() -> None:
+    (section,) = (one for one in content.sections(figures()) if one.name == "overdue")
+    assert section.table is not None
+    assert section.table.head == ("message id", "target", "type", "due (UTC)", "overdue for", "lost?")
+    assert list(section.table.rows)[:3] == [
+        ("order-0", "queue orders", "Call", "2026-11-21 12:10:00", "20 min", "maybe"),
+        ("order-1", "queue orders", "SendMail", "2026-11-21 12:16:00", "14 min", "maybe"),
+        ("order-2", "queue orders", "SendMail", "2026-11-21 12:22:00", "8 min", "–"),
+    ]
+    assert section.note == (
+        "All 13 in the table of messages, by due time. Overdue by more than 10 minutes, a message may be lost."
+    )
+    assert section.query_title == "Query for all 13"
+    assert html_escape(figures().query) in page(figures())
+
+
+@pytest.mark.parametrize(
+    ("shown", "total", "overdue", "note"),
+    [
+        (20, 4500, 4500, "The 20 oldest of 4,500 in the table of messages"),
+        (1, 1, 1, "One in the table of messages"),
+        (13, 13, 14, "1 more overdue is a schedule or a retry."),
+        (13, 13, 20, "7 more overdue are schedules or retries."),
+    ],
+)
+def test_the_note_counts_overdue_messages_that_are_not_listed(shown: int, total: int, overdue: int, note: str) -> None:
+    found = figures()
+    head = replace(headline(), overdue=overdue)
+    changed = replace(found, oldest=(list(found.oldest) * 2)[:shown], overdue=total, headline=head)
+    (section,) = (one for one in content.sections(changed) if one.name == "overdue")
+    assert note in section.note
+
+
+def test_without_overdue_messages_nothing_is_listed() -> None:
+    found = replace(figures(), oldest=[], overdue=0, query="")
+    assert 'id="overdue"' not in page(found)
+
+
+def test_an_overdue_message_without_a_due_time_is_listed() -> None:
+    (row,) = content.oldest_rows([OverdueMessage(message_id="m", target="", type="", due=None)], headline())
+    assert row == ("m", "unknown", "–", "–", "–", "–")
+
+
+@pytest.mark.parametrize("width", [WIDE, MEDIUM, NARROW])
+def test_no_mark_crosses_the_name_of_a_row(width: float) -> None:
+    found = figures(queue="q:a-name-as-long-as-three-ticks-of-the-axis", exception="AnExceptionWithALongNameOfItsOwn")
+    for name in ("pending", "failures", "targets"):
+        (draw,) = (one.draw for one in content.sections(found) if one.name == name)
+        assert draw is not None
+        marks = draw(width).marks
+        names = [one for one in marks if isinstance(one, Label) and (one.bold or one.role is Role.INK)]
+        assert names
+        for one in names:
+            # From the top of the capitals to the bottom of letters such as q.
+            top, bottom = one.y - 0.75 * one.size, one.y + 0.22 * one.size
+            for mark in marks:
+                if not isinstance(mark, Label):
+                    lowest, highest = (pick(y for _, y in _corners(mark)) for pick in (max, min))
+                    assert lowest <= top or highest >= bottom, (name, one.text, mark)
+
+
+def test_a_few_failures_at_one_time_are_a_narrow_bar() -> None:
+    found = _failures()
+    group = replace(found.groups[0], count=3, counts=[3], last_seen=found.first)
+    drawing = plots.failures(replace(found, spans=1, groups=[group], total=3), width=WIDE)
+    (bar,) = (mark for mark in drawing.marks if isinstance(mark, Bar))
+    assert bar.width < drawing.width / 10
+    (line,) = (mark for mark in drawing.data() if isinstance(mark, Line))
+    assert line.points[-1][0] - line.points[0][0] < drawing.width / 10
+
+
+def test_times_beyond_the_plot_are_drawn_at_its_edge() -> None:
+    found = _failures()
+    group = replace(found.groups[0], first_seen=datetime(1, 1, 1, tzinfo=UTC), last_seen=LATEST)
+    drawing = plots.failures(replace(found, groups=[group]), width=WIDE)
+    assert all(0 <= x <= WIDE for mark in drawing.marks for x, _ in _corners(mark))
 
 
 @pytest.mark.parametrize(("overdue", "colours"), [(0, ["in"]), (4, ["in", "bad"]), (10, ["bad"])])
@@ -220,9 +348,11 @@ def test_empty_tables_are_reported_as_empty() -> None:
         lateness=[],
         pending=replace(_pending(), targets=[], spans=0),
         failures=replace(_failures(), groups=[], total=0),
+        filters=figures().filters,
     )
     html = page(found)
     read(html)
+    assert "<script" not in html, "there is nothing to filter"
     assert "<svg" not in html
     for text in ("Nothing was scheduled or delivered yet.", "Nothing is pending.", "Nothing failed."):
         assert text in html

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bide.durations import EARLIEST, LATEST
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.scale import SPANS, Linear, Logarithmic, Times, floored, span_for
+from bide.pipelines.charts.scale import SPANS, Linear, Logarithmic, Times, after, floored, span_for, widened
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -79,6 +80,16 @@ def test_the_chosen_span_is_the_shortest_that_gives_few_enough_parts(whole: time
     span = span_for(whole, parts)
     assert whole / span <= parts or span == SPANS[-1]
     assert span == SPANS[0] or whole / SPANS[SPANS.index(span) - 1] > parts
+
+
+@given(st.datetimes(timezones=st.just(UTC)), st.integers(0, 30), st.sampled_from(SPANS), st.integers(1, 24))
+def test_a_short_range_is_widened_on_both_sides(first: datetime, spans: int, span: timedelta, fewest: int) -> None:
+    last = after(first, span, spans)
+    start, end = widened(first, last, span, fewest=fewest)
+    assert EARLIEST <= start <= first <= last <= end <= LATEST
+    if start > EARLIEST and end < LATEST:
+        assert (end - start) // span == max(spans, fewest)
+        assert timedelta(0) <= (end - last) - (first - start) <= span
 
 
 @given(st.timedeltas(timedelta(days=-20_000), timedelta(days=20_000)), st.sampled_from(SPANS))

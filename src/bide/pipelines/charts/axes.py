@@ -29,12 +29,17 @@ class Frame:
     bottom: float
 
 
-def time_axis(times: Times, frame: Frame) -> Iterator[Mark]:
-    """Times below the plot, with vertical grid lines."""
+def time_axis(times: Times, frame: Frame, *, panels: Sequence[Frame] | None = None) -> Iterator[Mark]:
+    """Times below the plot, with vertical grid lines.
+
+    Args:
+        panels: the parts of the plot that have grid lines, with texts between them; None for the whole plot.
+    """
     about = max(int((frame.right - frame.left) / TICK_WIDTH), 2)
     for moment, upper, lower in times.ticks(about):
         x = times.place(moment)
-        yield Line(points=((x, frame.top), (x, frame.bottom)), role=Role.GRID)
+        for panel in (frame,) if panels is None else panels:
+            yield Line(points=((x, panel.top), (x, panel.bottom)), role=Role.GRID)
         for text, below in ((upper, 16), (lower, 30)):
             if text:
                 half = len(text) * LETTER * TICK_SIZE / 2
@@ -54,11 +59,16 @@ def value_axis(
         yield Label(x=frame.left - 8, y=y + 4, text=text(value), role=Role.FAINT, size=TICK_SIZE, anchor="end")
 
 
-def late_axis(scale: Logarithmic, frame: Frame) -> Iterator[Mark]:
-    """Durations below the plot, with vertical grid lines."""
+def late_axis(scale: Logarithmic, frame: Frame, *, panels: Sequence[Frame] | None = None) -> Iterator[Mark]:
+    """Durations below the plot, with vertical grid lines.
+
+    Args:
+        panels: the parts of the plot that have grid lines, with texts between them; None for the whole plot.
+    """
     for value in scale.ticks(_LATE_WIDTH):
         x = scale.place(value)
-        yield Line(points=((x, frame.top), (x, frame.bottom)), role=Role.GRID)
+        for panel in (frame,) if panels is None else panels:
+            yield Line(points=((x, panel.top), (x, panel.bottom)), role=Role.GRID)
         text, anchor = texts.milliseconds(value), _anchor(x, frame)
         yield Label(x=x, y=frame.bottom + 16, text=text, role=Role.FAINT, size=TICK_SIZE, anchor=anchor)
 

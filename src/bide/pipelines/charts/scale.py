@@ -135,6 +135,20 @@ def after(first: datetime, span: timedelta, number: int) -> datetime:
         return LATEST
 
 
+def widened(first: datetime, last: datetime, span: timedelta, *, fewest: int) -> tuple[datetime, datetime]:
+    """Extend a range of time on both sides to this number of spans, so that a few bars do not fill a plot.
+
+    The result stays within the times that Python can represent.
+    """
+    missing = max(fewest - (last - first) // span, 0)
+    before = missing // 2
+    try:
+        start = first - span * before
+    except OverflowError:
+        start = EARLIEST
+    return start, after(last, span, missing - before)
+
+
 def _tick_text(moment: datetime, step: timedelta) -> tuple[str, str]:
     if step >= 28 * _DAY:
         return f"{moment:%b %Y}", ""

@@ -7,23 +7,26 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from bide.durations import EPOCH, from_microseconds
+from pyspark.sql import functions as F  # noqa: N812 (the usual name)
+
+from bide.durations import EPOCH, MILLISECOND, from_microseconds
 from bide.pipelines.charts.scale import floored, span_for
+from bide.pipelines.formats import for_spark, to_read
 from bide.pipelines.report import counting, tables
+from bide.pipelines.report.collecting_filters import collect_filters
 from bide.pipelines.report.figures import (
     FailureGroup,
     Failures,
     Figures,
     FlowFigures,
     Headline,
-    PendingFigures,
-    PendingTarget,
     ReportStep,
     ScheduleCounts,
     ScheduleFigures,
     Target,
     UndecodableFigures,
 )
+from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -43,6 +46,8 @@ _SCHEDULE_SPANS: Final = 96
 _SCHEDULE_TARGETS: Final = 12
 _MAX_WIDENING: Final = 3
 """Messages with extreme due times are left out of the plot if they would make its time axis wider by this factor."""
+_FARTHEST: Final = timedelta(days=3653)
+"""Times that are farther from the median are left out of all plots. No delay is that long, so they are wrong."""
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -66,8 +71,25 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
         pending = pending.unionByName(waiting)
     schedules = None if waiting is None else _schedules(found.get("occurrences"), waiting)
     messages = counting.delayed(found["messages"]) if "messages" in found else None
-    pending_figures = None if pending is None else _pending(pending)
+    shown, more = ([], 0) if messages is None else _targets(messages)
+    names = [one.name for one in shown]
+    pending_figures, panels = (None, []) if pending is None else _pending(pending, names)
     headline = None if messages is None else _headline(messages, grace)
+    flow = None if messages is None or headline is None else _flow(messages, headline)
+    steps, first_step = ([], 0) if messages is None else _lateness(messages)
+    overdue, filters = 0, None
+    if messages is not None and headline is not None and flow is not None:
+        overdue = headline.overdue
+        filters = collect_filters(
+            messages,
+            targets=names,
+            headline=headline,
+            flow=flow,
+            steps=len(steps),
+            first_step=first_step,
+            pending=pending_figures,
+            panels=panels,
+        )
     if headline is not None and pending_figures is not None:
         # Messages that wait for a retry are counted in the table pending only.
         headline = replace(
@@ -77,16 +99,19 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
             # The table of messages has schedules only when they have ended.
             scheduled=headline.scheduled + (0 if schedules is None else schedules.total.pending),
         )
-    shown, more = ([], 0) if messages is None else _targets(messages)
     undecodable, total = _undecodable(found["undecodable"]) if "undecodable" in found else ([], 0)
     return Figures(
         folder=folder,
         missing=[name for name in tables.COLUMNS if name not in found],
         headline=headline,
-        flow=None if messages is None or headline is None else _flow(messages, headline),
-        lateness=None if messages is None else _lateness(messages),
+        flow=flow,
+        lateness=None if messages is None else steps,
         targets=shown,
         more_targets=more,
+        oldest=[] if filters is None else filters.choices[0].oldest,
+        overdue=overdue,
+        query=_query(folder, headline) if overdue and headline is not None else "",
+        filters=filters,
         pending=pending_figures,
         failures=None if failures is None else _failures(failures, found.get("failed")),
         schedules=schedules,
@@ -126,14 +151,14 @@ def _flow(messages: DataFrame, headline: Headline) -> FlowFigures:
     )
 
 
-def _lateness(messages: DataFrame) -> list[ReportStep]:
+def _lateness(messages: DataFrame) -> tuple[list[ReportStep], int]:
     counts = {row["step"]: row["count"] for row in counting.lateness(messages).collect()}
     if not counts:
-        return []
+        return [], 0
     return [
         ReportStep(low=_start_of(step) if step >= 0 else 0.0, high=_start_of(step + 1), count=counts.get(step, 0))
         for step in range(min(counts), max(counts) + 1)
-    ]
+    ], min(counts)
 
 
 def _start_of(step: int) -> float:
@@ -152,20 +177,37 @@ def _targets(messages: DataFrame) -> tuple[list[Target], int]:
     return found, more
 
 
-def _pending(pending: DataFrame) -> PendingFigures:
+def _query(folder: str, headline: Headline) -> str:
+    """Spark SQL for all overdue messages."""
+    table = to_read(for_spark(folder, "messages")).replace("`", "``")
+    lost = ""
+    if headline.until is not None:
+        lost = f",\n       due < timestamp '{headline.until - headline.grace:%Y-%m-%d %H:%M:%S.%f}Z' as lost"
+    return (
+        f"select message_id, target, type, due{lost}\nfrom parquet.`{table}`\nwhere outcome = 'overdue'\n"
+        "order by due, message_id"
+    )
+
+
+def _pending(pending: DataFrame, names: Sequence[str]) -> tuple[PendingFigures, list[PendingTarget]]:
+    """The plot of pending messages, and those of each of these targets without a part of its own in the plot."""
     by_target = counting.pending_targets(pending)
     rows = by_target.limit(_PENDING_TARGETS + 1).collect()
     if not rows:
-        return PendingFigures(first=EPOCH, width=_HOUR, spans=0, targets=[], others=0, earlier=0, later=0)
+        return PendingFigures(first=EPOCH, width=_HOUR, spans=0, targets=[], others=0, earlier=0, later=0), []
     others = by_target.count() - _PENDING_TARGETS if len(rows) > _PENDING_TARGETS else 0
-    names = [row["target"] for row in rows[:_PENDING_TARGETS]]
+    shown = [row["target"] for row in rows[:_PENDING_TARGETS]]
     first, last = _pending_range(pending)
     width = max(span_for(last - first, _PENDING_SPANS), _HOUR)
     first = floored(first, width)
     spans = (last - first) // width + 1
-    found = counting.pending_spans(pending, names, first, width).collect()
-    targets = [_pending_target(name, found, spans) for name in [*names, *([None] if others else [])]]
-    return PendingFigures(
+    more = [name for name in names if name not in shown]
+    found = counting.pending_spans(pending, [*shown, *more], first, width).collect()
+    targets = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in shown]
+    if others:
+        targets.append(_pending_target("", [row for row in found if row["target"] not in shown], spans))
+    panels = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in more]
+    figures = PendingFigures(
         first=first,
         width=width,
         spans=spans,
@@ -174,32 +216,56 @@ def _pending(pending: DataFrame) -> PendingFigures:
         earlier=sum(row["count"] for row in found if row["span"] < 0),
         later=sum(row["count"] for row in found if row["span"] >= spans),
     )
+    return figures, panels
 
 
 def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
-    row = counting.pending_range(pending).collect()[0]
-    first, last, low, high = (from_microseconds(row[name]) for name in ("first", "last", "low", "high"))
-    most = _MAX_WIDENING * max(high - low, 24 * _HOUR)
-    return low if high - first > most else first, high if last - low > most else last
+    times = pending.where("count > 0").select(F.unix_millis("due_hour").alias("time"))
+    return _time_range(times, widening=_MAX_WIDENING)
 
 
-def _pending_target(name: str | None, rows: list[Row], spans: int) -> PendingTarget:
-    own = [row for row in rows if row["target"] == name]
-    by_span = {row["span"]: row for row in own}
+def _time_range(times: DataFrame, *, widening: int | None = None) -> tuple[datetime, datetime]:
+    """The first and last time, without times that are certainly wrong.
+
+    Args:
+        times: at least one ``time`` in milliseconds.
+        widening: leave out times that would make the range wider by this factor, too; None to keep them.
+    """
+    row = counting.time_range(times).collect()[0]
+    far = _FARTHEST // MILLISECOND
+    row = _within(times, row, row["median"] - far, row["median"] + far)
+    if widening is not None:
+        most = widening * max(row["high"] - row["low"], _DAY // MILLISECOND)
+        row = _within(times, row, row["low"] - most, row["high"] + most)
+    return from_microseconds(row["first"] * 1000), from_microseconds(row["last"] * 1000)
+
+
+def _within(times: DataFrame, row: Row, low: int, high: int) -> Row:
+    if low <= row["first"] and row["last"] <= high:
+        return row
+    return counting.time_range(times.where(F.col("time").between(low, high))).collect()[0]
+
+
+def _pending_target(name: str, rows: Sequence[Row], spans: int) -> PendingTarget:
+    counts, overdue = [0] * spans, [0] * spans
+    for row in rows:
+        if 0 <= row["span"] < spans:
+            counts[row["span"]] += row["count"]
+            overdue[row["span"]] += row["overdue"]
     return PendingTarget(
-        name=name or "",
-        counts=[by_span[span]["count"] if span in by_span else 0 for span in range(spans)],
-        overdue=[by_span[span]["overdue"] if span in by_span else 0 for span in range(spans)],
-        pending=sum(row["count"] for row in own),
-        pending_overdue=sum(row["overdue"] for row in own),
+        name=name,
+        counts=counts,
+        overdue=overdue,
+        pending=sum(row["count"] for row in rows),
+        pending_overdue=sum(row["overdue"] for row in rows),
     )
 
 
 def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     whole = counting.failures(table).collect()[0]
-    if whole["first"] is None:
+    if not whole["timed"]:
         return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
-    first, last = from_microseconds(whole["first"]), from_microseconds(whole["last"])
+    first, last = _time_range(counting.failure_limits(table))
     width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)
     first = floored(first, width)
     spans = (last - first) // width + 1

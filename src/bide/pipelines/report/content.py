@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from bide.durations import MILLISECOND
 from bide.pipelines.charts import texts
 from bide.pipelines.report import plots, schedule_sections
 from bide.pipelines.report.figures import (
@@ -12,11 +13,11 @@ from bide.pipelines.report.figures import (
     Figures,
     FlowFigures,
     Headline,
-    PendingFigures,
     ReportStep,
     Target,
     UndecodableFigures,
 )
+from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures
 from bide.pipelines.report.section import Card, Section, Table
 from bide.runtime.wording import quantity
 
@@ -96,6 +97,8 @@ def sections(figures: Figures) -> Iterator[Section]:
     if any(one.p50 is not None for one in figures.targets):
         yield _targets(figures.targets, figures.more_targets)
     yield _pending(figures.pending, figures.headline)
+    if figures.overdue:
+        yield _oldest(figures)
     if figures.schedules is not None:
         yield schedule_sections.by_target(figures.schedules)
         if figures.schedules.spans:
@@ -203,6 +206,46 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
         draw=lambda width: plots.pending(found, now=now, width=width),
         table=Table(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, numbers=2),
     )
+
+
+def _oldest(figures: Figures) -> Section:
+    head, shown, total = figures.headline, len(figures.oldest), figures.overdue
+    which = f"The {shown} oldest of {total:,}" if shown < total else f"All {total:,}" if total > 1 else "One"
+    note = f"{which} in the table of messages, by due time."
+    if head is not None:
+        note += f" Overdue by more than {texts.span(head.grace)}, a message may be lost."
+        if (more := head.overdue - total) > 0:
+            note += f" {more:,} more overdue {'is a schedule or a retry' if more == 1 else 'are schedules or retries'}."
+    return Section(
+        name="overdue",
+        title="Overdue messages",
+        note=note,
+        table=Table(
+            head=("message id", "target", "type", "due (UTC)", "overdue for", "lost?"),
+            rows=list(oldest_rows(figures.oldest, head)),
+            numbers=0,
+            aside=False,
+            long=0,
+        ),
+        query=figures.query,
+        query_title=f"Query for all {total:,}" if total > 1 else "Query",
+    )
+
+
+def oldest_rows(found: Sequence[OverdueMessage], headline: Headline | None) -> Iterator[tuple[str, ...]]:
+    """Overdue messages as rows of their table."""
+    until = None if headline is None else headline.until
+    for one in found:
+        late = None if until is None or one.due is None else until - one.due
+        lost = late is not None and headline is not None and late > headline.grace
+        yield (
+            one.message_id,
+            plots.in_words(one.target),
+            one.type or "–",
+            texts.moment(one.due),
+            texts.milliseconds(None if late is None else late / MILLISECOND),
+            "maybe" if lost else "–",
+        )
 
 
 def _failures(found: Failures | None) -> Section:

@@ -8,6 +8,7 @@ from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, Final
 
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import to_microseconds
@@ -88,9 +89,7 @@ def lateness(messages: DataFrame) -> DataFrame:
 
     Step n begins at 10 ** (n / :data:`STEPS`) ms; step -1 is lateness below 1 ms.
     """
-    late = F.col("lateness_ms")
-    step = F.when(late < 1, F.lit(-1)).otherwise(F.floor(F.log10(late) * STEPS))
-    return messages.where(late.isNotNull()).groupBy(step.alias("step")).agg(F.count(F.lit(1)).alias("count"))
+    return messages.where(F.col("lateness_ms").isNotNull()).groupBy(_step()).agg(F.count(F.lit(1)).alias("count"))
 
 
 def targets(messages: DataFrame) -> DataFrame:
@@ -107,6 +106,79 @@ def targets(messages: DataFrame) -> DataFrame:
     )
 
 
+def types(messages: DataFrame) -> DataFrame:
+    """The known types, the one with most messages first: ``type``, ``count``."""
+    return messages.where(F.col("type") != "").groupBy("type").count().orderBy(F.desc("count"), "type")
+
+
+def numbered(messages: DataFrame, targets: Sequence[str], types: Sequence[str]) -> DataFrame:
+    """Messages with ``target_number`` and ``type_number``: the place in the lists from 1, and 0 for all others."""
+
+    def number(column: str, names: Sequence[str]) -> Column:
+        place = F.array_position(F.array(*map(F.lit, names)), F.col(column)) if names else F.lit(0)
+        return place.cast("int").alias(f"{column}_number")
+
+    return messages.select("*", number("target", targets), number("type", types))
+
+
+def parts(numbered: DataFrame, *, flow: tuple[datetime, timedelta], due: tuple[datetime, timedelta]) -> DataFrame:
+    """Messages by ``target_number`` and ``type_number``: ``part``, ``number``, ``count`` and ``overdue``.
+
+    The part is ``scheduled`` or ``delivered`` with the number of a span of *flow*, ``late`` with the number of a step,
+    or ``pending`` with the number of a span of *due*.
+
+    Args:
+        flow: the start and the length of the spans of scheduled and delivered messages.
+        due: the start and the length of the spans of due times.
+    """
+    count, overdue = F.count(F.lit(1)).alias("count"), F.count_if(F.col("outcome") == "overdue").alias("overdue")
+    found = [
+        numbered.where(condition)
+        .groupBy(F.lit(part).alias("part"), "target_number", "type_number", number.alias("number"))
+        .agg(count, overdue)
+        for part, condition, number in (
+            ("scheduled", F.col("scheduled").isNotNull(), _span("scheduled", *flow)),
+            ("delivered", F.col("delivered").isNotNull(), _span("delivered", *flow)),
+            ("late", F.col("lateness_ms").isNotNull(), _step()),
+            ("pending", _waits() & F.col("due").isNotNull(), _span("due", *due)),
+        )
+    ]
+    return reduce(lambda some, more: some.unionByName(more), found)
+
+
+def lateness_of_choices(numbered: DataFrame, first: datetime, width: timedelta) -> DataFrame:
+    """Percentiles of lateness for each choice of a target, a type or both, in each span and, as span -1, in all.
+
+    The columns are ``target_number`` and ``type_number``, with 0 for a choice without one, ``span``, and the
+    percentiles.
+    """
+    target, kind, none = F.col("target_number"), F.col("type_number"), F.lit(0)
+    pairs = ((target, none), (none, kind), (target, kind))
+    # A message of a target or type that has no number belongs to one choice only.
+    choice = F.array_distinct(
+        F.array(*(F.struct(one.alias("target_number"), other.alias("type_number")) for one, other in pairs))
+    )
+    return (
+        numbered.where(F.col("lateness_ms").isNotNull() & ((target > 0) | (kind > 0)))
+        .select("lateness_ms", _span("delivered", first, width), F.explode(choice).alias("choice"))
+        .select("lateness_ms", F.explode(F.array("span", F.lit(-1).cast("bigint"))).alias("span"), "choice.*")
+        .where("target_number > 0 or type_number > 0")
+        .groupBy("target_number", "type_number", "span")
+        .agg(*_percentiles(_GROUP_ACCURACY))
+    )
+
+
+def oldest(numbered: DataFrame, limit: int) -> DataFrame:
+    """For each ``target_number`` and ``type_number``, this many overdue messages with the earliest due times."""
+    order = Window.partitionBy("target_number", "type_number").orderBy(F.asc_nulls_last("due"), "message_id")
+    return (
+        numbered.where(F.col("outcome") == "overdue")
+        .withColumn("place", F.row_number().over(order))
+        .where(F.col("place") <= limit)
+        .select("target_number", "type_number", "message_id", "target", "type", F.unix_micros("due").alias("due"))
+    )
+
+
 def pending_targets(pending: DataFrame) -> DataFrame:
     """Pending messages by target, the one with most first: ``target``, ``count``, ``overdue``."""
     return (
@@ -117,17 +189,18 @@ def pending_targets(pending: DataFrame) -> DataFrame:
     )
 
 
-def pending_range(pending: DataFrame) -> DataFrame:
-    """The range of due times of pending messages, in one row and in microseconds.
+def time_range(times: DataFrame) -> DataFrame:
+    """The range of the column ``time`` in one row: ``first``, ``last``, ``median``, and ``low`` and ``high``.
 
-    The columns are ``first``, ``last``, and ``low`` and ``high``, between which 99 % of the messages are due.
+    Nine in ten times are between ``low`` and ``high``. These and the median are times of the column, not means of two:
+    the mean of a time today and one in the year 9999 is thousands of years away. Spark computes them as floating-point
+    numbers, so the times are milliseconds, which these represent exactly.
     """
-    hour, count = F.unix_micros("due_hour"), F.col("count")
-    return pending.where(count > 0).agg(
-        F.min(hour).alias("first"),
-        F.max(hour).alias("last"),
-        F.percentile(hour, F.lit(0.005), count).cast("bigint").alias("low"),
-        F.percentile(hour, F.lit(0.995), count).cast("bigint").alias("high"),
+    shares = F.percentile_approx("time", [0.05, 0.5, 0.95], _GROUP_ACCURACY)
+    return times.agg(
+        F.min("time").alias("first"),
+        F.max("time").alias("last"),
+        *(shares[place].alias(name) for place, name in enumerate(("low", "median", "high"))),
     )
 
 
@@ -140,13 +213,16 @@ def pending_spans(pending: DataFrame, names: list[str], first: datetime, width: 
 
 
 def failures(table: DataFrame) -> DataFrame:
-    """All failures in one row: ``total``, ``groups``, and the times ``first`` and ``last`` in microseconds."""
+    """All failures in one row: ``total``, ``groups``, and ``timed``, the groups whose times are known."""
     return table.agg(
-        F.sum("count").alias("total"),
-        F.count(F.lit(1)).alias("groups"),
-        F.unix_micros(F.min("first_seen")).alias("first"),
-        F.unix_micros(F.max("last_seen")).alias("last"),
+        F.sum("count").alias("total"), F.count(F.lit(1)).alias("groups"), F.count("last_seen").alias("timed")
     )
+
+
+def failure_limits(table: DataFrame) -> DataFrame:
+    """The ``time`` of the first and of the last failure of each group, in milliseconds."""
+    limits = F.array(F.unix_millis("first_seen"), F.unix_millis("last_seen"))
+    return table.select(F.explode(limits).alias("time"))
 
 
 def failure_groups(table: DataFrame) -> DataFrame:
@@ -186,7 +262,7 @@ def schedule_targets(occurrences: DataFrame, pending: DataFrame) -> DataFrame:
 
 
 def due_hours(occurrences: DataFrame) -> DataFrame:
-    """Occurrences that have ended by the hour of the due time, for :func:`pending_range`."""
+    """Occurrences that have ended by the hour of the due time: ``due_hour`` and ``count``."""
     micros = F.unix_micros("due")
     hour = F.timestamp_micros(micros - F.pmod(micros, F.lit(3_600_000_000)))
     return occurrences.groupBy(hour.alias("due_hour")).agg(F.count(F.lit(1)).alias("count"))
@@ -218,7 +294,12 @@ def moment(value: datetime) -> Column:
 
 def _span(column: str, first: datetime, width: timedelta) -> Column:
     start, size = to_microseconds(first), width // _MICROSECOND
-    return F.floor((F.unix_micros(column) - F.lit(start)) / F.lit(size)).cast("int").alias("span")
+    return F.floor((F.unix_micros(column) - F.lit(start)) / F.lit(size)).cast("bigint").alias("span")
+
+
+def _step() -> Column:
+    late = F.col("lateness_ms")
+    return F.when(late < 1, F.lit(-1)).otherwise(F.floor(F.log10(late) * STEPS)).cast("int").alias("step")
 
 
 def _waits() -> Column:

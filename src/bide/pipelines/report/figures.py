@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from bide.pipelines.charts.scale import after
+from bide.pipelines.report.filters import Filters
+from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures
 
 ENDED: Final = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
 """Outcomes of schedules that ended without a delivery."""
@@ -135,53 +137,6 @@ class Target:
     p95: float | None
     p99: float | None
     max: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingTarget:
-    """Pending messages of one target, in spans of the due time.
-
-    Attributes:
-        name: ``q:<queue>`` or ``x:<exchange>``; empty for all other targets together.
-        counts: messages for each span, including overdue ones.
-        overdue: overdue messages for each span.
-        pending: all messages, including those due before or after the spans.
-        pending_overdue: all overdue messages.
-    """
-
-    name: str
-    counts: Sequence[int]
-    overdue: Sequence[int]
-    pending: int
-    pending_overdue: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingFigures:
-    """Pending messages by target and due time.
-
-    Attributes:
-        first: the start of the first span.
-        width: the length of a span.
-        spans: the number of spans.
-        targets: the targets with most messages, then one for all others if there are more.
-        others: how many targets the last one stands for.
-        earlier: messages due before the first span.
-        later: messages due after the last span.
-    """
-
-    first: datetime
-    width: timedelta
-    spans: int
-    targets: Sequence[PendingTarget]
-    others: int
-    earlier: int
-    later: int
-
-    @property
-    def last(self) -> datetime:
-        """The end of the last span."""
-        return after(self.first, self.width, self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +277,10 @@ class Figures:
         folder: the folder of the tables.
         missing: tables that are missing.
         more_targets: the number of targets that are left out of *targets*.
+        oldest: the overdue messages with the earliest due times.
+        overdue: overdue messages in the table of messages, which has no schedules and no retries that are overdue.
+        query: Spark SQL that selects all of them.
+        filters: the messages by target and type.
         schedules: None without a schedule log.
         undecodable: the most frequent reasons, the one with most messages first.
         undecodable_total: undecodable messages of all reasons.
@@ -334,6 +293,10 @@ class Figures:
     lateness: Sequence[ReportStep] | None = None
     targets: Sequence[Target] = ()
     more_targets: int = 0
+    oldest: Sequence[OverdueMessage] = ()
+    overdue: int = 0
+    query: str = ""
+    filters: Filters | None = None
     pending: PendingFigures | None = None
     failures: Failures | None = None
     schedules: ScheduleFigures | None = None

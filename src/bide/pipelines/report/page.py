@@ -1,8 +1,10 @@
-"""HTML page of a report: a single file without scripts and external resources."""
+"""HTML page of a report: a single file without external resources."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.resources import files
 from typing import Final
 
@@ -11,13 +13,16 @@ from bide.pipelines.charts.palette import rules
 from bide.pipelines.charts.svg import svg, text
 from bide.pipelines.report import content
 from bide.pipelines.report.figures import Figures
+from bide.pipelines.report.page_data import page_data
 from bide.pipelines.report.section import Section, Table
 
 WIDE: Final = 976
+MEDIUM: Final = 680
 NARROW: Final = 358
 
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-"""The content security policy: a browser runs and fetches nothing, even if a message contains HTML."""
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The content security policy: a browser fetches nothing, and runs no script but that of the page, which is named by
+its hash, even if a message contains HTML."""
 
 
 def page(figures: Figures, *, title: str = "Delayed delivery") -> str:
@@ -30,7 +35,10 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
     yield '<html lang="en">'
     yield "<head>"
     yield '<meta charset="utf-8">'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    # Without any message, there is nothing to filter.
+    filters = figures.filters if figures.flow is not None and figures.flow.scheduled else None
+    script = "" if filters is None else _file("page.js")
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{text(title)}</title>"
     yield f"<style>\n{_style()}</style>"
@@ -51,13 +59,25 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
         yield from _section(section)
     yield "</main>"
     yield f'<footer><p class="faint">Made by bide from {text(figures.folder)}. All times are UTC.</p></footer>'
+    if filters is not None:
+        yield f'<script type="application/json" id="data">{page_data(figures, filters)}</script>'
+        yield f"<script>{script}</script>"
     yield "</body>"
     yield "</html>"
 
 
+def _policy(script: str) -> str:
+    return (
+        f"{_POLICY}; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" if script else _POLICY
+    )
+
+
 def _style() -> str:
-    sheet = files("bide.pipelines.report").joinpath("style.css").read_text(encoding="utf-8")
-    return "\n".join([*rules(), sheet])
+    return "\n".join([*rules(), _file("style.css")])
+
+
+def _file(name: str) -> str:
+    return files("bide.pipelines.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _period(figures: Figures) -> str:
@@ -74,12 +94,15 @@ def _section(section: Section) -> Iterator[str]:
         yield f'<p class="faint">{text(section.note)}</p>'
     else:
         yield "<figure>"
-        yield svg(section.draw(WIDE), name=f"{section.name}-wide", classes="wide")
-        yield svg(section.draw(NARROW), name=f"{section.name}-narrow", classes="narrow")
+        for kind, width in (("wide", WIDE), ("medium", MEDIUM), ("narrow", NARROW)):
+            yield svg(section.draw(width), name=f"{section.name}-{kind}", classes=kind)
         yield f"<figcaption>{text(section.note)}</figcaption>"
         yield "</figure>"
     if section.table is not None:
         yield from _table(section.table, section.title)
+    if section.query:
+        yield f"<details><summary>{text(section.query_title)}</summary>"
+        yield f'<pre tabindex="0"><code>{text(section.query)}</code></pre></details>'
     yield "</section>"
 
 

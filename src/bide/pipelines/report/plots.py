@@ -11,32 +11,33 @@ from typing import Final
 from bide.pipelines.charts import texts
 from bide.pipelines.charts.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
 from bide.pipelines.charts.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
-from bide.pipelines.charts.scale import Linear, Logarithmic, Times, after
+from bide.pipelines.charts.scale import Linear, Logarithmic, Times, after, widened
 from bide.pipelines.report.figures import (
     FailureGroup,
     Failures,
     FlowFigures,
     Headline,
-    PendingFigures,
-    PendingTarget,
     ReportStep,
     ScheduleCounts,
     ScheduleFigures,
     Target,
 )
+from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
 from bide.runtime.wording import quantity
 
 _LEFT: Final = 52
 _RIGHT: Final = 12
 _AXIS: Final = 38
 _NARROW: Final = 600
+_FEWEST: Final = 12
+"""Spans that a plot has room for at least, so that a few messages or failures are narrow bars."""
 
 
 def flow(found: FlowFigures, *, width: float) -> Drawing:
     """Scheduled messages upwards, delivered ones downwards; below, the number of waiting messages."""
     half, gap, lower = (96, 40, 84) if width > _NARROW else (80, 40, 70)
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=30 + 2 * half)
-    times = Times(found.first, found.last, frame.left, frame.right)
+    times = _times(found, frame)
     places = [times.place(found.first + found.width * number) for number in range(len(found.scheduled) + 1)]
     highest = max(*found.scheduled, *found.delivered, 1)
     middle = frame.top + half
@@ -146,7 +147,7 @@ def lateness_over_time(found: FlowFigures, *, width: float) -> Drawing:
     """Median and 99th percentile of the lateness over time."""
     height = 200
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=30, bottom=height - _AXIS)
-    times = Times(found.first, found.last, frame.left, frame.right)
+    times = _times(found, frame)
     known = [max(one, 1.0) for values in (found.p50, found.p99) for one in values if one is not None]
     low = 10.0 ** floor(log10(min(known)))
     high = 10.0 ** max(ceil(log10(max(known))), round(log10(low)) + 1)
@@ -185,7 +186,9 @@ def targets(found: Sequence[Target], *, width: float) -> Drawing:
     low = 10.0 ** floor(log10(max(min(values[0] for _, values in known), 1.0)))
     high = 10.0 ** ceil(log10(max(*(values[2] for _, values in known), low * 10)))
     across = Logarithmic(low, high, frame.left, frame.right)
-    marks: list[Mark] = [*late_axis(across, frame)]
+    tops = [frame.top + number * row + 18 for number in range(len(known))]
+    panels = [Frame(left=frame.left, right=frame.right, top=top, bottom=top + row - 18) for top in tops]
+    marks: list[Mark] = [*late_axis(across, frame, panels=panels)]
     for number, (one, values) in enumerate(known):
         y = frame.top + number * row + 14
         name = in_words(one.name)
@@ -211,18 +214,18 @@ def pending(found: PendingFigures, *, now: datetime | None, width: float) -> Dra
     """
     tall, gap = (72, 30) if width > _NARROW else (60, 32)
     whole = Frame(left=_LEFT, right=width - _RIGHT, top=28, bottom=28 + len(found.targets) * (tall + gap))
-    times = Times(found.first, found.last, whole.left, whole.right)
+    bottoms = [whole.top + (number + 1) * (tall + gap) for number in range(len(found.targets))]
+    panels = [Frame(left=whole.left, right=whole.right, top=one - tall, bottom=one) for one in bottoms]
+    times = _times(found, whole)
     highest = max(max(max(one.counts, default=0) for one in found.targets), 1)
-    marks: list[Mark] = [*time_axis(times, whole)]
+    marks: list[Mark] = [*time_axis(times, whole, panels=panels)]
     marks += legend([("due later", Role.IN), ("overdue", Role.BAD)], x=whole.left, y=14)
     marks.append(Label(x=whole.right, y=14, text=f"per {texts.span(found.width)}", role=Role.FAINT, anchor="end"))
-    if now is not None and found.first < now < found.last:
-        x = times.place(now)
-        marks.append(Line(points=((x, whole.top), (x, whole.bottom)), role=Role.MARK, width=1.25, dashed=True))
-    for number, one in enumerate(found.targets):
-        bottom = whole.top + (number + 1) * (tall + gap)
-        frame = Frame(left=whole.left, right=whole.right, top=bottom - tall, bottom=bottom)
+    for one, frame in zip(found.targets, panels, strict=True):
         marks += _pending_target(found, one, times, frame, highest)
+        if now is not None and times.first < now < times.last:
+            x = times.place(now)
+            marks.append(Line(points=((x, frame.top), (x, frame.bottom)), role=Role.MARK, width=1.25, dashed=True))
     return Drawing(
         title=f"Pending messages by target and due time, per {texts.span(found.width)}",
         width=width,
@@ -239,9 +242,9 @@ def _pending_target(
     name = target_name(found, one)
     counts = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
     room = frame.right - frame.left - LETTER * 12 * len(counts) - 12
-    yield Label(x=frame.left, y=frame.top - 6, text=shortened(name, room, bold=True), bold=True)
+    yield Label(x=frame.left, y=frame.top - 8, text=shortened(name, room, bold=True), bold=True)
     role = Role.BAD if one.pending_overdue else Role.FAINT
-    yield Label(x=frame.right, y=frame.top - 6, text=counts, role=role, anchor="end")
+    yield Label(x=frame.right, y=frame.top - 8, text=counts, role=role, anchor="end")
     for number, (count, overdue) in enumerate(zip(one.counts, one.overdue, strict=True)):
         if not count:
             continue
@@ -255,6 +258,12 @@ def _pending_target(
         if overdue:
             yield Bar(x=start, y=base, width=wide, height=frame.bottom - base, role=Role.BAD, tip=tip)
     yield Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), role=Role.FAINT)
+
+
+def _times(found: FlowFigures | PendingFigures | ScheduleFigures | Failures, frame: Frame) -> Times:
+    """The axis of time of a plot."""
+    first, last = widened(found.first, found.last, found.width, fewest=_FEWEST)
+    return Times(first, last, frame.left, frame.right)
 
 
 def _span_bar(times: Times, found: PendingFigures | ScheduleFigures | Failures, number: int) -> tuple[float, float]:
@@ -289,7 +298,7 @@ def schedules(found: ScheduleFigures, *, width: float) -> Drawing:
     """Ended occurrences by due time, as bars with a part for each kind of outcome."""
     narrow = width <= _NARROW
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=64 if narrow else 30, bottom=214 if narrow else 200)
-    times = Times(found.first, found.last, frame.left, frame.right)
+    times = _times(found, frame)
     up = Linear(0, max(one.total for one in found.spans), frame.bottom, frame.top)
     marks: list[Mark] = [*time_axis(times, frame)]
     marks += value_axis(up, [tick for tick in up.ticks(4) if tick], frame, texts.brief)
@@ -325,11 +334,12 @@ def failures(found: Failures, *, width: float) -> Drawing:
     """For each group of failures, the number of failures over time."""
     row = 62
     frame = Frame(left=16, right=width - 16, top=8, bottom=8 + row * len(found.groups))
-    times = Times(found.first, found.last, frame.left, frame.right)
-    marks: list[Mark] = [*time_axis(times, frame)]
-    for number, group in enumerate(found.groups):
-        top = frame.top + number * row
-        marks += _group(found, group, times, Frame(left=frame.left, right=frame.right, top=top, bottom=top + row - 6))
+    times = _times(found, frame)
+    tops = [frame.top + number * row for number in range(len(found.groups))]
+    panels = [Frame(left=frame.left, right=frame.right, top=top + 24, bottom=top + row - 6) for top in tops]
+    marks: list[Mark] = [*time_axis(times, frame, panels=panels)]
+    for group, panel in zip(found.groups, panels, strict=True):
+        marks += _group(found, group, times, panel)
     return Drawing(
         title="Groups of failures, from the first to the last of each",
         width=width,
@@ -345,17 +355,19 @@ def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> 
     name = group_name(group).rpartition(".")[2] or group_name(group)
     if group.endpoint:
         name += f", {group.endpoint}"
-    yield Label(x=frame.left, y=frame.top + 14, text=shortened(name, room, bold=True), bold=True)
-    yield Label(x=frame.right, y=frame.top + 14, text=count_text, size=13, bold=True, anchor="end")
+    yield Label(x=frame.left, y=frame.top - 10, text=shortened(name, room, bold=True), bold=True)
+    yield Label(x=frame.right, y=frame.top - 10, text=count_text, size=13, bold=True, anchor="end")
     base = frame.bottom
     yield Line(points=((frame.left, base), (frame.right, base)), role=Role.GRID)
-    first, last = times.place(group.first_seen), times.place(group.last_seen)
+    first, last = (
+        min(max(times.place(one), frame.left), frame.right - 3) for one in (group.first_seen, group.last_seen)
+    )
     yield Line(points=((first, base), (max(last, first + 3), base)), role=Role.BAD, width=2)
     highest = max(group.counts, default=0)
     for number, count in enumerate(group.counts):
         if count:
             start, wide = _span_bar(times, found, number)
-            tall = max(count / highest * (frame.bottom - frame.top - 24), 2)
+            tall = max(count / highest * (frame.bottom - frame.top), 2)
             tip = f"from {texts.moment(found.first + found.width * number)}: {quantity(count, 'failure')}"
             yield Bar(x=start, y=base - tall, width=wide, height=tall, role=Role.BAD, tip=tip)
 

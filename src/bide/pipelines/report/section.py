@@ -37,6 +37,8 @@ class Section:
         note: one or two sentences below the drawing, or in its place.
         draw: creates the drawing for a width; None if there is nothing to draw.
         table: the same data as a table; None without one.
+        query: a query for the rows that the table leaves out; empty without one.
+        query_title: what the query gives.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Section:
     note: str
     draw: Callable[[float], Drawing] | None = None
     table: Table | None = None
+    query: str = ""
+    query_title: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

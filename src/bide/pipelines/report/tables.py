@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages": {
+        "message_id": "string",
         "target": "string",
+        "type": "string",
         "scheduled": "timestamp",
         "due": "timestamp",
         "delivered": "timestamp",
@@ -56,7 +58,7 @@ OPTIONAL: Final[Mapping[str, Mapping[str, str]]] = {
 
 _ALL: Final = {**COLUMNS, **OPTIONAL}
 
-_NAMES: Final = ("target", "group", "endpoint", "exception")
+_NAMES: Final = ("target", "type", "group", "endpoint", "exception")
 
 
 def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
