@@ -108,15 +108,17 @@ class ArrayTimeline:
         The columns are those of :class:`bide.pipelines.plan.occupancy.Timeline`, with times in milliseconds since the
         Unix epoch.
         """
-        by_level: list[tuple[str, ArrayTable]] = []
+        levels: list[tuple[str, ArrayTable]] = []
         queues: list[tuple[str, ArrayTable]] = []
+        together: ArrayTable = {}
+        # The changes of only one level and of all levels together are in memory at a time.
         for level, moves in self._moves():
-            by_level.append((level, self._changes(moves)))
+            changes = self._changes(moves)
+            levels.append((level, self._spans(self._with_edges(changes, "tick"))))
             queues.append((level, self._releases(moves)))
-        if by_level:
-            whole = {name: np.concatenate([one[name] for _, one in by_level]) for name in by_level[0][1]}
-            by_level.append((ALL, grouped(whole, ("tick",), (*_MOMENTS, *_HOPS))))
-        levels = [(name, self._spans(self._with_edges(one, "tick"))) for name, one in by_level]
+            together = _sum_by_tick([together, changes]) if together else changes
+        if together:
+            levels.append((ALL, self._spans(self._with_edges(together, "tick"))))
         return _stacked(levels, _LEVEL_COLUMNS), _stacked(queues, _QUEUE_COLUMNS)
 
     def _moves(self) -> Iterator[tuple[str, ArrayTable]]:
@@ -154,9 +156,8 @@ class ArrayTimeline:
                 change |= {one: n, f"{one}_1": n * within}
                 change |= {f"{one}_rate{part}": rate * within**power for power, part in enumerate(("", "_1", "_2"))}
             n, rate = (moves[name] if end == "leave" else np.zeros(len(within)) for name in ("n", "n_rate"))
-            changes.append({**change, "hops": n, "hops_rate": rate, "hops_rate_1": rate * within})
-        both = {name: np.concatenate([one[name] for one in changes]) for name in changes[0]}
-        return grouped(both, ("tick",), (*_MOMENTS, *_HOPS))
+            changes.append(_sum_by_tick([{**change, "hops": n, "hops_rate": rate, "hops_rate_1": rate * within}]))
+        return _sum_by_tick(changes)
 
     def _with_edges(self, changes: ArrayTable, *keys: str) -> ArrayTable:
         """The changes with an empty row for the first tick of each span between the first and the last change."""
@@ -327,6 +328,12 @@ def grouped(columns: Mapping[str, Array], keys: Sequence[str], figures: Sequence
         **{key: ordered[key][starts] for key in keys},
         **{name: np.add.reduceat(ordered[name], starts) if len(starts) else ordered[name] for name in figures},
     }
+
+
+def _sum_by_tick(tables: Sequence[ArrayTable]) -> ArrayTable:
+    """The sums of changes in each tick."""
+    whole = {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+    return grouped(whole, ("tick",), (*_MOMENTS, *_HOPS))
 
 
 def _total_before(changes: Array) -> Array:
