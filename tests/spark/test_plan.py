@@ -22,7 +22,7 @@ import bide
 from benchmarks.plan_check import Compared, compare, planned, prepare
 from benchmarks.plan_check import run as publish_and_watch
 from bide.cli.app import run
-from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
+from bide.errors import InvalidInputError, InvalidRowError
 from bide.pipelines.plan import arrays
 from bide.pipelines.plan.capacity import Capacity
 from bide.pipelines.plan.columns import Columns
@@ -30,9 +30,14 @@ from bide.pipelines.plan.flows import flows_of
 from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.report import report
+from bide.pipelines.plan.small import of_small_table
 from bide.pipelines.plan.workload import of_flows, of_table
+from bide.pipelines.session import read
+from bide.pipelines.small_table import read_small
+from bide.pipelines.small_times import zone_of
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.plan_pulses import Pulse, check_figures, pulses
+from tests.plan_tables import REFUSED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +47,8 @@ __all__ = ["clock_url"]
 NOW = 1_795_240_800_000  # 2026-11-21 06:00 UTC, a whole hour
 CLOCK = PlanLevels.of(bide.Clock())
 CASCADE = PlanLevels.of(bide.NServiceBus())
+CAPACITY = Capacity.measured("clock")
+BERLIN = "Europe/Berlin"
 ANY = ("--rate", "1/s", "--delay", "5m", "--time-zone", "Mars/Olympus")
 SPARKING = settings(
     max_examples=3,
@@ -155,23 +162,73 @@ def test_delays_can_be_intervals_milliseconds_or_due_times(spark: SparkSession) 
         assert [(row["at"], row["delay"], row["n"]) for row in workload.classes.collect()] == [(NOW, delay, 2)]
 
 
-@pytest.mark.parametrize(
-    ("columns", "error", "expected"),
-    [
-        (Columns(at="when", delay="delay"), InvalidColumnError, "no column 'when': choose from at, delay, n"),
-        (Columns(at="delay", delay="delay"), InvalidColumnError, "'delay' is int, which is not a time"),
-        (Columns(at="at", delay="at"), InvalidColumnError, "'at' is string, which is not a delay"),
-        (Columns(at="at", delay="delay", count="at"), InvalidColumnError, "'at' is string, which is not a number"),
-        (Columns(at="at", delay="delay", count="n"), InvalidRowError, "2 of 3 rows have no time"),
-        (Columns(at="at"), InvalidInputError, "name either the column of delays or the column of due times"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "error", "expected"), REFUSED)
 def test_invalid_tables_are_refused(
     spark: SparkSession, columns: Columns, error: type[Exception], expected: str
 ) -> None:
     rows = [("2026-11-21 06:00:00", 5, 1), ("soon", 5, 1), ("2026-11-21 06:00:00", 5, -1)]
     with pytest.raises(error, match=expected):
         of_table(spark.createDataFrame(rows, "at string, delay int, n int"), columns)
+
+
+def test_a_row_without_a_valid_due_time_is_refused(spark: SparkSession) -> None:
+    table = spark.sql("select timestamp'2026-11-21 06:00:00' as at, 'soon' as due")
+    with pytest.raises(InvalidRowError, match="1 of 1 rows have no time of sending, delay, due time, size or count"):
+        of_table(table, Columns(at="at", due="due"))
+
+
+def write_table(spark: SparkSession, kind: str, path: Path) -> Columns:
+    """Write rows of the types that a format has, and name the columns of a plan."""
+    if kind == "csv":
+        path.write_text(
+            "at,due\n2026-10-25 02:30:00,2026-10-25T02:30:00Z\n2026-11-21,2026-11-21 00:00:00.1239\n"
+            "2026-11-21 06:00:00+01:00,2026-11-21 06:00:07.0005Z\n1999-12-31,1999-01-01\n"
+        )
+        return Columns(at="at", due="due")
+    if kind == "json":
+        rows = [{"at": f"2026-11-21T06:00:{one:02}.0{one:02}9Z", "w": one * 1000.25, "n": one % 3} for one in range(60)]
+        path.write_text("".join(json.dumps(one) + "\n" for one in rows))
+        return Columns(at="at", delay="w", count="n")
+    table = spark.range(300).selectExpr(
+        "timestamp_micros(1795240800000000 + id * 1234567) as at",
+        "timestamp_ntz'2026-03-29 00:30:00' + make_dt_interval(0, id) as clock",
+        "timestamp_ntz'2026-03-29 02:30:00' + make_dt_interval(1, id) as later",
+        "cast(id % 100 * 999999.001 as decimal(20, 3)) as wait",
+        "cast(id % 7 as tinyint) as n",
+        "cast(id * 1.1 as decimal(9, 1)) as size",
+    )
+    table.write.parquet(str(path))
+    if kind == "parquet":
+        return Columns(at="at", delay="wait", count="n", size="size")
+    return Columns(at="clock", due="later", size="n")
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet", "clock"])
+def test_both_engines_make_the_same_classes_of_a_table(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"t.{'parquet' if kind == 'clock' else kind}"
+    columns = write_table(spark, kind, path)
+    before = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    spark.conf.set("spark.sql.session.timeZone", BERLIN)
+    try:
+        rows = read(spark, str(path), format=None, options={})
+        expected = of_table(rows, columns)
+        classes = sorted(tuple(row) for row in expected.classes.collect())
+        report_of_spark = report(Timeline(expected, CLOCK), CAPACITY).to_dict() if kind == "parquet" else None
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    table, _ = read_small(str(path), format=None, options={})
+    found = of_small_table(table, columns, zone_of(BERLIN))
+    assert list(found.classes) == expected.classes.columns
+    actual = list(zip(*(one.tolist() for one in found.classes.values()), strict=True))
+    assert same(actual) == same(classes)
+    assert len(actual) > 1
+    assert (found.messages, found.undelayed, found.first, found.longest) == (
+        *(expected.messages, expected.undelayed, expected.first, expected.longest),
+    )
+    assert found.bytes == pytest.approx(expected.bytes)
+    if report_of_spark is not None:
+        here = arrays.array_report(arrays.ArrayTimeline(found, CLOCK), CAPACITY).to_dict()
+        assert same(here) == same(report_of_spark)
 
 
 def test_delays_longer_than_a_layout_allows_are_refused(spark: SparkSession) -> None:

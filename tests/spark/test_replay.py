@@ -19,7 +19,10 @@ from bide.cli.app import run
 from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
 from bide.error_queues.operation import WINDOW
 from bide.errors import InvalidInputError
-from bide.pipelines.replay.run import COLUMNS, FailedIn, choose, failed, send, spread, totals
+from bide.pipelines.replay import small
+from bide.pipelines.replay.condition import TextCondition
+from bide.pipelines.replay.queue import FailedIn
+from bide.pipelines.replay.run import COLUMNS, choose, failed, send, spread, totals
 from bide.recoverability.history import History
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.conftest import SMALL_CLOCK, clock_url
@@ -110,6 +113,30 @@ def test_a_filter_chooses_messages_by_every_column(
     messages.unpersist()
 
 
+def test_both_engines_choose_the_same_messages(
+    spark: SparkSession, clock_url: str, queues: tuple[str, str, str]
+) -> None:
+    error, orders, _ = queues
+    put(clock_url, error, 2, orders, error=LookupError("a\nb 😀's"), prefix="k", endpoint=None)
+    given = source(clock_url, error)
+    messages = failed(spark, given).persist()
+    for where in (
+        None,
+        "`group` = 'TimeoutError'",
+        "EXCEPTION like '%Error' And Endpoint in ('cash', 'x')",
+        "text like 'a_b%_s' and message_id not like 'k1%'",
+        "exception <> 'LookupError' and routing_key = 'order.created' and exchange not in ('', 'x')",
+        "endpoint != 'cash'",
+    ):
+        spread_by_spark = spread(choose(messages, where=where), timedelta(seconds=7), begin=NOW)
+        rows = spread_by_spark.orderBy("place").selectExpr("_bide_key", "queue", "unix_micros(deliver_at)").collect()
+        chosen = small.choose(given, condition=None if where is None else TextCondition.parse(where))
+        dues = small.spread(len(chosen), timedelta(seconds=7), begin=NOW)
+        assert [(one.key, one.queue, due) for one, due in zip(chosen, dues, strict=True)] == [*map(tuple, rows)]
+        assert len(chosen) == 10 if where is None else 0 < len(chosen) < 10, where
+    messages.unpersist()
+
+
 def test_bodies_that_are_not_utf_8_are_read_as_latin_1(spark: SparkSession, clock_url: str) -> None:
     error = fresh("error")
     with bide.connect_sync(clock_url) as client:
@@ -147,6 +174,7 @@ def test_a_replayed_message_equals_that_of_a_retry(
     retried = on_the_wire(clock_url, orders)
     assert replay(clock_url, other, "--where", "message_id = 'm1'", "--json") == 0
     done = json.loads(capsys.readouterr().out)
+    assert (done.pop("engine"), done.pop("engine_reason")) == ("spark", "this program has a Spark session")
     assert done == {"messages": 1, "sent": 1, "queues": {orders: 1}, "kept": {}, "gone": 0, "seconds": done["seconds"]}
     replayed = on_the_wire(clock_url, orders)
     # The name of the operation alone is another.

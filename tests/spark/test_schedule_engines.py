@@ -25,9 +25,9 @@ from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.rows import DIGEST, digested_rows
 from bide.pipelines.schedule.rows import messages as messages_of_spark
-from bide.pipelines.schedule.texts import zone_of
 from bide.pipelines.session import read
 from bide.pipelines.small_table import read_small
+from bide.pipelines.small_times import zone_of
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.receiving import drain, new_queue

@@ -88,7 +88,7 @@ def test_local_paths_are_checked_only_when_spark_reads_this_machine(
     [
         ("audit", "--into", "audit"),
         ("plan", "--rate", "1/s", "--delay", "5m", "--engine", "spark"),
-        ("replay", "--queue", "error"),
+        ("replay", "--queue", "error", "--engine", "spark"),
         ("report", "."),
     ],
     ids=lambda command: command[0],

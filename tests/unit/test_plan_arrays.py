@@ -145,7 +145,7 @@ def test_the_options_decide_on_the_engine_before_the_input(monkeypatch: pytest.M
     assert str(EngineChoice(configuration={"a": "b"}).forced()) == "Spark, because --spark-conf was given"
     local = EngineChoice(configuration={}, wanted="local")
     assert str(local.forced()) == "this process, because --engine local was given"
-    with pytest.raises(InvalidInputError, match="the workload is a table, which only Spark supports"):
-        local.refuse(NeedsSparkError("the workload is a table"))
+    with pytest.raises(InvalidInputError, match="the input is ORC, which only Spark supports"):
+        local.refuse(NeedsSparkError("the input is ORC"))
     with pytest.raises(InvalidInputError, match="--engine local does not start Spark"):
         EngineChoice(configuration={}, wanted="local", master="local[2]").forced()

@@ -18,8 +18,8 @@ from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.schedule.hashes import checksum_of, parts_of
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.small import Messages, messages, survey
-from bide.pipelines.schedule.texts import zone_of
 from bide.pipelines.small_table import read_small
+from bide.pipelines.small_times import zone_of
 from bide.spark.sink_settings import SinkSettings
 
 NOW = datetime(2026, 11, 28, 12, tzinfo=UTC)
@@ -124,6 +124,25 @@ def test_text_of_another_kind_is_left_to_spark(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(text, enumeration))
     assert parquet.read_table(path).schema.field("a").type == pa.binary()
     with pytest.raises(NeedsSparkError, match=r"'a' .* is ENUM"):
+        read_small(str(path), format=None, options={})
+
+
+def test_old_timestamps_are_read_from_files_of_spark(tmp_path: Path) -> None:
+    """Spark writes timestamps as INT96 by default, as times with a zone, and dates of the calendar of today."""
+    moments = [NOW + timedelta(microseconds=1), None, datetime(1, 1, 1, tzinfo=UTC)]
+    table, path = pa.table({"n": [1, 2, 3], "a": pa.array(moments, pa.timestamp("us"))}), tmp_path / "t.parquet"
+
+    def write(release: str) -> None:
+        with parquet.ParquetWriter(path, table.schema, use_deprecated_int96_timestamps=True) as writer:
+            writer.write_table(table)
+            writer.add_key_value_metadata({"org.apache.spark.version": release})
+
+    write("4.3.0")
+    found, _ = read_small(str(path), format=None, options={})
+    assert found.column("a").type == pa.timestamp("us", "UTC")
+    assert found.column("a").to_pylist() == moments
+    write("3.0.0")
+    with pytest.raises(NeedsSparkError, match=r"'a' .* is INT96, and not from Spark 4"):
         read_small(str(path), format=None, options={})
 
 
@@ -235,8 +254,9 @@ def test_the_modules_of_this_process_do_not_import_spark() -> None:
     program = (
         "import sys\n"
         "sys.modules['pyspark'] = None\n"
-        "import bide.pipelines.schedule.small, bide.pipelines.plan.arrays, bide.pipelines.small_table\n"
+        "import bide.pipelines.schedule.small, bide.pipelines.plan.small, bide.pipelines.small_table\n"
         "import bide.pipelines.schedule.progress, bide.pipelines.engine, bide.cli.pipeline.commands\n"
+        "import bide.pipelines.replay.small\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

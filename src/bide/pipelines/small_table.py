@@ -37,6 +37,9 @@ _EXACT: Final = 1 << 53
 _BLANK: Final = "".join(map(chr, range(33)))
 """What Java trims."""
 _SPARK_ROWS: Final = b"org.apache.spark.sql.parquet.row.metadata"
+_SPARK_VERSION: Final = b"org.apache.spark.version"
+_SPARK_RELEASES: Final = re.compile(rb"4\.")
+_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _SPARK_MARKS: Final = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _SPARK_TYPES: Final = re.compile(
     r"string|byte|short|integer|long|boolean|double|timestamp|timestamp_ntz|date|binary|decimal\(\d+,\d+\)"
@@ -143,7 +146,7 @@ def _parquet(files: list[Path]) -> pa.Table:
     tables = []
     for file in files:
         try:
-            whole = parquet.ParquetFile(file)
+            whole = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
             marks = whole.metadata.metadata or {}
             if any(one in marks for one in _SPARK_MARKS):
                 raise NeedsSparkError(f"{file} has dates of an old calendar")
@@ -153,6 +156,8 @@ def _parquet(files: list[Path]) -> pa.Table:
             if len(set(table.column_names)) < len(table.column_names):
                 raise NeedsSparkError(f"{file} has two columns of the same name")
             table = pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names})
+            for place in _int96(file, whole.schema, marks):
+                table = table.set_column(place, table.column_names[place], table.column(place).cast(_TIMESTAMP))
         except (pa.ArrowException, OSError) as error:
             raise NeedsSparkError(f"{file} cannot be read by Arrow ({error})") from error
         tables.append(table)
@@ -178,6 +183,15 @@ def _refuse_logical_types(file: Path, schema: parquet.ParquetSchema) -> None:
         column = schema.column(number)
         if (kind := column.logical_type.type) not in _LOGICAL_TYPES:
             raise NeedsSparkError(f"the column {column.path!r} of {file} is {kind}")
+
+
+def _int96(file: Path, schema: parquet.ParquetSchema, marks: Mapping[bytes, bytes]) -> list[int]:
+    """The columns with the old type of timestamps, which Spark still writes, and reads as times with a zone."""
+    found = [place for place in range(len(schema)) if schema.column(place).physical_type == "INT96"]
+    if found and not _SPARK_RELEASES.match(marks.get(_SPARK_VERSION, b"")):
+        # Old dates may be of the old calendar.
+        raise NeedsSparkError(f"the column {schema.column(found[0]).path!r} of {file} is INT96, and not from Spark 4")
+    return found
 
 
 def _normal(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:

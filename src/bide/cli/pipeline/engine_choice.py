@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from bide.errors import InvalidInputError
 from bide.pipelines.engine import Engine, NeedsSparkError
 from bide.pipelines.formats import is_submitted
 
+if TYPE_CHECKING:
+    from datetime import tzinfo
+
+_Converted = TypeVar("_Converted")
+
 Wanted = Literal["auto", "local", "spark"]
 WANTED: Final[tuple[Wanted, ...]] = get_args(Wanted)
+ON_A_CLUSTER: Final = "the configuration of Hadoop or Spark may place paths on a cluster"
+"""A reason for Spark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,42 @@ class EngineChoice:
         if _has_session():
             return "this program has a Spark session"
         return None
+
+    def of_table(
+        self,
+        source: str,
+        convert: Callable[[Any, tzinfo], _Converted],
+        *,
+        format: str | None,
+        options: Mapping[str, str],
+        time_zone: str,
+        reads_here: bool,
+    ) -> tuple[Engine, _Converted | None]:
+        """The engine for a table, and the converted table if that is this process.
+
+        Args:
+            source: the table; the arguments are those of :func:`bide.pipelines.session.read`.
+            convert: converts the table of Arrow, with the time zone of its times, or raises :class:`NeedsSparkError`.
+            time_zone: the name of that time zone.
+            reads_here: whether a path refers to this machine.
+
+        Raises:
+            InvalidInputError: only Spark can read the table, and ``--engine local`` was given.
+        """
+        forced = self.forced()
+        if forced is not None and forced.is_spark:
+            return forced, None
+        try:
+            if forced is None and not reads_here:
+                raise NeedsSparkError(ON_A_CLUSTER)
+            from bide.pipelines.small_table import SMALL, read_small
+            from bide.pipelines.small_times import zone_of
+
+            largest = SMALL if forced is None else None
+            table, size = read_small(source, format=format, options=options, largest=largest)
+            return forced or Engine(False, size), convert(table, zone_of(time_zone))
+        except NeedsSparkError as error:
+            return self.refuse(error), None
 
     def refuse(self, error: NeedsSparkError) -> Engine:
         """Spark for an input that this process cannot read.

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, refuse_without_spark
+from bide.cli.pipeline.engine_choice import ON_A_CLUSTER
+from bide.cli.pipeline.options import engine_options, refuse_without_arrow, refuse_without_spark
 from bide.cli.pipeline.plan_view import plan_lines
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.selecting import pairs_of
@@ -132,14 +133,14 @@ def plan(
     places = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, places.values()):
         refuse_unwritable("--out", place, is_here=reads_here)
-    engine = _engine_for(given, choice, out, reads_here=reads_here)
+    engine, small = _engine_for(given, choice, out, tick=spans["tick"], time_zone=time_zone, reads_here=reads_here)
     workload: Workload | ArrayWorkload
-    if engine.is_spark:
+    if small is None:
         refuse_without_spark(engine)
         with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
             workload, reports = _plan_with_spark(given, plan_levels, known, places, spans, spark)
     else:
-        workload, reports = _plan_here(given, plan_levels, known, places, spans)
+        workload, reports = small, _plan_here(small, plan_levels, known, places, spans)
     seconds = time.monotonic() - settings.started
     if as_json:
         facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
@@ -172,33 +173,57 @@ class _Given:
     grain: timedelta = timedelta(0)
 
 
-def _engine_for(given: _Given, choice: EngineChoice, out: str | None, *, reads_here: bool) -> Engine:
+def _engine_for(
+    given: _Given, choice: EngineChoice, out: str | None, *, tick: timedelta, time_zone: str, reads_here: bool
+) -> tuple[Engine, ArrayWorkload | None]:
+    """The engine of a plan, with the workload if that is this process."""
     from bide.pipelines.engine import Engine, NeedsSparkError
+    from bide.pipelines.plan.arrays import of_flows
 
     forced = choice.forced()
     if forced is not None and forced.is_spark:
-        return forced
-    if given.flows is None:
-        return choice.refuse(NeedsSparkError("the workload is a table"))
+        return forced, None
     if out is not None and is_uri(out):
-        return choice.refuse(NeedsSparkError(f"--out {out} is a URI"))
+        return choice.refuse(NeedsSparkError(f"--out {out} is a URI")), None
+    if given.flows is None:
+        return _engine_of_table(given, choice, time_zone=time_zone, reads_here=reads_here)
     if forced is None and out is not None and not reads_here:
-        return choice.refuse(NeedsSparkError("the configuration of Hadoop or Spark may place paths on a cluster"))
-    return forced or Engine(False, "rates need no table")
+        return choice.refuse(NeedsSparkError(ON_A_CLUSTER)), None
+    return forced or Engine(False, "rates need no table"), of_flows(given.flows, tick=tick)
+
+
+def _engine_of_table(
+    given: _Given, choice: EngineChoice, *, time_zone: str, reads_here: bool
+) -> tuple[Engine, ArrayWorkload | None]:
+    refuse_without_arrow()
+
+    def convert(table: Any, zone: tzinfo) -> ArrayWorkload:
+        from bide.pipelines.plan.small import of_small_table
+
+        assert given.columns is not None
+        return of_small_table(table, given.columns, zone, grain=given.grain)
+
+    with progress("reading the workload"):
+        return choice.of_table(
+            given.source,
+            convert,
+            format=given.format,
+            options=given.read_options,
+            time_zone=time_zone,
+            reads_here=reads_here,
+        )
 
 
 def _plan_here(
-    given: _Given,
+    workload: ArrayWorkload,
     plan_levels: Mapping[str, PlanLevels],
     known: Mapping[str, Capacity],
     places: Mapping[str, str | None],
     spans: Mapping[str, timedelta],
-) -> tuple[ArrayWorkload, list[PlanReport]]:
+) -> list[PlanReport]:
     """Plan in this process."""
-    from bide.pipelines.plan.arrays import ArrayTimeline, array_report, clear, of_flows
+    from bide.pipelines.plan.arrays import ArrayTimeline, array_report, clear
 
-    assert given.flows is not None
-    workload = of_flows(given.flows, tick=spans["tick"])
     timelines = {layout: ArrayTimeline(workload, levels, **spans) for layout, levels in plan_levels.items()}
     for folder in filter(None, places.values()):
         clear(folder)
@@ -206,7 +231,7 @@ def _plan_here(
     for layout, timeline in timelines.items():
         with progress(f"planning for {layout}"):
             reports.append(array_report(timeline, known[layout], out=places[layout]))
-    return workload, reports
+    return reports
 
 
 def _plan_with_spark(

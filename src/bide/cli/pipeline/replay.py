@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.advice import with_options
-from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import spark_options
+from bide.cli.pipeline.options import engine_options, refuse_without_spark
+from bide.cli.pipeline.replay_queue import QueueReplay, engine_for
 from bide.cli.pipeline.replay_view import Stopped
-from bide.cli.pipeline.view import progress
 from bide.cli.running import ended_by_signals
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
-from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from bide.error_queues import OperationResult
-    from bide.pipelines.replay.run import FailedIn
+    from bide.cli.pipeline.engine_choice import EngineChoice
+    from bide.pipelines.engine import Engine
+    from bide.pipelines.replay.condition import TextCondition
 
 
 @click.command()
@@ -44,7 +39,7 @@ if TYPE_CHECKING:
 @click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent (--audit).")
 @click.option("--part-rows", type=click.IntRange(1), default=2_000, show_default=True, metavar="N",
               help="Messages per part of the ledger (--audit).")  # fmt: skip
-@spark_options
+@engine_options
 @json_option("the counts and the result")
 @management_options
 @pass_settings
@@ -61,6 +56,8 @@ def replay(
     open_session: Callable[..., Any],
     is_here: bool,
     reads_here: bool,
+    choice: EngineChoice,
+    time_zone: str,
     **rest: Any,
 ) -> int:
     """Send failed messages back to the queues on which they failed, with their ids, headers and history.
@@ -82,7 +79,6 @@ def replay(
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.delay.protocol import check_name
-    from bide.pipelines.session import spark_errors
 
     if (queue is None) == (audited is None):
         raise click.UsageError("give the source of the messages: either --queue NAME or --audit DIR")
@@ -92,18 +88,28 @@ def replay(
         check_name("queue", to)
     if queue is None and rest["ledger"] is None and not is_here and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
-    common = {"url": settings.url or DEFAULT_URL, "to": to}
-    prepare = _from_queue if queue is not None else _from_audit
+    common = {"url": settings.url or DEFAULT_URL, "to": to, **rest}
     # Errors in the options, of the broker or the ledger are reported before Spark starts.
-    job = prepare(settings, queue or audited, period, {**common, **rest}, dry_run=dry_run, as_json=as_json)
+    if queue is not None:
+        engine, condition = engine_for(rest["where"], choice)
+        if engine.is_spark:
+            refuse_without_spark(engine)
+        job = _from_queue(
+            settings, queue, period, common, engine, condition=condition, dry_run=dry_run, as_json=as_json
+        )
+    else:
+        engine = _engine_of_audit(choice)
+        refuse_without_spark(engine)
+        job = _from_audit(settings, audited, period, common, engine, dry_run=dry_run, as_json=as_json)
+    name = f"bide pipeline replay {queue or audited}"
     try:
-        with (
-            ended_by_signals(),
-            job.lock,
-            open_session(f"bide pipeline replay {queue or audited}", quiet=not settings.verbosity) as spark,
-            spark_errors(),
-        ):
-            return job.work(spark)
+        with ended_by_signals(), job.lock:
+            if not engine.is_spark:
+                return job.work(None)
+            from bide.pipelines.session import spark_errors
+
+            with open_session(name, quiet=not settings.verbosity) as spark, spark_errors():
+                return job.work(spark)
     except (KeyboardInterrupt, SystemExit):
         # Only now, because tasks may have recorded more parts until Spark stopped.
         if not dry_run and (stopped := job.stopped()) is not None:
@@ -117,13 +123,22 @@ class _CheckedReplay:
 
     Attributes:
         lock: a lock to hold from before Spark starts until it has stopped.
-        work: runs the replay, and returns the exit code.
+        work: runs the replay with a session, or without one in this process, and returns the exit code.
         stopped: returns the result after an interruption; None if nothing was started.
     """
 
     lock: AbstractContextManager[None]
-    work: Callable[[SparkSession], int]
+    work: Callable[[Any], int]
     stopped: Callable[[], Stopped | None]
+
+
+def _engine_of_audit(choice: EngineChoice) -> Engine:
+    from bide.pipelines.engine import NeedsSparkError
+
+    forced = choice.forced()
+    if forced is not None and forced.is_spark:
+        return forced
+    return choice.refuse(NeedsSparkError("an audit is searched"))
 
 
 def _refuse_options_of_other(given: Mapping[str, Any], is_queue: bool) -> None:
@@ -135,7 +150,14 @@ def _refuse_options_of_other(given: Mapping[str, Any], is_queue: bool) -> None:
 
 
 def _from_audit(
-    settings: Settings, place: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
+    settings: Settings,
+    place: Any,
+    over: timedelta,
+    given: Mapping[str, Any],
+    engine: Engine,
+    *,
+    dry_run: bool,
+    as_json: bool,
 ) -> _CheckedReplay:
     from bide.cli.pipeline.replay_audit import AuditReplay
     from bide.cli.pipeline.replay_audit import replay as replay_audit
@@ -148,15 +170,23 @@ def _from_audit(
     work.check()
     return _CheckedReplay(
         lock=work.lock_ledger(dry_run=dry_run),
-        work=lambda spark: replay_audit(spark, work, dry_run=dry_run, as_json=as_json),
+        work=lambda spark: replay_audit(spark, work, engine, dry_run=dry_run, as_json=as_json),
         stopped=work.stopped,
     )
 
 
 def _from_queue(
-    settings: Settings, queue: Any, over: timedelta, given: Mapping[str, Any], *, dry_run: bool, as_json: bool
+    settings: Settings,
+    queue: str,
+    over: timedelta,
+    given: Mapping[str, Any],
+    engine: Engine,
+    *,
+    condition: TextCondition | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> _CheckedReplay:
-    from bide.pipelines.replay.run import FailedIn
+    from bide.pipelines.replay.queue import FailedIn
 
     source = FailedIn(
         url=given["url"],
@@ -167,88 +197,18 @@ def _from_queue(
     )
     # A dry run prints which queues are missing, instead of an error.
     source.check(sends=not dry_run)
-    stopped: list[Stopped] = []
+    replay = QueueReplay(
+        source=source,
+        over=over,
+        where=given["where"],
+        condition=condition,
+        limit=given["limit"],
+        allow=given["allow"],
+        engine=engine,
+        started=settings.started,
+    )
     return _CheckedReplay(
         lock=nullcontext(),
-        work=lambda spark: _replay_queue(
-            spark,
-            source,
-            over,
-            where=given["where"],
-            limit=given["limit"],
-            allow=given["allow"],
-            dry_run=dry_run,
-            as_json=as_json,
-            stopped=stopped,
-        ),
-        stopped=lambda: stopped[0] if stopped else None,
+        work=lambda spark: replay.work(spark, dry_run=dry_run, as_json=as_json),
+        stopped=lambda: replay.stopped[0] if replay.stopped else None,
     )
-
-
-def _replay_queue(
-    spark: SparkSession,
-    source: FailedIn,
-    over: timedelta,
-    *,
-    where: str | None,
-    limit: int | None,
-    allow: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-    stopped: list[Stopped],
-) -> int:
-    from bide.cli.pipeline.replay_view import preview, show
-    from bide.pipelines.replay.run import check_allowed, choose, failed, keep, spread
-
-    chosen = choose(failed(spark, source), where=where, limit=limit)
-    with progress("browsing the queue"):
-        messages = keep(spread(chosen, over, begin=datetime.now(UTC)), where)
-    if allow:
-        check_allowed(messages, source.to, allow)
-    if not dry_run:
-        details = {"where": where, "limit": limit, "over": str(over) if over else None}
-        return _send(messages, source, details, as_json=as_json, stopped=stopped)
-    found = preview(messages, url=source.url, source=source.queue, to=source.to, more={})
-    show(found, as_json=as_json)
-    return 1 if found.missing or found.unknown else 0
-
-
-def _send(
-    messages: DataFrame, source: FailedIn, details: dict[str, Any], *, as_json: bool, stopped: list[Stopped]
-) -> int:
-    from bide.pipelines.replay.run import send
-    from bide.pipelines.session import spark_errors
-
-    given = {name: value for name, value in details.items() if value is not None}
-    total = messages.count()
-    done = 0
-
-    def count(number: int, _: int) -> None:
-        nonlocal done
-        done = number
-
-    def stop(moved: OperationResult) -> None:
-        kept = sum(moved.kept.values())
-        stopped.append(Stopped(source=source.queue, sent=moved.done, left=total - moved.done - kept, kept=kept))
-
-    started = time.monotonic()
-    with progress("replaying", total=total, done=lambda: done), spark_errors(sending=True):
-        found = send(messages, source, details=given, progress=count, interrupted=stop).collect()
-    seconds = time.monotonic() - started
-    sent = {row["queue"]: row["messages"] for row in found if row["outcome"] == "sent"}
-    kept = {row["reason"]: row["messages"] for row in found if row["outcome"] == "kept"}
-    gone = sum(row["messages"] for row in found if row["outcome"] == "gone")
-    number = sum(sent.values())
-    if as_json:
-        result = {"messages": total, "sent": number, "queues": sent, "kept": kept, "gone": gone}
-        print_json({**result, "seconds": round(seconds, 3)})
-    else:
-        where = ", ".join(f"{count:,} to {name}" for name, count in sent.items())
-        rate = f" in {seconds:.1f} s: {where}" if number else ""
-        echo(f"replayed {quantity(number, 'message')}{rate}")
-    for reason, count_kept in kept.items():
-        stay = quantity(count_kept, "message stays", "messages stay")
-        echo(f"bide: {stay} in {source.queue}: {with_options(reason)}", err=True)
-    if gone:
-        echo(f"bide: {quantity(gone, 'message')} left {source.queue} since they were chosen", err=True)
-    return 1 if kept else 0

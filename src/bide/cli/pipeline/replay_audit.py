@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json
 from bide.cli.pipeline.replay_view import Stopped, preview, show
-from bide.cli.pipeline.view import progress
+from bide.cli.pipeline.view import engine_facts, progress
 from bide.errors import NotFoundError, TargetNotFoundError
 from bide.runtime.wording import quantity
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from bide.pipelines.audit.folder import Folder
+    from bide.pipelines.engine import Engine
     from bide.pipelines.ledger import Ledger
     from bide.pipelines.replay.from_audit import Choices, Found
 
@@ -71,7 +72,7 @@ class AuditReplay:
         Raises:
             BrokerError: the broker cannot be reached, or refuses.
         """
-        from bide.pipelines.replay.run import missing_queues
+        from bide.pipelines.replay.queue import missing_queues
 
         missing_queues(self.url, [])
 
@@ -110,7 +111,7 @@ class AuditReplay:
             yield
 
 
-def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: bool) -> int:
+def replay(spark: SparkSession, given: AuditReplay, engine: Engine, *, dry_run: bool, as_json: bool) -> int:
     """Finish the last choice, or make a new one and send it; returns 1 if a dry run finds a problem.
 
     Hold :meth:`AuditReplay.lock_ledger` during the call.
@@ -120,7 +121,8 @@ def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: b
         TargetNotFoundError: queues do not exist.
     """
     from bide.pipelines.replay.from_audit import find, remaining_of
-    from bide.pipelines.replay.run import check_allowed, missing_queues, spread
+    from bide.pipelines.replay.queue import missing_queues
+    from bide.pipelines.replay.run import check_allowed, spread
 
     choices = given.choices()
     ledger = choices.unfinished(given.plan, given.broker)
@@ -154,7 +156,7 @@ def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: b
         if ledger is None:
             messages = spread(messages, given.over, begin=datetime.now(UTC))
         seen = preview(messages, url=given.url, source=source, to=given.to, more=counts)
-        show(seen, as_json=as_json)
+        show(seen, engine, as_json=as_json)
         if seen.total:
             echo(_LOST_HEADERS, err=True)
         return _print_missing(found, skip=given.skip_missing) or (1 if seen.missing else 0)
@@ -170,7 +172,7 @@ def replay(spark: SparkSession, given: AuditReplay, *, dry_run: bool, as_json: b
         echo(_LOST_HEADERS, err=True)
     if ledger is None and queues:
         ledger = choices.make(messages, given.over, plan=given.plan, broker=given.broker, part_rows=given.part_rows)
-    _send(spark, given, ledger, counts, as_json=as_json)
+    _send(spark, given, ledger, counts, engine, as_json=as_json)
     return 0
 
 
@@ -186,7 +188,13 @@ def _print_missing(found: Found | None, *, skip: bool) -> int:
 
 
 def _send(
-    spark: SparkSession, given: AuditReplay, ledger: Ledger | None, counts: Mapping[str, int], *, as_json: bool
+    spark: SparkSession,
+    given: AuditReplay,
+    ledger: Ledger | None,
+    counts: Mapping[str, int],
+    engine: Engine,
+    *,
+    as_json: bool,
 ) -> None:
     from bide.pipelines.replay.from_audit import run_of, send
     from bide.pipelines.replay.tap_reader import ReplayRun
@@ -206,7 +214,7 @@ def _send(
     place = None if ledger is None else ledger.folder
     if as_json:
         result = {"sent": sent, "sent_before": before, **counts, "gone": rejected, "seconds": round(seconds, 3)}
-        print_json({**result, "ledger": place})
+        print_json({**result, "ledger": place, **engine_facts(engine)})
         return
     echo(f"replayed {quantity(sent, 'message')}{f' in {seconds:.1f} s' if sent else ''}")
     if before:
@@ -215,6 +223,7 @@ def _send(
         echo(f"{quantity(rejected, 'message was', 'messages were')} dropped by the streams since they were chosen")
     if place is not None:
         echo(f"ledger: {place}")
+    echo(f"engine: {engine}")
 
 
 def _done_count(ledger: Ledger) -> int:

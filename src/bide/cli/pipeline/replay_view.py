@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from bide.cli.continuation import command, rest_of
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.view import histogram, span_for
+from bide.cli.pipeline.view import engine_facts, histogram, span_for
 from bide.durations import from_microseconds
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from bide.pipelines.engine import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,39 +107,78 @@ def preview(messages: DataFrame, *, url: str, source: str, to: str | None, more:
     Raises:
         BrokerError: the broker cannot be reached, or refuses.
     """
-    from bide.pipelines.replay.run import missing_queues, totals
+    from bide.pipelines.replay.run import totals
     from bide.pipelines.schedule.run import due_times
 
     found = totals(messages).collect()
-    queues: dict[str, int] = {}
+
+    def count_spans(every: timedelta) -> list[tuple[datetime, int]]:
+        # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
+        spans = due_times(messages, every).selectExpr("unix_seconds(due) as due", "count").collect()
+        return [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in spans]
+
+    return preview_of(
+        [(row["queue"], row["messages"]) for row in found],
+        count_spans,
+        url=url,
+        source=source,
+        to=to,
+        first=min((row["first"] for row in found), default=None),
+        last=max((row["last"] for row in found), default=None),
+        more=more,
+    )
+
+
+def preview_of(
+    counts: Iterable[tuple[str | None, int]],
+    due_times: Callable[[timedelta], list[tuple[datetime, int]]],
+    *,
+    url: str,
+    source: str,
+    to: str | None,
+    first: int | None,
+    last: int | None,
+    more: Mapping[str, int],
+) -> Preview:
+    """The preview of counted messages.
+
+    Args:
+        counts: queues on which messages failed (None if unknown), with numbers of messages.
+        due_times: counts messages by spans of this length.
+        first: the first due time in microseconds since the Unix epoch.
+        last: the last due time.
+
+    Raises:
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+    from bide.pipelines.replay.queue import missing_queues
+
+    queues = Counter[str]()
     unknown = 0
-    for row in found:
-        if (name := to or row["queue"]) is None:
-            unknown += row["messages"]
+    for queue, count in counts:
+        if (name := to or queue) is None:
+            unknown += count
         else:
-            queues[name] = queues.get(name, 0) + row["messages"]
-    first = from_microseconds(min(row["first"] for row in found)) if found else None
-    last = from_microseconds(max(row["last"] for row in found)) if found else None
-    every = span_for(first, last)
-    # As seconds, because PySpark converts timestamps to naive ones in the time zone of the driver.
-    spans = due_times(messages, every).selectExpr("unix_seconds(due) as due", "count").collect()
+            queues[name] += count
+    begin, end = (None if one is None else from_microseconds(one) for one in (first, last))
+    every = span_for(begin, end)
     return Preview(
         source=source,
         queues=dict(sorted(queues.items())),
         missing=tuple(missing_queues(url, queues)),
         unknown=unknown,
-        times=[(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in spans],
+        times=due_times(every),
         every=every,
-        first=first,
-        last=last,
+        first=begin,
+        last=end,
         more=more,
     )
 
 
-def show(found: Preview, *, as_json: bool) -> None:
+def show(found: Preview, engine: Engine, *, as_json: bool) -> None:
     """Print a preview."""
     if as_json:
-        print_json(_as_dict(found))
+        print_json({**_as_dict(found), **engine_facts(engine)})
         return
     echo(f"{quantity(found.total, 'message')} of {found.source}; nothing was sent")
     for name, count in found.queues.items():
@@ -145,6 +187,7 @@ def show(found: Preview, *, as_json: bool) -> None:
         echo(f"{found.unknown:>9,} without the queue on which they failed")
     for line in histogram(found.times, found.every):
         echo(line)
+    echo(f"engine: {engine}")
 
 
 def _as_dict(found: Preview) -> dict[str, Any]:

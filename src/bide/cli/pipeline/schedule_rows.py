@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -127,21 +127,17 @@ class InProcess:
 
 def engine_for(given: SourceTable, choice: EngineChoice, *, reads_here: bool) -> tuple[Engine, InProcess | None]:
     """The engine for an input, with its rows if that is this process."""
-    from bide.pipelines.engine import Engine, NeedsSparkError
 
-    forced = choice.forced()
-    if forced is not None and forced.is_spark:
-        return forced, None
-    try:
-        if forced is None and not reads_here:
-            raise NeedsSparkError("the configuration of Hadoop or Spark may place paths on a cluster")
+    def convert(table: Any, zone: tzinfo) -> InProcess:
         from bide.pipelines.schedule.small import messages
-        from bide.pipelines.schedule.texts import zone_of
-        from bide.pipelines.small_table import SMALL, read_small
 
-        table, size = read_small(
-            given.source, format=given.format, options=given.options, largest=SMALL if forced is None else None
-        )
-        return forced or Engine(False, size), InProcess(messages(table, given.plan, zone_of(given.time_zone)))
-    except NeedsSparkError as error:
-        return choice.refuse(error), None
+        return InProcess(messages(table, given.plan, zone))
+
+    return choice.of_table(
+        given.source,
+        convert,
+        format=given.format,
+        options=given.options,
+        time_zone=given.time_zone,
+        reads_here=reads_here,
+    )

@@ -28,7 +28,9 @@ Array = NDArray[Any]
 ArrayTable = dict[str, Array]
 """Columns of equal length by name."""
 
-_CLASS_FIGURES: Final = ("n", "n_rate", "bytes", "bytes_rate")
+CLASS_FIGURES: Final = ("n", "n_rate", "bytes", "bytes_rate")
+"""The columns of classes beside ``at`` and ``delay``."""
+
 _PARTS: Final = ("", "_1", "_rate", "_rate_1", "_rate_2")
 _MOMENTS: Final = tuple(f"{one}{part}" for one in MEASURES for part in _PARTS)
 _HOPS: Final = ("hops", "hops_rate", "hops_rate_1")
@@ -60,7 +62,7 @@ def of_flows(flows: Sequence[Flow], *, tick: timedelta = timedelta(seconds=1)) -
     parts = [_classes(one, tick) for one in flows]
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return ArrayWorkload(
-        classes=_grouped(whole, ("at", "delay"), _CLASS_FIGURES),
+        classes=grouped(whole, ("at", "delay"), CLASS_FIGURES),
         messages=sum(one.messages for one in flows),
         undelayed=sum(one.undelayed for one in flows),
         bytes=sum(one.messages * one.size for one in flows),
@@ -106,15 +108,17 @@ class ArrayTimeline:
         The columns are those of :class:`bide.pipelines.plan.occupancy.Timeline`, with times in milliseconds since the
         Unix epoch.
         """
-        by_level: list[tuple[str, ArrayTable]] = []
+        levels: list[tuple[str, ArrayTable]] = []
         queues: list[tuple[str, ArrayTable]] = []
+        together: ArrayTable = {}
+        # The changes of only one level and of all levels together are in memory at a time.
         for level, moves in self._moves():
-            by_level.append((level, self._changes(moves)))
+            changes = self._changes(moves)
+            levels.append((level, self._spans(self._with_edges(changes, "tick"))))
             queues.append((level, self._releases(moves)))
-        if by_level:
-            whole = {name: np.concatenate([one[name] for _, one in by_level]) for name in by_level[0][1]}
-            by_level.append((ALL, _grouped(whole, ("tick",), (*_MOMENTS, *_HOPS))))
-        levels = [(name, self._spans(self._with_edges(one, "tick"))) for name, one in by_level]
+            together = _sum_by_tick([together, changes]) if together else changes
+        if together:
+            levels.append((ALL, self._spans(self._with_edges(together, "tick"))))
         return _stacked(levels, _LEVEL_COLUMNS), _stacked(queues, _QUEUE_COLUMNS)
 
     def _moves(self) -> Iterator[tuple[str, ArrayTable]]:
@@ -137,7 +141,7 @@ class ArrayTimeline:
                     "enter_in": enter % tick / tick,
                     "leave": leave // tick,
                     "leave_in": leave % tick / tick,
-                    **{name: classes[name][passing] for name in _CLASS_FIGURES},
+                    **{name: classes[name][passing] for name in CLASS_FIGURES},
                 },
             )
 
@@ -152,9 +156,8 @@ class ArrayTimeline:
                 change |= {one: n, f"{one}_1": n * within}
                 change |= {f"{one}_rate{part}": rate * within**power for power, part in enumerate(("", "_1", "_2"))}
             n, rate = (moves[name] if end == "leave" else np.zeros(len(within)) for name in ("n", "n_rate"))
-            changes.append({**change, "hops": n, "hops_rate": rate, "hops_rate_1": rate * within})
-        both = {name: np.concatenate([one[name] for one in changes]) for name in changes[0]}
-        return _grouped(both, ("tick",), (*_MOMENTS, *_HOPS))
+            changes.append(_sum_by_tick([{**change, "hops": n, "hops_rate": rate, "hops_rate_1": rate * within}]))
+        return _sum_by_tick(changes)
 
     def _with_edges(self, changes: ArrayTable, *keys: str) -> ArrayTable:
         """The changes with an empty row for the first tick of each span between the first and the last change."""
@@ -164,7 +167,7 @@ class ArrayTimeline:
             name: np.concatenate([one, edges if name == "tick" else np.zeros(len(edges), one.dtype)])
             for name, one in changes.items()
         }
-        return _grouped(both, keys, tuple(name for name in changes if name not in keys))
+        return grouped(both, keys, tuple(name for name in changes if name not in keys))
 
     def _edges(self, begin: int, end: int) -> Array:
         span = self._ticks_per_span
@@ -208,7 +211,7 @@ class ArrayTimeline:
             "rate": moves["n_rate"],
             "rate_1": moves["n_rate"] * moves["leave_in"],
         }
-        leaving = _grouped(leaving, ("digit", "tick"), ("n", "rate", "rate_1"))
+        leaving = grouped(leaving, ("digit", "tick"), ("n", "rate", "rate_1"))
         digits, firsts = np.unique(leaving["digit"], return_index=True)
         parts = []
         for digit, start, end in zip(digits, firsts, (*firsts[1:], None), strict=True):
@@ -312,7 +315,7 @@ def _stacked(parts: Sequence[tuple[str, ArrayTable]], names: Iterable[str]) -> A
     }
 
 
-def _grouped(columns: Mapping[str, Array], keys: Sequence[str], figures: Sequence[str]) -> ArrayTable:
+def grouped(columns: Mapping[str, Array], keys: Sequence[str], figures: Sequence[str]) -> ArrayTable:
     """The sums of the figures for each combination of the keys, in the order of the keys."""
     order = np.lexsort([columns[key] for key in reversed(keys)])
     ordered = {name: columns[name][order] for name in (*keys, *figures)}
@@ -325,6 +328,12 @@ def _grouped(columns: Mapping[str, Array], keys: Sequence[str], figures: Sequenc
         **{key: ordered[key][starts] for key in keys},
         **{name: np.add.reduceat(ordered[name], starts) if len(starts) else ordered[name] for name in figures},
     }
+
+
+def _sum_by_tick(tables: Sequence[ArrayTable]) -> ArrayTable:
+    """The sums of changes in each tick."""
+    whole = {name: np.concatenate([one[name] for one in tables]) for name in tables[0]}
+    return grouped(whole, ("tick",), (*_MOMENTS, *_HOPS))
 
 
 def _total_before(changes: Array) -> Array:

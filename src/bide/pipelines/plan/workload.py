@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.types import (
-    DataType,
     DateType,
     DayTimeIntervalType,
     NumericType,
@@ -24,8 +23,17 @@ from pyspark.sql.types import (
 )
 
 from bide.durations import MILLISECOND
-from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
-from bide.pipelines.plan.columns import GRAIN, Columns, check_grain
+from bide.errors import InvalidInputError
+from bide.pipelines.plan.columns import (
+    GRAIN,
+    Columns,
+    check_columns,
+    check_grain,
+    check_rows,
+    not_a_delay,
+    not_a_number,
+    not_a_time,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -67,13 +75,14 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
         InvalidRowError: rows have no time, delay, size or count, or a negative one.
         InvalidInputError: the table is empty, or the columns do not have exactly one of *delay* and *due*.
     """
-    if (columns.delay is None) == (columns.due is None):
-        raise InvalidInputError("name either the column of delays or the column of due times")
+    check_columns(columns, rows.columns)
     check_grain(grain)
     step = grain // MILLISECOND
     at = _milliseconds(rows, columns.at)
     if columns.due is not None:
-        delay = F.greatest(_milliseconds(rows, columns.due) - at, F.lit(0).cast("long"))
+        # Not greatest(), which takes the zero for a missing or invalid due time.
+        wait = _milliseconds(rows, columns.due) - at
+        delay = F.when(wait < 0, F.lit(0)).otherwise(wait)
     else:
         assert columns.delay is not None
         delay = _delay(rows, columns.delay)
@@ -90,13 +99,7 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
         F.min("at").alias("first"),
         F.max("delay").alias("longest"),
     ).collect()[0]
-    if not found["rows"]:
-        raise InvalidInputError("the table has no rows, so there is nothing to plan for: name another")
-    if found["bad"]:
-        raise InvalidRowError(
-            f"{found['bad']:,} of {found['rows']:,} rows have no time of sending, delay, size or count, or a negative "
-            "one: fix these rows, or leave them out"
-        )
+    check_rows(found["rows"], found["bad"])
     zero = F.lit(0.0)
     classes = (
         read.where("delay > 0 and n > 0")
@@ -165,39 +168,28 @@ def _classes(spark: SparkSession, flow: Flow, tick: timedelta) -> DataFrame:
 
 
 def _milliseconds(rows: DataFrame, name: str) -> Column:
-    kind = _type(rows, name)
+    kind = rows.schema[name].dataType
     if not isinstance(kind, _TIME_TYPES):
-        raise InvalidColumnError(
-            f"the column {name!r} is {kind.simpleString()}, which is not a time: convert it to a timestamp"
-        )
+        raise not_a_time(name, kind.simpleString())
     return F.unix_millis(rows[_quoted(name)].try_cast("timestamp"))
 
 
 def _delay(rows: DataFrame, name: str) -> Column:
-    kind = _type(rows, name)
+    kind = rows.schema[name].dataType
     if isinstance(kind, DayTimeIntervalType):
         # Rounded up to milliseconds, so that a message is never early.
         micros = F.unix_micros(F.timestamp_micros(F.lit(0)) + rows[_quoted(name)])
         return F.ceil(micros / 1000).cast("long")
     if isinstance(kind, NumericType):
         return F.ceil(rows[_quoted(name)]).cast("long")
-    raise InvalidColumnError(
-        f"the column {name!r} is {kind.simpleString()}, which is not a delay: convert it to an interval, or to a "
-        "number of milliseconds"
-    )
+    raise not_a_delay(name, kind.simpleString())
 
 
 def _number(rows: DataFrame, name: str) -> Column:
-    kind = _type(rows, name)
+    kind = rows.schema[name].dataType
     if not isinstance(kind, NumericType):
-        raise InvalidColumnError(f"the column {name!r} is {kind.simpleString()}, which is not a number: convert it")
+        raise not_a_number(name, kind.simpleString())
     return rows[_quoted(name)]
-
-
-def _type(rows: DataFrame, name: str) -> DataType:
-    if name not in rows.columns:
-        raise InvalidColumnError(f"there is no column {name!r}: choose from {', '.join(rows.columns)}")
-    return rows.schema[name].dataType
 
 
 def _quoted(name: str) -> str:

@@ -8,13 +8,8 @@ copies are the same as those of :meth:`bide.error_queues.ErrorQueue.retry`.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import threading
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import (
@@ -28,20 +23,14 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 import bide.spark
-from bide.admin.locate import endpoints
-from bide.amqp.url import BrokerUrl
-from bide.client.sync import SyncClient, connect_sync
-from bide.delay.allowed_targets import AllowedTargets
-from bide.delay.protocol import QueueTarget
-from bide.durations import from_microseconds, to_microseconds
-from bide.error_queues import ErrorQueue, OperationResult
+from bide.durations import to_microseconds
+from bide.error_queues import OperationResult
 from bide.error_queues.operation import Progress
-from bide.errors import InvalidInputError, TargetNotAllowedError, TargetNotFoundError
+from bide.errors import InvalidInputError
+from bide.pipelines.replay.queue import KEY_DIGITS, FailedIn, refuse_targets, send_chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-    from bide.recoverability.failed import FailedMessage
 
 COLUMNS: Final = (
     *("message_id", "type", "queue", "endpoint", "reason", "failed_at", "attempts", "exception", "text", "group"),
@@ -51,10 +40,6 @@ COLUMNS: Final = (
 
 _KEY: Final = "_bide_key"
 _MICROSECOND: Final = timedelta(microseconds=1)
-_KEY_DIGITS: Final = 32
-
-_CLEANUP_TIMEOUT: Final = 30.0
-"""Seconds for an interrupted replay to wait for confirms and record its result."""
 
 _RESULT: Final = "outcome string, queue string, reason string, messages long"
 
@@ -65,43 +50,6 @@ _VALUE_ERRORS: Final = (
     NumberFormatException,
 )
 """Exceptions of Spark when an expression fails for the values of a row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedIn:
-    """An error queue or dead-letter queue, and the options of sending its messages.
-
-    Attributes:
-        url: the URL of the broker, with the password.
-        queue: the name of the error queue.
-        to: a queue to send all messages to; None for the queues on which they failed.
-        management_url: see :class:`bide.error_queues.ErrorQueue`.
-        record: write a record to the stream ``bide.audit``.
-    """
-
-    url: str = field(repr=False)
-    queue: str
-    to: str | None = None
-    management_url: str | None = None
-    record: bool = True
-
-    def check(self, *, sends: bool = True) -> None:
-        """Check the queues before the slow steps.
-
-        Args:
-            sends: whether the queue ``to`` has to exist.
-
-        Raises:
-            InvalidUrlError: the management URL is invalid.
-            TargetNotFoundError: a queue does not exist.
-            BrokerError: the broker cannot be reached, or refuses.
-        """
-        endpoints(BrokerUrl.parse(self.url), self.management_url, os.environ)
-        missing = missing_queues(self.url, {self.queue, self.to or self.queue} if sends else [self.queue])
-        if self.queue in missing:
-            raise TargetNotFoundError(f"there is no queue {self.queue!r}: name another with queue=...")
-        if missing:
-            raise TargetNotFoundError(f"there is no queue {self.to!r} to send messages to: name another with to=...")
 
 
 def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
@@ -121,7 +69,7 @@ def failed(spark: SparkSession, source: FailedIn) -> DataFrame:
         "place": F.monotonically_increasing_id(),
     }
     failed_at = F.coalesce(F.unix_micros("failed_at").cast("string"), F.lit("-"))
-    key = F.substring(F.sha2(F.concat_ws(" ", "id", failed_at, F.sha2("value", 256)), 256), 1, _KEY_DIGITS)
+    key = F.substring(F.sha2(F.concat_ws(" ", "id", failed_at, F.sha2("value", 256)), 256), 1, KEY_DIGITS)
     return rows.select(*(known.get(name, F.col(name)).alias(name) for name in COLUMNS), key.alias(_KEY))
 
 
@@ -189,25 +137,8 @@ def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> 
         TargetNotAllowedError: a queue is not allowed; nothing was sent.
         InvalidInputError: a pattern is empty.
     """
-    allowed = AllowedTargets.of(allow)
     named = messages.where("queue is not null").select("queue").distinct().orderBy("queue")
-    queues = [row["queue"] for row in named.collect()] if to is None else [to]
-    refused = [name for name in queues if not allowed.allow(QueueTarget(name))]
-    if refused:
-        raise TargetNotAllowedError(
-            f"messages would go to queues that are not allowed ({', '.join(refused)}), and nothing was sent: allow "
-            "these queues with allow=[...], or leave out their messages with where=..."
-        )
-
-
-def missing_queues(url: str, queues: Iterable[str]) -> list[str]:
-    """The queues that do not exist.
-
-    Raises:
-        BrokerError: the broker cannot be reached, or refuses.
-    """
-    with connect_sync(url, declare=False) as client:
-        return [name for name in queues if not client.wait_for(client.client.exists(name))]
+    refuse_targets([row["queue"] for row in named.collect()] if to is None else [to], allow)
 
 
 def send(
@@ -244,30 +175,9 @@ def send(
         TargetNotFoundError: the error queue does not exist.
         BrokerError: the broker cannot be reached, or refuses.
     """
-    chosen: defaultdict[str, deque[int]] = defaultdict(deque)
-    total = 0
-    for row in messages.orderBy("place").select(_KEY, F.unix_micros("deliver_at").alias("due")).collect():
-        chosen[row[_KEY]].append(row["due"])
-        total += 1
-    if not chosen:
-        return messages.sparkSession.createDataFrame([], _RESULT)
-    first = from_microseconds(min(times[0] for times in chosen.values()))
-    late = max(datetime.now(UTC) - first, timedelta(0))
-    with connect_sync(source.url) as client:
-        queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
-        times = _Times(chosen, late)
-        work = queue.replay(times.due, taken=times.take, to=source.to, total=total, details=details, progress=progress)
-        try:
-            result = _run_to_end(client, work)
-        finally:
-            if queue.interrupted is not None and interrupted is not None:
-                interrupted(queue.interrupted)
-    found: list[tuple[str, str | None, str | None, int]] = [
-        *(("sent", name, None, count) for name, count in sorted(result.queues.items())),
-        *(("kept", None, reason, count) for reason, count in sorted(result.kept.items())),
-    ]
-    if gone := total - result.done - sum(result.kept.values()):
-        found.append(("gone", None, None, gone))
+    rows = messages.orderBy("place").select(_KEY, F.unix_micros("deliver_at").alias("due")).collect()
+    chosen = [(row[_KEY], row["due"]) for row in rows]
+    found = send_chosen(chosen, source, details=details, progress=progress, interrupted=interrupted)
     return messages.sparkSession.createDataFrame(found, _RESULT)
 
 
@@ -284,52 +194,6 @@ def keep(messages: DataFrame, where: str | None) -> DataFrame:
         kept.unpersist()
         raise _filter_error(where or "", error, ()) from error
     return kept
-
-
-def _run_to_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) -> OperationResult:
-    """Run a coroutine. On an interruption, cancel it, and wait until it has recorded its result."""
-    ended = threading.Event()
-
-    async def run() -> OperationResult:
-        try:
-            return await work
-        finally:
-            ended.set()
-
-    future = client.submit(run())
-    try:
-        return future.result()
-    except (KeyboardInterrupt, SystemExit):
-        future.cancel()
-        ended.wait(_CLEANUP_TIMEOUT)
-        raise
-
-
-class _Times:
-    """The due times of chosen messages, by key. Equal messages have the same key, with one due time for each."""
-
-    def __init__(self, chosen: Mapping[str, deque[int]], late: timedelta) -> None:
-        self._chosen = chosen
-        self._late = late
-
-    def due(self, message: FailedMessage) -> datetime | None:
-        """The due time of a message; None if the message is not chosen."""
-        times = self._chosen.get(_key_of(message))
-        return from_microseconds(times[0]) + self._late if times else None
-
-    def take(self, message: FailedMessage) -> None:
-        """Use up a due time: the next message with the same key has the next one."""
-        self._chosen[_key_of(message)].popleft()
-
-
-def _key_of(message: FailedMessage) -> str:
-    """The key of a message, as in the table. It has the time of the failure, because a message may fail twice."""
-    at = message.failed_at
-    if at is not None and at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    failed_at = "-" if at is None else str(to_microseconds(at))
-    parts = (message.id, failed_at, hashlib.sha256(message.body).hexdigest())
-    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:_KEY_DIGITS]
 
 
 def _filter_error(where: str, error: Exception, columns: list[str] | tuple[str, ...]) -> InvalidInputError:

@@ -23,8 +23,9 @@ from bide.pipelines.schedule.hashes import checksum_of, parts_of
 from bide.pipelines.schedule.names import NAMED, invalid_name, invalid_names
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import Survey, begin, finished_parts, send_part
-from bide.pipelines.schedule.texts import cast_texts, json_objects, quoted, times
+from bide.pipelines.schedule.texts import cast_texts, json_objects, quoted
 from bide.pipelines.small_table import spark_name
+from bide.pipelines.small_times import times
 from bide.spark.overdue import GRACE
 
 _EARLIEST: Final = to_microseconds(EARLIEST)

@@ -1,0 +1,97 @@
+"""Conditions that only compare columns with text, without Spark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from bide.pipelines.engine import NeedsSparkError
+from bide.recoverability.failed import FailedMessage
+
+_COLUMNS: Final[Mapping[str, Callable[[FailedMessage], str | None]]] = {
+    "message_id": lambda message: message.message_id,
+    "type": lambda message: message.message_type,
+    "queue": lambda message: message.queue,
+    "endpoint": lambda message: message.endpoint,
+    "reason": lambda message: message.reason,
+    "exception": lambda message: message.exception,
+    "text": lambda message: message.text,
+    "`group`": lambda message: message.group,
+    "exchange": lambda message: message.exchange,
+    "routing_key": lambda message: message.routing_key,
+    "id": lambda message: message.id,
+}
+"""The columns of text as they are written in SQL."""
+
+# Without an escape character, and without two quotation marks, which Spark reads as none.
+_LITERAL: Final = r"'[^'\\]*'"
+_TERM: Final = re.compile(
+    rf"""\s*(?P<column>{"|".join(_COLUMNS)})
+    (?: \s*(?P<equal>=|<>|!=)\s*(?P<text>{_LITERAL})
+      | \s+(?P<is_not>not\s+)?like\s*(?P<pattern>{_LITERAL})
+      | \s+(?P<is_not_in>not\s+)?in\s*\(\s*(?P<texts>{_LITERAL}(?:\s*,\s*{_LITERAL})*)\s*\)
+    )\s*(?P<next>and\b|\Z)""",
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextCondition:
+    """A condition that all of its comparisons have to meet.
+
+    Attributes:
+        text: the condition in SQL.
+        comparisons: functions of the value of a column that is not null. In SQL, a comparison with null is not true.
+    """
+
+    text: str
+    comparisons: tuple[tuple[str, Callable[[str], bool]], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> TextCondition:
+        """Parse a condition such as ``exception like 'Timeout%' and endpoint = 'orders'``.
+
+        Raises:
+            NeedsSparkError: the condition has anything but comparisons (``=``, ``<>``, ``like``, ``in``) of columns of
+                text with text, joined by ``and``.
+        """
+        found = []
+        place = 0
+        while True:
+            match = _TERM.match(text, place)
+            if match is None:
+                raise NeedsSparkError("the condition is more than comparisons of columns with text")
+            found.append((match["column"].lower(), _comparison(match)))
+            place = match.end()
+            if not match["next"]:
+                return cls(text, tuple(found))
+
+    def holds(self, message: FailedMessage) -> bool:
+        """Whether a message meets the condition."""
+        for column, compare in self.comparisons:
+            value = _COLUMNS[column](message)
+            if value is None or not compare(value):
+                return False
+        return True
+
+
+def _comparison(match: re.Match[str]) -> Callable[[str], bool]:
+    if match["equal"]:
+        return partial(_is_in, frozenset([match["text"][1:-1]]), match["equal"] == "=")
+    if match["pattern"]:
+        parts = re.split("([%_])", match["pattern"][1:-1])
+        expression = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part) for part in parts)
+        return partial(_is_like, re.compile(expression, re.DOTALL), match["is_not"] is None)
+    texts = frozenset(one[1:-1] for one in re.findall(_LITERAL, match["texts"]))
+    return partial(_is_in, texts, match["is_not_in"] is None)
+
+
+def _is_in(texts: frozenset[str], expected: bool, value: str) -> bool:
+    return (value in texts) is expected
+
+
+def _is_like(pattern: re.Pattern[str], expected: bool, value: str) -> bool:
+    return (pattern.fullmatch(value) is not None) is expected
