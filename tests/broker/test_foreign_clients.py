@@ -125,11 +125,18 @@ def test_a_deleted_infrastructure_is_declared_again_after_forget(channel: Any, c
 
 @pytest.mark.parametrize("priority", [0, 9])
 def test_a_priority_holds_back_no_message(channel: Any, release: tuple[int, ...], priority: int) -> None:
-    """Two messages in one digit queue come in the order in which they are due, and not by priority."""
+    """Two messages in one digit queue come in the order in which they are due, and not by priority.
+
+    From 4.3 on a queue expires the head of each priority, so that two messages that are due at about the same time may
+    change places.
+    """
     delays = Delays()
     publish(delays, channel, MAIL, b"first", delay="2s", properties={"priority": 9 - priority})
     publish(delays, channel, MAIL, b"second", delay="2s", properties={"priority": priority})
-    (_, _, first), (_, second, body) = get(channel, "mail"), get(channel, "mail")
+    received = [get(channel, "mail"), get(channel, "mail")]
+    if release >= (4, 3):
+        received.sort(key=lambda one: one[2])
+    (_, _, first), (_, second, body) = received
     assert (first, body) == (b"first", b"second")
     assert second.priority == (None if (4, 0) <= release < (4, 3) else priority)
     restored = delays.restore("", "", {"headers": second.headers})
