@@ -34,6 +34,7 @@ def message(**values: Any) -> FailedMessage:
         ("type LIKE 'order'", False),
         ("type not like 'Bill%'", True),
         ("type like 'O.*'", False),
+        ("type <> 'Outer$Inner' and type not like '%$%'", True),
         # In SQL, no comparison with null is true.
         ("exception = 'E'", False),
         ("exception <> 'E'", False),
@@ -65,6 +66,9 @@ def test_any_character_matches_an_underscore() -> None:
         "type = 'a''b'",
         r"type = 'a\'b'",
         r"type like 'a\%'",
+        # Spark replaces variables, also in text.
+        "type = '${env:HOME}'",
+        "type in ('a', 'b') and text like '%${spark.app.name}%'",
         'type = "a"',
         "type = 'a' and",
         "type = 'a' andtype = 'b'",

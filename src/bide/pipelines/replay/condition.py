@@ -26,8 +26,9 @@ _COLUMNS: Final[Mapping[str, Callable[[FailedMessage], str | None]]] = {
 }
 """The columns of text as they are written in SQL."""
 
-# Without an escape character, and without two quotation marks, which Spark reads as none.
-_LITERAL: Final = r"'[^'\\]*'"
+# Without an escape character, without two quotation marks, which Spark reads as none, and without a variable such as
+# ${env:HOME}, which Spark replaces.
+_LITERAL: Final = r"'(?:[^'\\$]|\$(?!\{))*'"
 _TERM: Final = re.compile(
     rf"""\s*(?P<column>{"|".join(_COLUMNS)})
     (?: \s*(?P<equal>=|<>|!=)\s*(?P<text>{_LITERAL})
