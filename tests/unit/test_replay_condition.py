@@ -56,6 +56,12 @@ def test_any_character_matches_an_underscore() -> None:
         assert TextCondition.parse("type like '%a%b'").holds(message(type=text))
 
 
+def test_a_long_text_with_a_repeated_part_is_compared_in_linear_time() -> None:
+    """With backtracking, this would take days, during which Ctrl-C has no effect."""
+    for pattern, expected in (("%a%a%a%a%b", False), ("%a%a%a%a%b%", False), ("%a%_a%a%a", True)):
+        assert TextCondition.parse(f"type like '{pattern}'").holds(message(type="a" * 20_000)) is expected
+
+
 @pytest.mark.parametrize(
     "where",
     [
