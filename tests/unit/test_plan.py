@@ -18,7 +18,7 @@ from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
 from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
-from bide.pipelines.plan.levels import PlanLevels
+from bide.pipelines.plan.levels import PlanLevels, check_delays
 from bide.runtime.wording import in_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +46,16 @@ def test_each_unit_is_a_whole_number_of_the_next(infrastructure: bide.DelayInfra
     for above, below in zip(layout.levels, layout.levels[1:], strict=False):
         assert above.unit == below.unit * (below.highest + 1)
     assert layout.longest < layout.levels[0].unit * (layout.levels[0].highest + 1)
+
+
+@pytest.mark.parametrize("infrastructure", LAYOUTS, ids=lambda one: one.name)
+def test_a_longer_delay_than_that_of_the_layout_is_refused(infrastructure: bide.DelayInfrastructure) -> None:
+    """Also one that no timedelta can hold."""
+    layout = PlanLevels.of(infrastructure)
+    check_delays(layout.longest, layout)
+    for delay, shown in ((layout.longest + 1, r"\d+ days, [\d:.]+"), (2**63 - 1, "9,223,372,036,854,775,807 ms")):
+        with pytest.raises(InvalidInputError, match=f"there is a delay of {shown}, but .*: leave out longer delays"):
+            check_delays(delay, layout)
 
 
 def test_celery_cannot_be_planned_for() -> None:

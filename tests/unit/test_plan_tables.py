@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import bide
+from bide.cli.app import run
 from bide.errors import InvalidInputError, InvalidRowError
-from bide.pipelines.engine import NeedsSparkError
+from bide.pipelines.engine import Engine, NeedsSparkError
 from bide.pipelines.plan.arrays import ArrayTimeline
 from bide.pipelines.plan.columns import Columns
 from bide.pipelines.plan.levels import PlanLevels
@@ -114,6 +115,32 @@ def test_an_empty_table_is_refused() -> None:
 def test_numbers_that_spark_converts_in_its_own_way_are_left_to_spark(column: list[Any]) -> None:
     with pytest.raises(NeedsSparkError, match="'wait' has"):
         of_small_table(pa.table({"at": at(0), "wait": column}), Columns(at="at", delay="wait"), UTC)
+
+
+def test_a_span_may_begin_before_the_first_possible_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("at,due\n0001-01-01 00:00:00,0001-01-01 00:00:05\n")
+    given = ("--due-column", "due", "--layout", "clock", "--every", "30d", "--engine", "local", "--json")
+    assert run(["pipeline", "plan", str(table), *given]) == 0
+    (layout,) = json.loads(capsys.readouterr().out)["layouts"]
+    assert [one["at"] for one in layout["spans"]] == ["0001-01-01T00:00:00+00:00"]
+
+
+def test_times_that_are_far_apart_are_left_to_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row with the default time of .NET makes millions of spans, most of them without messages."""
+
+    def refuse(engine: Engine) -> None:
+        raise InvalidInputError(engine.reason)
+
+    monkeypatch.setattr("bide.cli.pipeline.plan.refuse_without_spark", refuse)
+    table = tmp_path / "t.csv"
+    table.write_text("at,due\n0001-01-01 00:00:00,0001-01-01 00:00:05\n2026-01-01 00:00:00,2026-01-01 12:00:00\n")
+    given = ("pipeline", "plan", str(table), "--due-column", "due", "--layout", "clock")
+    assert run(given) == 2
+    assert "the times are up to 17,750,796 spans of 1:00:00 apart" in capsys.readouterr().err
+    assert run([*given, "--every", "1d"]) == 0
 
 
 def test_tables_are_planned_without_spark_and_java(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def message(**values: Any) -> FailedMessage:
         ("type LIKE 'order'", False),
         ("type not like 'Bill%'", True),
         ("type like 'O.*'", False),
+        ("type <> 'Outer$Inner' and type not like '%$%'", True),
         # In SQL, no comparison with null is true.
         ("exception = 'E'", False),
         ("exception <> 'E'", False),
@@ -55,6 +56,12 @@ def test_any_character_matches_an_underscore() -> None:
         assert TextCondition.parse("type like '%a%b'").holds(message(type=text))
 
 
+def test_a_long_text_with_a_repeated_part_is_compared_in_linear_time() -> None:
+    """With backtracking, this would take days, during which Ctrl-C has no effect."""
+    for pattern, expected in (("%a%a%a%a%b", False), ("%a%a%a%a%b%", False), ("%a%_a%a%a", True)):
+        assert TextCondition.parse(f"type like '{pattern}'").holds(message(type="a" * 20_000)) is expected
+
+
 @pytest.mark.parametrize(
     "where",
     [
@@ -65,6 +72,9 @@ def test_any_character_matches_an_underscore() -> None:
         "type = 'a''b'",
         r"type = 'a\'b'",
         r"type like 'a\%'",
+        # Spark replaces variables, also in text.
+        "type = '${env:HOME}'",
+        "type in ('a', 'b') and text like '%${spark.app.name}%'",
         'type = "a"',
         "type = 'a' and",
         "type = 'a' andtype = 'b'",

@@ -133,7 +133,7 @@ def plan(
     places = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, places.values()):
         refuse_unwritable("--out", place, is_here=reads_here)
-    engine, small = _engine_for(given, choice, out, tick=spans["tick"], time_zone=time_zone, reads_here=reads_here)
+    engine, small = _engine_for(given, choice, out, spans, time_zone=time_zone, reads_here=reads_here)
     workload: Workload | ArrayWorkload
     if small is None:
         refuse_without_spark(engine)
@@ -174,7 +174,13 @@ class _Given:
 
 
 def _engine_for(
-    given: _Given, choice: EngineChoice, out: str | None, *, tick: timedelta, time_zone: str, reads_here: bool
+    given: _Given,
+    choice: EngineChoice,
+    out: str | None,
+    spans: Mapping[str, timedelta],
+    *,
+    time_zone: str,
+    reads_here: bool,
 ) -> tuple[Engine, ArrayWorkload | None]:
     """The engine of a plan, with the workload if that is this process."""
     from bide.pipelines.engine import Engine, NeedsSparkError
@@ -186,22 +192,26 @@ def _engine_for(
     if out is not None and is_uri(out):
         return choice.refuse(NeedsSparkError(f"--out {out} is a URI")), None
     if given.flows is None:
-        return _engine_of_table(given, choice, time_zone=time_zone, reads_here=reads_here)
+        return _engine_of_table(given, choice, spans["every"], time_zone=time_zone, reads_here=reads_here)
     if forced is None and out is not None and not reads_here:
         return choice.refuse(NeedsSparkError(ON_A_CLUSTER)), None
-    return forced or Engine(False, "rates need no table"), of_flows(given.flows, tick=tick)
+    return forced or Engine(False, "rates need no table"), of_flows(given.flows, tick=spans["tick"])
 
 
 def _engine_of_table(
-    given: _Given, choice: EngineChoice, *, time_zone: str, reads_here: bool
+    given: _Given, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_here: bool
 ) -> tuple[Engine, ArrayWorkload | None]:
     refuse_without_arrow()
 
     def convert(table: Any, zone: tzinfo) -> ArrayWorkload:
-        from bide.pipelines.plan.small import of_small_table
+        from bide.pipelines.plan.small import of_small_table, refuse_many_spans
 
         assert given.columns is not None
-        return of_small_table(table, given.columns, zone, grain=given.grain)
+        workload = of_small_table(table, given.columns, zone, grain=given.grain)
+        # As for the size of the table, --engine local sets no limit.
+        if choice.wanted != "local":
+            refuse_many_spans(workload, every)
+        return workload
 
     with progress("reading the workload"):
         return choice.of_table(

@@ -82,9 +82,11 @@ class Stopped:
         total = self.sent + self.kept + self.left
         changed = {}
         if not self.is_ledger:
-            changed["--limit"] = str(self.left)
+            # Kept messages are in front of the rest, so the next run chooses them again.
+            chosen = self.left + self.kept
+            changed["--limit"] = str(chosen)
             if over:
-                changed["--over"] = rest_of(over, left=self.left, total=total)
+                changed["--over"] = rest_of(over, left=chosen, total=total)
         again = command(arguments, changed=changed)
         if as_json:
             print_json({"interrupted": True, "sent": self.sent, "left": self.left, "kept": self.kept, "go_on": again})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from bide.durations import from_microseconds
@@ -129,7 +129,11 @@ def plan_report(
 
 
 def _time(milliseconds: int) -> datetime:
-    return from_microseconds(1000 * milliseconds)
+    """A time. The span of the first or last possible time can begin or end beyond it."""
+    try:
+        return from_microseconds(1000 * milliseconds)
+    except OverflowError:
+        return datetime.min.replace(tzinfo=UTC) if milliseconds < 0 else datetime.max.replace(tzinfo=UTC)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

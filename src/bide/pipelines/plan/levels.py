@@ -92,7 +92,10 @@ def check_delays(longest: int, layout: PlanLevels) -> None:
         InvalidInputError: the delay is too long.
     """
     if longest > layout.longest:
+        # A column of a table may have numbers that no timedelta can hold.
+        is_huge = longest > timedelta.max // MILLISECOND
+        delay = f"{longest:,} ms" if is_huge else timedelta(milliseconds=longest)
         raise InvalidInputError(
-            f"there is a delay of {timedelta(milliseconds=longest)}, but {layout.name} supports at most "
+            f"there is a delay of {delay}, but {layout.name} supports at most "
             f"{timedelta(milliseconds=layout.longest)}: leave out longer delays, or plan for another layout"
         )

@@ -29,6 +29,9 @@ from bide.pipelines.plan.columns import (
 from bide.pipelines.small_table import spark_name
 from bide.pipelines.small_times import times
 
+_MOST_SPANS: Final = 2_000_000
+"""The largest number of spans that are computed in this process by default, in about 700 MB."""
+
 _LONG: Final = float(1 << 63)
 """The first number above those of a bigint."""
 
@@ -79,6 +82,20 @@ def of_small_table(table: pa.Table, columns: Columns, zone: tzinfo, *, grain: ti
         first=int(at.min()) // step * step,
         longest=int(delay.max()),
     )
+
+
+def refuse_many_spans(workload: ArrayWorkload, every: timedelta) -> None:
+    """Refuse times that are far apart, such as those of rows with a default of the year 1.
+
+    Raises:
+        NeedsSparkError: there are too many spans for this process.
+    """
+    at = workload.classes["at"]
+    if not len(at):
+        return
+    spans = (int(at.max() - at.min()) + workload.longest) // (every // MILLISECOND)
+    if spans > _MOST_SPANS:
+        raise NeedsSparkError(f"the times are up to {spans:,} spans of {every} apart")
 
 
 def _milliseconds(table: pa.Table, name: str, zone: tzinfo) -> tuple[Array, Array]:

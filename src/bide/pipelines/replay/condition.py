@@ -26,8 +26,9 @@ _COLUMNS: Final[Mapping[str, Callable[[FailedMessage], str | None]]] = {
 }
 """The columns of text as they are written in SQL."""
 
-# Without an escape character, and without two quotation marks, which Spark reads as none.
-_LITERAL: Final = r"'[^'\\]*'"
+# Without an escape character, without two quotation marks, which Spark reads as none, and without a variable such as
+# ${env:HOME}, which Spark replaces.
+_LITERAL: Final = r"'(?:[^'\\$]|\$(?!\{))*'"
 _TERM: Final = re.compile(
     rf"""\s*(?P<column>{"|".join(_COLUMNS)})
     (?: \s*(?P<equal>=|<>|!=)\s*(?P<text>{_LITERAL})
@@ -82,11 +83,19 @@ def _comparison(match: re.Match[str]) -> Callable[[str], bool]:
     if match["equal"]:
         return partial(_is_in, frozenset([match["text"][1:-1]]), match["equal"] == "=")
     if match["pattern"]:
-        parts = re.split("([%_])", match["pattern"][1:-1])
-        expression = "".join({"%": ".*", "_": "."}.get(part) or re.escape(part) for part in parts)
-        return partial(_is_like, re.compile(expression, re.DOTALL), match["is_not"] is None)
+        return partial(_is_like, _expression_of(match["pattern"][1:-1]), match["is_not"] is None)
     texts = frozenset(one[1:-1] for one in re.findall(_LITERAL, match["texts"]))
     return partial(_is_in, texts, match["is_not_in"] is None)
+
+
+def _expression_of(pattern: str) -> re.Pattern[str]:
+    """A pattern of ``like`` as a regular expression."""
+    first, *others = ("".join("." if one == "_" else re.escape(one) for one in part) for part in pattern.split("%"))
+    if others:
+        # The first place of each part is as good as any later one. Without backtracking, the time is linear.
+        *middle, last = others
+        first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
+    return re.compile(first, re.DOTALL)
 
 
 def _is_in(texts: frozenset[str], expected: bool, value: str) -> bool:
