@@ -73,6 +73,8 @@ CASES: Final[dict[str, tuple[list[Row], dict[str, int]]]] = {
     ),
     "redelivered": ([SENT, DELIVERED, replace(AGAIN, redelivered=True)], {}),
     "twice because it was sent twice": ([replace(SENT, attempts=2), DELIVERED, AGAIN], {}),
+    "a schedule twice": ([SCHEDULE, DELIVERED, AGAIN], {"twice": 1}),
+    "a schedule twice while gates start": ([replace(SCHEDULE, role="blocked"), DELIVERED, AGAIN], {}),
     "refused": ([replace(SENT, expected="nothing")], {}),
     "refused and delivered": ([replace(SENT, expected="nothing"), DELIVERED], {"refused": 1}),
     "another body": ([SENT, replace(DELIVERED, body=digest_of(b"other"))], {"changed": 1}),

@@ -126,7 +126,8 @@ RULES: Final = (
         """
         SELECT e.run, e.id, e.place, e.workload, a.copies AS off
         FROM arrival a JOIN expectation e ON e.run = a.run AND e.id = a.id AND e.place = a.place
-        WHERE a.copies - a.redelivered > 1 AND e.attempts = 1 AND NOT EXISTS (
+        WHERE a.copies - a.redelivered > 1 AND e.attempts = 1 AND NOT (e.workload = 'gate' AND e.role = 'blocked')
+          AND NOT EXISTS (
             SELECT 1 FROM faults f
             WHERE f.run = a.run AND f.twice AND f.began <= a.last_at AND f.settled >= e.due)
         """,

@@ -37,7 +37,11 @@ class GateWorkload(CheckWorkload):
             )
 
     async def warm_up(self) -> None:
-        """Wait until gates deliver in each partition."""
+        """Wait until gates deliver in each partition.
+
+        Meanwhile the gates leave partitions to each other, and a message that the old leader has in flight may come
+        twice.
+        """
         for partition in range(PARTITIONS):
             key = next(key for key in map(str, count()) if partition_of(key) == partition)
             queue = self.queues[0]
