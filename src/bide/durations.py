@@ -35,7 +35,7 @@ LATEST_MILLISECOND: Final = 253_402_300_799_999
 """:data:`LATEST`, rounded down, in milliseconds since the Unix epoch."""
 
 MILLISECOND: Final = timedelta(milliseconds=1)
-_MICROSECOND: Final = timedelta(microseconds=1)
+MICROSECOND: Final = timedelta(microseconds=1)
 _ACCEPTED_FORMS: Final = "give a timedelta, text such as '1h30m', '90s' or '250ms', or ISO 8601 such as 'PT1H30M'"
 
 DelayLike = timedelta | str
@@ -182,7 +182,7 @@ def from_milliseconds(value: int) -> datetime | None:
 
 def to_microseconds(moment: datetime) -> int:
     """Microseconds since the Unix epoch, as Spark and Arrow store times."""
-    return (moment - EPOCH) // _MICROSECOND
+    return (moment - EPOCH) // MICROSECOND
 
 
 def from_microseconds(value: int) -> datetime:

@@ -294,7 +294,7 @@ def test_a_message_due_in_years_does_not_widen_the_spans(spark: SparkSession, tm
 
 
 def test_one_due_time_in_the_year_9999_does_not_stretch_a_small_report(spark: SparkSession, tmp_path: Path) -> None:
-    """Two messages, of which one is due at a wrong time: there is no percentile that leaves out only the other one."""
+    """Two messages, of which one is due at a wrong time: no percentile leaves out only the other one."""
     rows = [
         {**message(number, target="q:a", scheduled=FIRST, due=LAST + HOUR, late=1.0), "due": due}
         for number, due in enumerate((LAST + HOUR, FAR))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from bide.check.history import TABLES, CheckHistory, schema_of
 from bide.check.rules import BROKER_TICK, BY_CLOCK, DUE_ERROR, FAULTS, RULES, SUMMARY, UNDELIVERABLE, VIEWS
+from bide.durations import MICROSECOND
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def judge(
 
 
 def _filled(view: str, max_lateness: timedelta) -> str:
-    return view.replace("{lateness}", str(max_lateness // timedelta(microseconds=1)))
+    return view.replace("{lateness}", str(max_lateness // MICROSECOND))
 
 
 def _finding(database: _Database, name: str, promise: str, query: str) -> JudgedPromise:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
-from typing import Final
+from datetime import datetime
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
+from bide.durations import to_microseconds
 
 
 class ReferenceClock:
@@ -34,7 +32,7 @@ class ReferenceClock:
 
     def of(self, moment: datetime, offset: int) -> int:
         """A time of the system clock on this clock, by an offset that was read at about that time."""
-        return (moment - _EPOCH) // _MICROSECOND - offset
+        return to_microseconds(moment) - offset
 
     @property
     def drift(self) -> int:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.clock_digits import LEVELS, RESOLUTION
 from bide.delay.clock_keys import digit_key
+from bide.durations import MICROSECOND
 
 if TYPE_CHECKING:
     from bide.delay.compiled import WireFormat
 
-_MICROSECOND: Final = timedelta(microseconds=1)
 _UNITS: Final = tuple(level.unit // RESOLUTION for level in LEVELS)
 
 KeyTable = Sequence[Sequence[bytes | None]]
@@ -52,7 +52,7 @@ class ClockRoute:
         self.names = frozenset[str]()
         # One entry per lane; the lists in the tables change as digits become ready.
         self._lanes = [tuple(zip(_UNITS, entries, table, strict=True)) for table in tables]
-        self._resolution_microseconds = resolution // _MICROSECOND
+        self._resolution_microseconds = resolution // MICROSECOND
         self._steps_per_resolution = resolution // RESOLUTION
         self._max_steps = max_delay // RESOLUTION
         self._encode_array = wire.array

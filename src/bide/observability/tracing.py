@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.delay.protocol import ExchangeTarget, Target
-from bide.durations import EPOCH
+from bide.durations import to_microseconds
 from bide.endpoint.observer import Observer
 from bide.gate.observer import GateEvent, GateObserver
 from bide.recoverability.exception_text import ExceptionText
@@ -217,7 +217,7 @@ def _ending(span: trace.Span) -> Iterator[None]:
 
 
 def _nanoseconds(moment: datetime) -> int:
-    return (moment - EPOCH) // timedelta(microseconds=1) * 1_000
+    return to_microseconds(moment) * 1_000
 
 
 def _sender(context: contexts.Context) -> trace.SpanContext:

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from zoneinfo import ZoneInfo
 
+from bide.durations import MICROSECOND
 from bide.errors import InvalidRecurrenceError
 
 _SECOND: Final = timedelta(seconds=1)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def zone_of(name: str) -> ZoneInfo:
@@ -51,7 +51,7 @@ def first_moment(local: datetime, zone: ZoneInfo) -> datetime:
 def transition(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
     """The first second at which the offset of the zone is the one at *after*; all moments in UTC."""
     # Offsets change at whole seconds.
-    before, after = before.replace(microsecond=0), after + (-after.microsecond * _MICROSECOND) % _SECOND
+    before, after = before.replace(microsecond=0), after + (-after.microsecond * MICROSECOND) % _SECOND
     offset = after.astimezone(zone).utcoffset()
     while after - before > _SECOND:
         middle = before + (after - before) // (2 * _SECOND) * _SECOND

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from bide.amqp.codec import field_value
 from bide.delay.protocol import DelayInfrastructure
-from bide.durations import EPOCH, parse_delay, to_microseconds
+from bide.durations import EPOCH, MICROSECOND, parse_delay, to_microseconds
 from bide.errors import BideError, InvalidDelayError, InvalidInputError, InvalidRowError, ReservedHeaderError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import MessageCopy, OutgoingMessage
@@ -33,8 +33,7 @@ from bide.spark.header_values import (
 )
 from bide.spark.request_ids import request_ids
 
-_MICROSECOND: Final = timedelta(microseconds=1)
-_DAY: Final = timedelta(days=1) // _MICROSECOND
+_DAY: Final = timedelta(days=1) // MICROSECOND
 _PER_ROW: Final = frozenset(
     {"value", "key", "delay", "deliver_at", "message_id", "correlation_id", "headers", "headers_json", "creation_time"}
 )
@@ -237,7 +236,7 @@ class Rows:
 
     def _has_valid_times(self, columns: Mapping[str, pa.Array], now: datetime) -> bool:
         delay, due = columns.get("delay"), columns.get("deliver_at")
-        longest = self.infrastructure.max_delay // _MICROSECOND
+        longest = self.infrastructure.max_delay // MICROSECOND
         if self.is_keyed:
             # Schedules wait in the log, not in the infrastructure.
             longest = LATEST - to_microseconds(now)
@@ -320,7 +319,7 @@ class Rows:
 @lru_cache(maxsize=4096)
 def _is_delay(text: str | None, longest: int) -> bool:
     try:
-        return text is None or parse_delay(text) // _MICROSECOND <= longest
+        return text is None or parse_delay(text) // MICROSECOND <= longest
     except InvalidInputError:
         return False
 

@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 from bide.check.recorder import Draft
 from bide.check.workloads.base import CheckWorkload
 from bide.client.message import Message
+from bide.durations import MICROSECOND
 from bide.endpoint import Endpoint
 from bide.errors import DeliveryLostError
 from bide.recoverability.policy import Retry
@@ -17,7 +18,6 @@ from bide.topology import Queue, Topology
 _QUEUE: Final = "check.retries"
 _ERROR_QUEUE: Final = "check.retries.error"
 _DELAYS: Final = (timedelta(seconds=1), timedelta(seconds=3))
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class _PlannedError(Exception):
@@ -82,7 +82,7 @@ class RetriesWorkload(CheckWorkload):
             [_ERROR_QUEUE if is_last else _QUEUE],
             outcome="parked" if is_last else "failed",
             expected="delivered",
-            due=after.at if is_last else after.at + _DELAYS[attempt] // _MICROSECOND,
+            due=after.at if is_last else after.at + _DELAYS[attempt] // MICROSECOND,
         )
         raise _PlannedError
 

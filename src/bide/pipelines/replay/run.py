@@ -23,7 +23,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 import bide.spark
-from bide.durations import to_microseconds
+from bide.durations import MICROSECOND, to_microseconds
 from bide.error_queues import OperationResult
 from bide.error_queues.operation import Progress
 from bide.errors import InvalidInputError
@@ -39,7 +39,6 @@ COLUMNS: Final = (
 """The columns that a filter can use. ``place`` is the number of the message in the queue, ``body`` is text."""
 
 _KEY: Final = "_bide_key"
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 _RESULT: Final = "outcome string, queue string, reason string, messages long"
 
@@ -109,7 +108,7 @@ def spread(chosen: DataFrame, over: timedelta, *, begin: datetime) -> DataFrame:
     everything = Window.orderBy("place")
     number = F.row_number().over(everything) - 1
     count = F.count(F.lit(1)).over(everything.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing))
-    later = F.floor(F.lit(over // _MICROSECOND) * (number / count))
+    later = F.floor(F.lit(over // MICROSECOND) * (number / count))
     return chosen.withColumn("deliver_at", F.timestamp_micros(F.lit(to_microseconds(begin)) + later))
 
 

@@ -10,15 +10,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import floor
-from typing import Final
 
 from bide.client.sync import connect_sync
-from bide.durations import from_microseconds, to_microseconds
+from bide.durations import MICROSECOND, from_microseconds, to_microseconds
 from bide.error_queues import ErrorQueue
 from bide.pipelines.replay.condition import TextCondition
 from bide.pipelines.replay.queue import FailedIn, key_of
-
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +57,12 @@ def choose(
 
 def spread(count: int, over: timedelta, *, begin: datetime) -> list[int]:
     """Due times that are spread evenly, in microseconds since the Unix epoch."""
-    start, length = to_microseconds(begin), over // _MICROSECOND
+    start, length = to_microseconds(begin), over // MICROSECOND
     return [start + floor(length * (number / count)) for number in range(count)]
 
 
 def due_times(dues: list[int], every: timedelta) -> list[tuple[datetime, int]]:
     """Count messages by due time; see :func:`bide.pipelines.schedule.run.due_times`."""
-    width = every // _MICROSECOND
+    width = every // MICROSECOND
     counts = Counter(due - due % width for due in dues)
     return [(from_microseconds(due), count) for due, count in sorted(counts.items())]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
-from bide.durations import to_microseconds
+from bide.durations import MICROSECOND, to_microseconds
 from bide.pipelines.report.figures import ENDED
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ _SHARES: Final = (50, 95, 99)
 
 _TEXT: Final = 240
 """Characters of an exception's text that are shown."""
-
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def delayed(messages: DataFrame) -> DataFrame:
@@ -293,7 +291,7 @@ def moment(value: datetime) -> Column:
 
 
 def _span(column: str, first: datetime, width: timedelta) -> Column:
-    start, size = to_microseconds(first), width // _MICROSECOND
+    start, size = to_microseconds(first), width // MICROSECOND
     return F.floor((F.unix_micros(column) - F.lit(start)) / F.lit(size)).cast("bigint").alias("span")
 
 

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BooleanType, StringType
 
-from bide.durations import EARLIEST, LATEST, from_microseconds
+from bide.durations import EARLIEST, LATEST, MICROSECOND, from_microseconds
 from bide.errors import BideError
 from bide.pipelines.ledger import Head, Ledger
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -101,7 +101,7 @@ def due_times(messages: DataFrame, every: timedelta, *, now: datetime | None = N
     Args:
         now: the time to which delays are added; None for the current time.
     """
-    width = every // timedelta(microseconds=1)
+    width = every // MICROSECOND
     due = messages.select(due_of(messages, now or datetime.now(UTC)).alias("due"))
     # The first span of the year 1 may begin in the year 0, which Python cannot represent.
     micros = F.unix_micros(F.least(F.greatest("due", literal(EARLIEST + every)), literal(LATEST)))

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from bide.durations import EARLIEST, LATEST, from_microseconds, to_microseconds
+from bide.durations import EARLIEST, LATEST, MICROSECOND, from_microseconds, to_microseconds
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.delays import LONGEST, milliseconds_of
@@ -30,7 +30,6 @@ from bide.spark.overdue import GRACE
 
 _EARLIEST: Final = to_microseconds(EARLIEST)
 _LATEST: Final = to_microseconds(LATEST)
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 _BATCH: Final = 10_000
 """Rows of a batch, as Spark passes them to a task: request ids of rows with keys depend on the batches."""
@@ -121,7 +120,7 @@ def survey(found: Messages, *, now: datetime, begun: datetime | None = None) -> 
     plan, start = found.plan, to_microseconds(now)
     longest = _LATEST - start
     if plan.key_column is None:
-        longest = min(plan.settings.infrastructure.max_delay // _MICROSECOND, longest)
+        longest = min(plan.settings.infrastructure.max_delay // MICROSECOND, longest)
     limit, overdue = start + longest, to_microseconds((begun or now) - GRACE)
     dues = found.due_times(now)
     bodies = found.columns["value"].is_valid().to_pylist()
@@ -145,7 +144,7 @@ def survey(found: Messages, *, now: datetime, begun: datetime | None = None) -> 
 
 def due_times(found: Messages, every: timedelta, *, now: datetime) -> list[tuple[datetime, int]]:
     """Count messages by due time; see :func:`bide.pipelines.schedule.run.due_times`."""
-    width = every // _MICROSECOND
+    width = every // MICROSECOND
     counts = Counter[int]()
     for due in found.due_times(now):
         if due is not None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final
 
 from bide.durations import (
+    MICROSECOND,
     DelayLike,
     DueTimeLike,
     format_delay,
@@ -19,8 +20,6 @@ from bide.durations import (
     to_microseconds,
 )
 from bide.errors import InvalidDelayError, InvalidDueTimeError
-
-_MICROSECOND: Final = timedelta(microseconds=1)
 
 _LAST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
 
@@ -107,7 +106,7 @@ class VirtualClock:
         """
         wait = parse_delay(delay)
         with self._guard:
-            target = self.microseconds + wait // _MICROSECOND
+            target = self.microseconds + wait // MICROSECOND
             if target > _LAST:
                 raise InvalidDelayError(
                     f"{format_delay(wait)} after {self.now().isoformat()} is beyond the year 9999, where the calendar "
