@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from bide.messages.outgoing import OutgoingMessage
     from bide.recoverability.decision import Discard, Park, RetryLater, RetryNow
     from bide.recoverability.failure import Failure
-    from bide.recoverability.policy import BrokerRetry, Retry
-    from bide.recoverability.schedule import exponential, linear
+    from bide.recoverability.retry_delays import exponential, linear
+    from bide.recoverability.retry_policy import BrokerRetry, Retry
     from bide.relay import Relay
     from bide.schedules.outgoing import OutgoingSchedule
     from bide.topology import Binding, Exchange, Queue, Topology
@@ -78,10 +78,10 @@ _MODULES: Final = {
     "RetryLater": "bide.recoverability.decision",
     "RetryNow": "bide.recoverability.decision",
     "Failure": "bide.recoverability.failure",
-    "BrokerRetry": "bide.recoverability.policy",
-    "Retry": "bide.recoverability.policy",
-    "exponential": "bide.recoverability.schedule",
-    "linear": "bide.recoverability.schedule",
+    "BrokerRetry": "bide.recoverability.retry_policy",
+    "Retry": "bide.recoverability.retry_policy",
+    "exponential": "bide.recoverability.retry_delays",
+    "linear": "bide.recoverability.retry_delays",
     "Relay": "bide.relay",
     "OutgoingSchedule": "bide.schedules.outgoing",
     "Binding": "bide.topology",

@@ -226,7 +226,7 @@ class TestAForbiddenImport:
             ("client.client", "endpoint.endpoint", "above it"),
             ("delay.clock", "client", "above it"),
             ("endpoint.worker", "error_queues", "beside it"),
-            ("streams.log", "recoverability.policy", "beside it"),
+            ("streams.log", "recoverability.retry_policy", "beside it"),
             ("errors", "durations", "above it"),
             ("client.client", "", "the whole of bide"),
         ],

@@ -23,8 +23,8 @@ from bide.recoverability import copies, redrive
 from bide.recoverability.exception_text import ExceptionText, truncate
 from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
-from bide.recoverability.policy import poison_limit
 from bide.recoverability.report import FailureReport
+from bide.recoverability.retry_policy import poison_limit
 from bide.recoverability.selection import Selection
 from tests.timeouts import TIMEOUT
 

@@ -8,7 +8,7 @@ from bide.admin.report import Finding, judged
 from bide.admin.snapshot import Snapshot
 from bide.delay.protocol import DelayInfrastructure
 from bide.management.api import FoundQueue
-from bide.recoverability.policy import Retry, poison_limit
+from bide.recoverability.retry_policy import Retry, poison_limit
 from bide.runtime.wording import quantity
 
 

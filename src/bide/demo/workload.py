@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Final, Literal
 
 from bide.demo.plan import SHORTEST
-from bide.recoverability.policy import Retry
+from bide.recoverability.retry_policy import Retry
 from bide.topology import Queue, Topology
 
 _RETRIES: Final = (timedelta(milliseconds=300), timedelta(milliseconds=700))

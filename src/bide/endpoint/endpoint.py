@@ -28,7 +28,7 @@ from bide.endpoint.settings import EndpointSettings
 from bide.endpoint.startup import prepare
 from bide.endpoint.worker import Worker
 from bide.errors import InvalidInputError
-from bide.recoverability.policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
+from bide.recoverability.retry_policy import Retry, RetryPolicy, check_policy, poison_limit, retries_at_once
 from bide.runtime.arguments import whole_number
 from bide.runtime.logs import logger
 

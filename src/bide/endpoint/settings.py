@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bide.recoverability.policy import RetryPolicy
+from bide.recoverability.retry_policy import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

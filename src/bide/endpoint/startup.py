@@ -22,7 +22,7 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from bide.recoverability.policy import BrokerRetry, Retry, RetryPolicy
+from bide.recoverability.retry_policy import BrokerRetry, Retry, RetryPolicy
 from bide.runtime.logs import logger
 from bide.topology import Queue, Topology
 

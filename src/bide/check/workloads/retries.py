@@ -12,7 +12,7 @@ from bide.client.message import Message
 from bide.durations import MICROSECOND
 from bide.endpoint import Endpoint
 from bide.errors import DeliveryLostError
-from bide.recoverability.policy import Retry
+from bide.recoverability.retry_policy import Retry
 from bide.topology import Queue, Topology
 
 _QUEUE: Final = "check.retries"

@@ -14,7 +14,7 @@ from bide.errors import InvalidInputError
 from bide.recoverability.decision import Decision, Discard, Park, RetryLater, RetryNow
 from bide.recoverability.exception_rules import ExceptionRules
 from bide.recoverability.failure import Failure
-from bide.recoverability.schedule import MAX_RETRIES, delays_of, linear
+from bide.recoverability.retry_delays import MAX_RETRIES, delays_of, linear
 from bide.runtime.arguments import real_number, whole_number
 
 RetryPolicy = Callable[[Failure], Decision]
