@@ -15,12 +15,12 @@ from bide.client.schedule_room import ScheduleRoom
 from bide.gate import partition_index
 from bide.gate.delivery_queue import DeliveryQueue, OccurrenceHead
 from bide.gate.leadership import PartitionLeadership
-from bide.gate.link import GateLink
 from bide.gate.log_follower import LogFollower
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.gate.log_rebuild import LogOpener
 from bide.gate.partition_index import AppliedRecords, PartitionIndex
 from bide.gate.partition_session import PartitionSession
+from bide.gate.publisher import GatePublisher
 from bide.gate.room import LogRoom
 from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
 from bide.gate.snapshot_finder import FoundSnapshot
@@ -187,15 +187,15 @@ def _trim_early() -> _Patches:
 
 
 def _drop_fifth() -> _Patches:
-    original = GateLink.deliver
+    original = GatePublisher.deliver
 
-    def deliver(self: GateLink, delivery: ScheduledDelivery, on_result: Callable[..., None]) -> None:
+    def deliver(self: GatePublisher, delivery: ScheduledDelivery, on_result: Callable[..., None]) -> None:
         if sum(delivery.entry.occurrence.encode()) % 5:
             original(self, delivery, on_result)
         else:
             self.connection.loop.call_soon(on_result, delivery, None)
 
-    return [(GateLink, "deliver", deliver)]
+    return [(GatePublisher, "deliver", deliver)]
 
 
 def _forged() -> _Patches:

@@ -9,9 +9,9 @@ from typing import Any
 from bide.amqp.connection import Connection
 from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import BideError, BrokerError, ClosedError, ScheduleIndexError
-from bide.gate.link import GateLink
 from bide.gate.partition import RETRY_PAUSE, PartitionGate
 from bide.gate.partition_session import PartitionSession
+from bide.gate.publisher import GatePublisher
 from bide.gate.scheduled_delivery import DeliveryRules
 from bide.gate.spread import LeadershipSpread
 from bide.runtime.logs import logger
@@ -43,7 +43,7 @@ class GateConnectionLoop:
         self._rules = DeliveryRules(names, allowed, connection.url.user)
         self._stop_timeout = grace
         self._failed: asyncio.Future[BideError] = connection.loop.create_future()
-        self._link = GateLink(connection, names, self._fail)
+        self._publisher = GatePublisher(connection, names, self._fail)
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
         """Work until *stopping* is set, or until an error.
@@ -64,7 +64,7 @@ class GateConnectionLoop:
             for task in (stop, *tasks):
                 task.cancel()
             await asyncio.gather(stop, *tasks, return_exceptions=True)
-            self._link.close()
+            self._publisher.close()
 
     async def _wait_for(self, tasks: set[asyncio.Task[Any]]) -> None:
         ends: set[asyncio.Future[Any]] = {*tasks, self._failed, self._connection.lost}
@@ -102,7 +102,7 @@ class GateConnectionLoop:
         """Work in one partition. Errors that concern it alone do not end the work in the others."""
         while not partition.was_let_go:
             try:
-                await PartitionSession(partition, self._link, self._spread, self._rules).run()
+                await PartitionSession(partition, self._publisher, self._spread, self._rules).run()
             except ScheduleIndexError as error:
                 pause = partition.rebuild_pause(self._connection.monotonic())
                 log.warning(

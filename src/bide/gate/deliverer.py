@@ -9,9 +9,9 @@ from typing import Final
 
 from bide.durations import from_milliseconds
 from bide.errors import AccessRefusedError, BideError, PublishRefusedError, UnroutableError
-from bide.gate.link import GateLink
 from bide.gate.observer import GateEvent, GateEventKind
 from bide.gate.partition import PartitionGate
+from bide.gate.publisher import GatePublisher
 from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
@@ -31,13 +31,13 @@ class Deliverer:
     """
 
     def __init__(
-        self, gate: PartitionGate, link: GateLink, rules: DeliveryRules, failed: Callable[[BideError], None]
+        self, gate: PartitionGate, publisher: GatePublisher, rules: DeliveryRules, failed: Callable[[BideError], None]
     ) -> None:
         self._gate = gate
-        self._link = link
+        self._publisher = publisher
         self._rules = rules
         self._fail = failed
-        self._connection = link.connection
+        self._connection = publisher.connection
         self._is_over = False
         self._warnings = BoundedCache[str, int]()
 
@@ -57,8 +57,8 @@ class Deliverer:
                 self._gate.deliveries.gone(one)
             for delivery in found:
                 if delivery.reason:
-                    self._link.windows.leave(delivery.entry.target)
-                self._link.deliver(delivery, partial(self._on_delivered, self._connection.now()))
+                    self._publisher.windows.leave(delivery.entry.target)
+                self._publisher.deliver(delivery, partial(self._on_delivered, self._connection.now()))
 
     def _on_delivered(self, sent_at: datetime, delivery: ScheduledDelivery, error: BideError | None) -> None:
         if self._is_over:
@@ -97,7 +97,7 @@ class Deliverer:
     def _set_aside(self, sent_at: datetime, delivery: ScheduledDelivery, reason: str) -> None:
         self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
         undeliverable = self._rules.undeliverable(delivery.entry, reason)
-        self._link.deliver(undeliverable, partial(self._on_delivered, sent_at))
+        self._publisher.deliver(undeliverable, partial(self._on_delivered, sent_at))
 
     def _notify(self, kind: GateEventKind, sent_at: datetime, delivery: ScheduledDelivery, text: str = "") -> None:
         if self._gate.observers:

@@ -13,12 +13,12 @@ from bide.errors import (
     ScheduleLogError,
 )
 from bide.gate.deliverer import Deliverer
-from bide.gate.link import GateLink
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.gate.log_rebuild import LogOpener
 from bide.gate.observer import GateEvent
 from bide.gate.partition import PartitionGate
 from bide.gate.partition_index import AppliedRecords
+from bide.gate.publisher import GatePublisher
 from bide.gate.question_consumer import QuestionConsumer
 from bide.gate.scheduled_delivery import DeliveryRules
 from bide.gate.snapshot_writer import SnapshotWriter
@@ -54,17 +54,19 @@ claimed can still be cancelled."""
 class PartitionSession:
     """The work in one partition from one opening of its log on."""
 
-    def __init__(self, gate: PartitionGate, link: GateLink, spread: LeadershipSpread, rules: DeliveryRules) -> None:
+    def __init__(
+        self, gate: PartitionGate, publisher: GatePublisher, spread: LeadershipSpread, rules: DeliveryRules
+    ) -> None:
         self._gate = gate
-        self._link = link
+        self._publisher = publisher
         self._spread = spread
-        self._deliverer = Deliverer(gate, link, rules, self._fail)
-        self._connection = link.connection
+        self._deliverer = Deliverer(gate, publisher, rules, self._fail)
+        self._connection = publisher.connection
         self._index = gate.index
         self._leadership = gate.leadership
         self._deliveries = gate.deliveries
         self._snapshots = SnapshotWriter(
-            link.connection,
+            publisher.connection,
             gate.index,
             gate.room,
             gate=gate.gate,
@@ -72,14 +74,14 @@ class PartitionSession:
             append=self._append_body,
         )
         self._questions = QuestionConsumer(
-            link,
+            publisher,
             gate.names.queries(gate.number),
             gate.index,
             on_question=self._on_question,
             failed=self._fail,
         )
         self._wake = gate.wake
-        self._failed: asyncio.Future[BideError] = link.connection.loop.create_future()
+        self._failed: asyncio.Future[BideError] = publisher.connection.loop.create_future()
         self._is_leading = False
         self._is_letting_go = False
         self._unconfirmed = 0
@@ -98,7 +100,7 @@ class PartitionSession:
             BideError: the connection was lost, or a channel failed, or the log cannot be used.
         """
         self._leadership.on_connection_lost()
-        self._deliveries.on_connection_lost(self._link.windows)
+        self._deliveries.on_connection_lost(self._publisher.windows)
         opener = LogOpener(self._connection, self._gate.number, self._gate.names, self._index, self._gate.gate)
         reader, records = await opener.open()
         reading = asyncio.create_task(self._read(reader, records))
@@ -160,7 +162,7 @@ class PartitionSession:
         self._wake.set()
         if self._leadership.leads(now):
             for reply_to, request, body in applied.answers:
-                await self._link.answer(reply_to, request, body)
+                await self._publisher.answer(reply_to, request, body)
             self._gate.counts.answered += len(applied.answers)
         await self._snapshots.read(
             applied.chunks, applied.completed, is_leading=lambda: self._leadership.leads(self._now())
@@ -191,7 +193,7 @@ class PartitionSession:
 
     def _append_body(self, body: bytes) -> None:
         self._unconfirmed += 1
-        self._link.append(self._gate.number, body, self._on_appended)
+        self._publisher.append(self._gate.number, body, self._on_appended)
 
     def _on_appended(self, error: BideError | None) -> None:
         self._unconfirmed -= 1

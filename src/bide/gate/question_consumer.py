@@ -9,8 +9,8 @@ from typing import Final
 from bide.amqp.channel import Channel
 from bide.amqp.delivery import Delivery
 from bide.errors import BideError, ScheduleRecordError
-from bide.gate.link import GateLink
 from bide.gate.partition_index import PartitionIndex
+from bide.gate.publisher import GatePublisher
 from bide.runtime.logs import logger
 from bide.schedules.questions import decode_question
 
@@ -36,14 +36,14 @@ class QuestionConsumer:
 
     def __init__(
         self,
-        link: GateLink,
+        publisher: GatePublisher,
         queue: str,
         index: PartitionIndex,
         *,
         on_question: Callable[[], None],
         failed: Callable[[BideError], None],
     ) -> None:
-        self._link = link
+        self._publisher = publisher
         self._queue = queue
         self._index = index
         self._on_question = on_question
@@ -53,7 +53,7 @@ class QuestionConsumer:
 
     async def open(self) -> None:
         """Begin to consume."""
-        channel = self._channel = await self._link.connection.channel()
+        channel = self._channel = await self._publisher.connection.channel()
         await channel.qos(_PREFETCH)
         await channel.consume(self._queue, on_message=self._put, on_end=self._end)
 
@@ -75,9 +75,9 @@ class QuestionConsumer:
         Args:
             proven_at: when the last beat that was read back was sent.
         """
-        answered, until = 0, self._link.connection.monotonic() + _ANSWER_SECONDS
+        answered, until = 0, self._publisher.connection.monotonic() + _ANSWER_SECONDS
         while self._channel is not None and self._waiting and self._waiting[0][0] <= proven_at:
-            if self._link.connection.monotonic() > until:
+            if self._publisher.connection.monotonic() > until:
                 self._on_question()
                 break
             channel, (_, delivery) = self._channel, self._waiting.popleft()
@@ -89,14 +89,14 @@ class QuestionConsumer:
                 body = await self._index.answer(question)
                 reply_to = delivery.values.get("reply_to")
                 if reply_to is not None:
-                    await self._link.answer(reply_to, delivery.values.get("correlation_id"), body)
+                    await self._publisher.answer(reply_to, delivery.values.get("correlation_id"), body)
                     answered += 1
             if channel.is_open:
                 channel.ack(delivery.delivery_tag)
         return answered
 
     def _put(self, delivery: Delivery) -> None:
-        self._waiting.append((self._link.connection.monotonic(), delivery))
+        self._waiting.append((self._publisher.connection.monotonic(), delivery))
         self._on_question()
 
     def _end(self, error: BideError) -> None:

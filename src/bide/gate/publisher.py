@@ -55,7 +55,7 @@ class DeliveryInFlight(PipelinedMessage):
         self.on_result = on_result
 
 
-class GateLink:
+class GatePublisher:
     """Publishes records, scheduled messages and answers.
 
     Args:
