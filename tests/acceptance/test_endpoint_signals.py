@@ -26,9 +26,9 @@ app = bide.Endpoint("orders", retry=bide.Retry(delays=["1s"]), concurrency=2, dr
 
 @app.handler
 def block(message):
-    print("inside", flush=True)
+    print("inside\\n", end="", flush=True)  # one write: two threads print
     time.sleep(float(message.body))  # the time that a message says
-    print("handled", flush=True)
+    print("handled\\n", end="", flush=True)
 
 app.serve(sys.argv[1], infrastructure=bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1)))
 print("drained", flush=True)
