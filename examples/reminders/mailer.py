@@ -8,7 +8,7 @@ app = bide.Endpoint("reminders", deduplicate="10m")
 
 
 @app.handler
-def send(message: bide.Message) -> None:
+async def send(message: bide.Message) -> None:
     mail = message.json()
     if mail["kind"] == "reminder":
         print(f"to {mail['email']}: please pay {mail['amount']} for order {mail['order']}", flush=True)
