@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -27,8 +28,8 @@ def program(vhost: Vhost) -> Program:
     return Program(vhost)
 
 
-def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *arguments: str) -> tuple[str, str]:
-    """What a command printed that was interrupted after it had sent some messages."""
+def sending(program: Program, vhost: Vhost, *arguments: str, number: int = NUMBER // 10) -> subprocess.Popen[str]:
+    """A command that has sent at least this number of messages."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bide", "errors", "retry", *arguments],
         env=program.environment,
@@ -36,7 +37,13 @@ def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *argumen
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_while_running(process, lambda: ready(vhost, "orders") >= NUMBER // 10, "a tenth of the messages was sent")
+    wait_while_running(process, lambda: ready(vhost, "orders") >= number, f"{number} messages were sent")
+    return process
+
+
+def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *arguments: str) -> tuple[str, str]:
+    """What a command printed that was interrupted after it had sent some messages."""
+    process = sending(program, vhost, *arguments)
     process.send_signal(number)
     out, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number
@@ -91,3 +98,33 @@ def test_an_interruption_in_json_names_only_the_remaining_ids(program: Program, 
     done = json.loads(program.ok(*again[1:]))
     assert (done["done"], done["missing"]) == (found["left"], [])
     assert sorted(ids_in(vhost, "orders", NUMBER)) == sorted(ids)
+
+
+@pytest.mark.slow
+def test_a_retry_that_loses_its_connection_prints_its_result_and_the_command_for_the_rest(
+    program: Program, vhost: Vhost
+) -> None:
+    fill(vhost, NUMBER)
+    process = sending(program, vhost, "--all", "--yes", "--over", "100s", number=2)
+    while process.poll() is None:
+        # Between two looks at the queue a lost connection is opened again.
+        vhost.broker.rabbitmqctl("close_all_connections", "--vhost", vhost.name, "maintenance")
+    _, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, stderr
+    first, second, error = stderr.strip().splitlines()
+    done, left = map(int, re.findall(r"[0-9]+", first)[::2])
+    assert first == f"bide: interrupted: {done} of {NUMBER} messages sent back, {left} not yet due, still in error"
+    assert (done + left, done >= 2) == (NUMBER, True)
+    assert error.startswith("bide: ")
+    assert "maintenance" in error
+
+    again = shlex.split(second.removeprefix("bide: go on with: "))
+    assert again[:6] == ["bide", "errors", "retry", "--all", "--yes", "--over"]
+    assert int(again[6].removesuffix("s")) == round(100 * left / NUMBER)
+    again[6] = "1s"
+    program.ok(*again[1:])
+    assert ready(vhost, "error") == 0
+    # A message whose acknowledgement was lost comes twice.
+    assert set(ids_in(vhost, "orders", ready(vhost, "orders"))) == {f"m{place}" for place in range(NUMBER)}
+    steps = [one["step"] for one in lines(program.ok("errors", "history", "--json"))]
+    assert steps.count("interrupted") == 1

@@ -18,6 +18,7 @@ from bide.cli.continuation import command, rest_of
 from bide.cli.output import echo, progress_bar, working
 from bide.cli.running import confirm, run_async
 from bide.cli.settings import Settings, json_option
+from bide.errors import BideError
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def run_operation(
             with progress_bar(verb) as progress:
                 try:
                     return await act(error_queue, progress)
-                except asyncio.CancelledError:
+                except (asyncio.CancelledError, BideError):
                     interrupted.append(error_queue.interrupted)
                     raise
 
@@ -122,7 +123,7 @@ def run_operation(
             echo(f"bide: {what}{where}", err=True)
     try:
         moved = run_async(work())
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, BideError):
         if interrupted and interrupted[0] is not None:
             _print_continuation(
                 settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=options.as_json
@@ -146,11 +147,12 @@ def _print_continuation(
     over: timedelta | None,
     as_json: bool,
 ) -> None:
-    """Print what was done before an interruption, and the command for the rest."""
+    """Print what was done before an interruption or error, and the command for the rest."""
     changed = {}
     if over and moved.left is not None:
         total = moved.done + sum(moved.kept.values()) + moved.left
-        changed["--over"] = rest_of(over, left=moved.left, total=total)
+        # Kept messages are in front of the rest, so the next run meets them again.
+        changed["--over"] = rest_of(over, left=total - moved.done, total=total)
     again = command(settings.arguments, changed=changed, without=selection.ids - set(moved.missing))
     view.write_interrupted(moved, verb, queue, again, paced=bool(over), as_json=as_json)
 

@@ -22,6 +22,7 @@ from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
 from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import Audit, new_run
 from bide.errors import (
+    BideError,
     InvalidDelayError,
     NotFoundError,
     TargetNotFoundError,
@@ -73,7 +74,7 @@ class ErrorQueue:
         operator: who works, for these records; None for the user of the operating system and the host name.
 
     Attributes:
-        interrupted: the result of the last operation if it was cancelled, or None.
+        interrupted: the result of the last operation if it was cancelled, or failed after some messages; or None.
 
     Raises:
         InvalidNameError: *queue* cannot be the name of a queue.
@@ -401,9 +402,10 @@ class ErrorQueue:
                     break
                 await asyncio.sleep(wait)  # until the next message is due
                 count_reset = count_reset.renewed()
-        except asyncio.CancelledError:
-            self.interrupted = replace(running.result(), left=running.left)
-            if audit is not None:
+        except (asyncio.CancelledError, BideError) as error:
+            if running.done or not isinstance(error, BideError):
+                self.interrupted = replace(running.result(), left=running.left)
+            if audit is not None and self.interrupted is not None:
                 await audit.interrupt({**self.interrupted.to_dict(), "left": running.left})
             raise
         result = running.result()

@@ -152,9 +152,9 @@ class Audit:
         await self._write("ended", details)
 
     async def interrupt(self, details: Mapping[str, Any]) -> None:
-        """Record what was done and what is left when the operation was interrupted, if the broker confirms that soon.
+        """Record what was done and what is left when the operation was interrupted or failed.
 
-        It may have caused the interruption.
+        The broker may have caused that, so the record is given up if it does not confirm it soon.
         """
         try:
             async with asyncio.timeout(_INTERRUPT_TIMEOUT):

@@ -15,6 +15,7 @@ from bide.cli.pipeline.replay_queue import QueueReplay, engine_for
 from bide.cli.pipeline.replay_view import Stopped
 from bide.cli.running import ended_by_signals
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
+from bide.errors import BideError
 
 if TYPE_CHECKING:
     from bide.cli.pipeline.engine_choice import EngineChoice
@@ -110,7 +111,7 @@ def replay(
 
             with open_session(name, quiet=not settings.verbosity) as spark, spark_errors():
                 return job.work(spark)
-    except (KeyboardInterrupt, SystemExit):
+    except job.interruptions:
         # Only now, because tasks may have recorded more parts until Spark stopped.
         if not dry_run and (stopped := job.stopped()) is not None:
             stopped.show(settings.arguments, over=period, as_json=as_json)
@@ -125,11 +126,13 @@ class _CheckedReplay:
         lock: a lock to hold from before Spark starts until it has stopped.
         work: runs the replay with a session, or without one in this process, and returns the exit code.
         stopped: returns the result after an interruption; None if nothing was started.
+        interruptions: the exceptions after which it is printed.
     """
 
     lock: AbstractContextManager[None]
     work: Callable[[Any], int]
     stopped: Callable[[], Stopped | None]
+    interruptions: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
 
 
 def _engine_of_audit(choice: EngineChoice) -> Engine:
@@ -211,4 +214,5 @@ def _from_queue(
         lock=nullcontext(),
         work=lambda spark: replay.work(spark, dry_run=dry_run, as_json=as_json),
         stopped=lambda: replay.stopped[0] if replay.stopped else None,
+        interruptions=(KeyboardInterrupt, SystemExit, BideError),
     )
