@@ -16,7 +16,8 @@ import pytest
 import bide
 from bide.cli.app import run
 from bide.error_queues import ErrorQueue, read_audit
-from tests.broker.receiving import fresh
+from bide.local_broker import LocalBroker
+from tests.broker.receiving import eventually, fresh, ready_at
 from tests.broker.test_error_queues import park
 from tests.polling import wait_until
 from tests.spark.receiving import drain
@@ -164,3 +165,30 @@ async def test_an_interruption_leaves_the_rest_in_the_queue(client: bide.Client,
     )
     assert f" --queue {error} --over " in again
     assert len(await left(client, error)) == MANY - arrived
+
+
+async def test_a_replay_that_loses_its_connection_prints_its_result_and_the_command_for_the_rest(
+    broker: LocalBroker, client: bide.Client, clock_url: str
+) -> None:
+    error, orders = fresh("error"), fresh("orders")
+    await park(client, error, MANY, orders)
+    with replaying("--url", clock_url, "--queue", error, "--over", "10m") as process:
+
+        async def sent() -> bool:
+            assert process.poll() is None, process.communicate()
+            return await ready_at(clock_url, orders) > 0
+
+        await eventually(sent, step=0.2)
+        while process.poll() is None:
+            # Between two looks at the queue a lost connection is opened again.
+            broker.rabbitmqctl("close_all_connections", "--vhost", clock_url.rpartition("/")[2], "maintenance")
+        _, stderr = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1, stderr
+    *_, stopped, again, failed = stderr.splitlines()
+    done = int(stopped.split()[2])
+    assert stopped == (
+        f"bide: interrupted: {done} of {MANY} messages replayed, {MANY - done} not yet due, left of {error}"
+    )
+    assert again.endswith(f" --queue {error} --over {round(600 * (MANY - done) / MANY)}s")
+    assert failed.startswith("bide: ")
+    assert "maintenance" in failed
