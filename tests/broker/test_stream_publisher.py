@@ -1,4 +1,4 @@
-"""Messages published into a stream over the stream protocol: each stored once, and as RabbitMQ stores them itself."""
+"""Messages published over the stream protocol: stored once, and as RabbitMQ encodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RabbitMQ streams over the stream protocol: a reader, and a publisher whose messages are stored once.
+"""Reader and publisher of RabbitMQ streams over the stream protocol.
 
 Unlike AMQP 0-9-1, this protocol delivers the time at which the broker stored a message, and drops what a publisher
 sends again.
