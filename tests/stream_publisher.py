@@ -12,10 +12,6 @@ from bide.streams.frames import Fields
 from bide.streams.log import Address
 from tests.timeouts import TIMEOUT
 
-_DECLARE_PUBLISHER = 0x01
-_PUBLISH = 0x02
-_PUBLISH_CONFIRM = 0x03
-_PUBLISH_ERROR = 0x04
 _PUBLISHER = 1
 
 
@@ -38,25 +34,25 @@ def any_batch(packed: bytes, *, compression: int, records: int, unpacked: int) -
 
 
 class _Publisher(StreamConnection):
-    def publish(self, stream: str, entries: list[bytes]) -> set[int]:
-        self._ask(_DECLARE_PUBLISHER, struct.pack(">B", _PUBLISHER), frames.string(""), frames.string(stream))
+    def publish_entries(self, stream: str, entries: list[bytes]) -> set[int]:
+        self.declare_publisher(stream, "")
         self._confirmed: set[int] = set()
         self._refused: set[int] = set()
         for number, entry in enumerate(entries):
             head = struct.pack(">BIQ", _PUBLISHER, 1, number)
-            self._send(frames.frame(_PUBLISH, head, entry))
+            self._send(frames.frame(frames.PUBLISH, head, entry))
             deadline = time.monotonic() + TIMEOUT
             while number not in self._confirmed | self._refused:
                 self._dispatch(*self._receive_frame(deadline))
         return self._refused
 
     def _dispatch(self, key: int, fields: Fields) -> None:
-        if key not in (_PUBLISH_CONFIRM, _PUBLISH_ERROR):
+        if key not in (frames.PUBLISH_CONFIRM, frames.PUBLISH_ERROR):
             super()._dispatch(key, fields)
             return
         fields.uint8()
         for _ in range(fields.uint32()):
-            if key == _PUBLISH_CONFIRM:
+            if key == frames.PUBLISH_CONFIRM:
                 self._confirmed.add(fields.int64())
             else:
                 self._refused.add(fields.int64())
@@ -70,5 +66,5 @@ def publish(address: Address, stream: str, entries: list[bytes]) -> list[bytes]:
         Those that the broker took: from 4.3 on it refuses some whose header cannot be true.
     """
     with _Publisher(address.url, (address.url.hosts[0][0], address.port)) as connection:
-        refused = connection.publish(stream, entries)
+        refused = connection.publish_entries(stream, entries)
     return [entry for number, entry in enumerate(entries) if number not in refused]

@@ -14,8 +14,14 @@ from bide.durations import parse_delay
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS
 from bide.spark.sink_settings import KNOWN, SinkSettings
+from bide.streams.amqp10 import decode
+from bide.streams.log import Address
+from tests import stream_contents
+from tests.polling import wait_until
 from tests.spark.receiving import drain, rest
+from tests.spark.streams import Streams
 from tests.spark.test_keyed_sink import with_gate
+from tests.support import stream_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +75,7 @@ async def all_scheduled(client: bide.Client) -> list[Any]:
 
 def test_the_examples_send_their_rows(spark: SparkSession, vhost_url: str, tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
 
     def run(number: int, **known: Any) -> dict[str, Any]:
         here = (
@@ -121,6 +127,25 @@ def test_the_examples_send_their_rows(spark: SparkSession, vhost_url: str, tmp_p
     rows.write.format("rabbitmq").mode("append").options(url=vhost_url, rejects=f"{tmp_path}/rejects").save()
     with bide.connect_sync(vhost_url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("later")]))
-    rejected = {row["value"]: row["message_id"] for row in run(4)["rejected"].collect()}
+    rejected = {row["value"]: row["message_id"] for row in run(5)["rejected"].collect()}
     assert [(one.body.decode(), one.message_id) for one in drain(vhost_url, "later", 1)] == list(rejected.items())
     assert rest(vhost_url, "orders") == []
+
+
+def test_the_example_copies_a_stream(streams: Streams, tmp_path: Path) -> None:
+    streams.declare("orders", "copy-of-orders")
+    (example,) = re.findall(r"```python\n([^`]*producerName[^`]*)```", PAGE)
+    vhost = streams.vhost
+    port = stream_port(vhost.broker)
+    place = f'.format("rabbitmq").options(url="{vhost.url}", streamPort={port})'
+    found: dict[str, Any] = {"spark": streams.spark}
+    here = example.replace('.format("rabbitmq")', place).replace("/data/", f"{tmp_path}/")
+    exec(compile(here, "spark-sink.md", "exec"), found)
+    address = Address.of(vhost.url, port)
+    try:
+        streams.fill("orders", ["paid"], message_id="m-1")
+        wait_until(lambda: stream_contents.bodies(address, "copy-of-orders"), "the message is copied")
+    finally:
+        found["copying"].stop()
+    (copy,) = stream_contents.messages(address, "copy-of-orders")
+    assert (copy.body, decode(copy.properties)) == (b"paid", ["m-1"])

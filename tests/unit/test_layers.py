@@ -53,7 +53,7 @@ LAYERS: tuple[dict[str, str], ...] = (
     {"local_broker": "a private RabbitMQ on this machine"},
     {"management": "RabbitMQ's management HTTP API"},
     {
-        "streams": "RabbitMQ's stream protocol, read only",
+        "streams": "RabbitMQ's stream protocol",
         "recoverability": "retry policies, and headers of failed messages",
         "schedules": "records of the schedule log, their fold, recurrences",
         "testing.rules": "RabbitMQ's rules, for the in-memory broker",

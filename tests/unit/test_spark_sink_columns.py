@@ -48,11 +48,12 @@ def schema_of(*names: str) -> StructType:
 
 
 def sent(schema: StructType, options: dict[str, str]) -> tuple[str, ...]:
-    return columns_to_send(schema, SinkSettings.read(Options(options), {}).constants)
+    settings = SinkSettings.read(Options(options), {})
+    return columns_to_send(schema, settings.constants, producer=settings.producer)
 
 
-ONE_HEADERS = tuple(name for name in COLUMNS if name != "headers_json")
-"""All columns but the second one for headers."""
+ONE_HEADERS = tuple(name for name in COLUMNS if name not in ("headers_json", "publishing_id"))
+"""All columns but the second one for headers, and the one for streams."""
 
 
 def every_column(*, but: str | None = None) -> StructType:
@@ -120,3 +121,20 @@ def test_keys_need_a_due_time() -> None:
 def test_keys_and_isolation_are_refused_together() -> None:
     with pytest.raises(InvalidOptionError, match="the option isolated is for messages without keys"):
         sent(schema_of("value", "key"), {"queue": "orders", "delay": "1h", "isolated": "true"})
+
+
+ONCE = {"queue": "s", "producerName": "copy"}
+
+
+def test_rows_that_a_stream_stores_once_have_an_id() -> None:
+    assert sent(schema_of("value", "publishing_id", "queue", "type"), ONCE) == ("value", "publishing_id", "type")
+    with pytest.raises(InvalidColumnError, match="the option producerName needs a column 'publishing_id' with an id"):
+        sent(schema_of("value"), ONCE)
+    with pytest.raises(InvalidColumnError, match="'Publishing_Id' is for the option producerName"):
+        sent(schema_of("value", "Publishing_Id"), {"queue": "s"})
+
+
+@pytest.mark.parametrize("name", ["key", "delay", "deliver_at"])
+def test_rows_that_a_stream_stores_once_cannot_wait(name: str) -> None:
+    with pytest.raises(InvalidColumnError, match=f"the column '{name}' is for messages that wait"):
+        sent(schema_of("value", "publishing_id", name), ONCE)

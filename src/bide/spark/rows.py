@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -112,13 +112,13 @@ class Rows:
         return batch.append_column(REQUEST, pa.array(requests, pa.string()))
 
     def messages(
-        self, batch: pa.RecordBatch, places: list[int], *, run: str
+        self, batch: pa.RecordBatch, places: Sequence[object], *, run: str
     ) -> Iterator[OutgoingMessage | OutgoingSchedule]:
         """Convert a batch of valid rows into messages, or into schedules.
 
         Args:
             batch: with the column :data:`REQUEST` if the rows have keys.
-            places: the index of each row in the partition.
+            places: the index of each row in the partition, or another value that is the same when it is sent again.
             run: an id of the partition that is the same when it is sent again; the prefix of generated message ids.
         """
         lists = self._lists(batch)

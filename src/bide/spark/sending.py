@@ -19,6 +19,7 @@ from bide.client.bulk.sync import BulkPublisher
 from bide.client.publish_result import PublishSummary
 from bide.errors import BulkPublishError, InvalidRowError
 from bide.spark.overdue import STATUS, Overdue, Past
+from bide.spark.pace import Pace
 from bide.spark.rejects import Rejects
 from bide.spark.rows import REQUEST, Rows
 from bide.spark.sink_settings import SinkSettings
@@ -135,7 +136,12 @@ def _check_and_buffer(
         if rows.is_keyed:
             placed = rows.with_requests(placed, run=run, first=first)
         if problems and rejects is None:
-            raise _invalid_rows(problems, first, first + len(batch) - 1)
+            raise invalid_rows(
+                problems,
+                first,
+                first + len(batch) - 1,
+                "Fix or filter these rows, or set the option rejects to a folder for them",
+            )
         late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
         refused = {index: ("invalid", reason, None) for index, reason in problems.items()}
         if past == "reject":
@@ -155,6 +161,9 @@ def _publish(
     batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace, rejects: Rejects | None
 ) -> int:
     """Publish the buffered rows; returns the number of confirmed messages."""
+    pace = Pace(settings.rate)
+    # With a limit on the rate, a task waits for the confirms of each step before it goes on.
+    batches, most = (batches, CHUNK) if pace.step is None else (_slices(batches, pace.step), pace.step)
     batch = next(batches, None)
     if batch is None:
         return 0
@@ -170,6 +179,7 @@ def _publish(
     ) as publisher:
         while batch is not None:
             chunk.append((put, batch))
+            pace.wait(len(batch))
             messages = rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place))
             for number, message in enumerate(messages):
                 publisher.put(message)
@@ -179,10 +189,16 @@ def _publish(
             put += len(batch)
             kept += batch.nbytes
             batch = next(batches, None)
-            if batch is None or put - settled >= CHUNK or kept >= CHUNK_BYTES:
+            if batch is None or put - settled >= most or kept >= CHUNK_BYTES:
                 confirmed += _settle(publisher, chunk, rejects)
                 chunk, settled, kept = [], put, 0
     return confirmed
+
+
+def _slices(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for first in range(0, len(batch), rows):
+            yield batch.slice(first, rows)
 
 
 def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], rejects: Rejects | None) -> int:
@@ -213,14 +229,21 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
         return report.confirmed
 
 
-def _invalid_rows(problems: Mapping[int, str], first: int, last: int) -> InvalidRowError:
+def invalid_rows(problems: Mapping[int, str], first: int, last: int, advice: str) -> InvalidRowError:
+    """The error for invalid rows.
+
+    Args:
+        problems: errors by the index of the row in its batch.
+        first: the index of the first row of the batch in the partition.
+        last: the index of the last row of the batch in the partition.
+        advice: what to do.
+    """
     named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
     more = len(problems) - len(named)
     return InvalidRowError(
         f"{len(problems)} of the rows {first} to {last} of this partition cannot be sent, and nothing was sent: "
         f"{'; '.join(named)}"
-        f"{f'; and {more} more' if more else ''}. Fix or filter these rows, or set the option rejects to a folder for "
-        "them"
+        f"{f'; and {more} more' if more else ''}. {advice}"
     )
 
 

@@ -25,8 +25,9 @@ from bide.spark.options import Options
 from bide.spark.overdue import GRACE
 from bide.spark.rows import Rows
 from bide.spark.sending import Sent, SinkPlace, send
-from bide.spark.sink_columns import columns_to_send
+from bide.spark.sink_columns import PUBLISHING_ID, columns_to_send
 from bide.spark.sink_settings import SinkSettings
+from bide.spark.stream_sending import send_once
 
 log = logger(__name__)
 
@@ -57,11 +58,12 @@ def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
     context = TaskContext.get()
     assert context is not None, "a write happens in a task"
     query, batch = (context.getLocalProperty(name) for name in _QUERY_PROPERTIES)
+    prefix = settings.producer or settings.id_prefix
     if not query or batch is None:
-        return SinkPlace(run=settings.id_prefix or write_id, partition=context.partitionId())
-    return SinkPlace(
-        run=f"{settings.id_prefix or query}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}"
-    )
+        return SinkPlace(run=prefix or write_id, partition=context.partitionId())
+    # Another query may have the same name of a publisher, and its batches have other rows.
+    run = query if prefix is None else prefix if settings.producer is None else f"{prefix}-{query}"
+    return SinkPlace(run=f"{run}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}")
 
 
 class Sink:
@@ -82,17 +84,23 @@ class Sink:
             )
         is_keyed = any(name.lower() == "key" for name in schema.fieldNames())
         self._settings = SinkSettings.read(Options(options), environment, is_keyed=is_keyed)
-        self._columns = columns_to_send(schema, self._settings.constants)
+        columns = columns_to_send(schema, self._settings.constants, producer=self._settings.producer)
+        self._columns = tuple(name for name in columns if name != PUBLISHING_ID)
         self._schema = schema
         # The same for all tasks and all their attempts.
         self._write_id = uuid4().hex
         self._begun = datetime.now(UTC)
 
     def send(self, batches: Iterator[pa.RecordBatch]) -> TaskSent:
-        """Send the rows of the current task; see :func:`bide.spark.sending.send`."""
+        """Send the rows of the current task.
+
+        See :func:`bide.spark.sending.send` and :func:`bide.spark.stream_sending.send_once`.
+        """
         settings = self._settings
         rows = Rows(self._columns, settings.constants, settings.infrastructure, bide_headers=settings.bide_headers)
         place = place_of_task(settings, self._write_id)
+        if settings.producer is not None:
+            return TaskSent.of(send_once(batches, rows, settings, place))
         # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
         # a table is not, because several tables may be written with one id prefix, or in one foreachBatch.
         run = place.batch if isinstance(self, DataSourceStreamWriter) else None

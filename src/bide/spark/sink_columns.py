@@ -31,6 +31,9 @@ from bide.spark.sink_settings import TARGETS, TEXTS
 
 VALUE: Final = "value"
 
+PUBLISHING_ID: Final = "publishing_id"
+"""The column with an id of each row that is the same in each attempt at its task."""
+
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
 _HEADER: Final = (StringType, BinaryType, BooleanType, *_WHOLE, FloatType, DoubleType, TimestampType)
 
@@ -67,6 +70,7 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
     "delay": _DURATION,
     "deliver_at": (_any_of(TimestampType), "timestamp"),
     "message_id": _TEXT,
+    PUBLISHING_ID: (_any_of(StringType, *_WHOLE), "a whole number or a string"),
     "headers": (
         _is_headers,
         "map<string, string>, array<struct<key: string, value: binary>>, or JSON in a string",
@@ -85,13 +89,16 @@ _OF_SOURCE: Final = (STREAM_COLUMNS.keys() | QUEUE_COLUMNS.keys()) - COLUMNS.key
 """Columns of the source that are not those of a message."""
 
 
-def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[str, ...]:
+def columns_to_send(
+    schema: StructType, constants: Mapping[str, Any], *, producer: str | None = None
+) -> tuple[str, ...]:
     """The columns that are sent, by their names in :data:`COLUMNS`. The case of the names in the table is ignored.
 
     An option replaces the column of its name; the option ``queue`` replaces queue, exchange and routing key.
 
     Args:
         constants: values of the options, by the names of :class:`bide.OutgoingMessage`.
+        producer: the name of the publisher, if rows are to be stored once in a stream.
 
     Raises:
         InvalidColumnError: a column is missing, unknown or repeated, or has the wrong type.
@@ -117,6 +124,7 @@ def columns_to_send(schema: StructType, constants: Mapping[str, Any]) -> tuple[s
         raise InvalidColumnError(
             f"there is no column {VALUE!r}, the body of the messages, among {_listed(schema)}: add or rename one"
         )
+    _check_publishing_id(found, producer)
     _refuse_contradictions(found, constants)
     replaced = _replaced(constants)
     return tuple(name for name in found if name not in replaced)
@@ -127,6 +135,28 @@ def _replaced(constants: Mapping[str, Any]) -> set[str]:
     if "queue" in names:
         return names | set(TARGETS)
     return names | {"queue"} if "exchange" in names else names
+
+
+def _check_publishing_id(found: Mapping[str, str], producer: str | None) -> None:
+    if producer is None:
+        if PUBLISHING_ID in found:
+            raise InvalidColumnError(
+                f"the column {found[PUBLISHING_ID]!r} is for the option producerName, which stores each row once in a "
+                "stream: set it, or drop the column"
+            )
+        return
+    if PUBLISHING_ID not in found:
+        raise InvalidColumnError(
+            f"the option producerName needs a column {PUBLISHING_ID!r} with an id of each row that is the same in each "
+            "attempt, such as the offset in a source: without it, rows that a repeated task has in another order would "
+            "be lost. Add it, or leave out the option"
+        )
+    for name in ("key", "delay", "deliver_at"):
+        if name in found:
+            raise InvalidColumnError(
+                f"the column {found[name]!r} is for messages that wait, and the option producerName stores them in a "
+                "stream at once: drop the column, or leave out the option"
+            )
 
 
 def _refuse_contradictions(found: Mapping[str, str], constants: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from pyarrow import fs
 
+from bide.admin.locate import stream_port
 from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE, BrokerUrl
 from bide.delay.by_name import LAYOUTS, QUEUE_TYPES, ROUTINGS, QueueType, Routing, make_infrastructure
 from bide.delay.protocol import DelayInfrastructure
@@ -40,11 +41,15 @@ _FOR_ROWS: Final = (*TARGETS, "delay", "deliver_at", "priority", "persistent", "
 KNOWN: Final = frozenset(
     {
         *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects", "past", "bideHeaders"),
+        *("producerName", "streamPort", "messagesPerSecond"),
         *("layout", "prefix", "maxDelay", "resolution", "lanes", "routing", "queueType"),
         *_FOR_ROWS,
     }
 )
 """All options of a write. An option that replaces a column has the name of the column."""
+
+_NOT_FOR_STREAMS: Final = ("exchange", "delay", "deliver_at", "isolated", "idPrefix", "rejects", "past")
+"""Options that contradict ``producerName``."""
 
 _WINDOW: Final = 10_000
 _TIMEOUT: Final = timedelta(seconds=30)
@@ -66,6 +71,9 @@ class SinkSettings:
         past: what to do with rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
             None to fail the task.
         bide_headers: what to do with headers that bide set itself when the message was sent before.
+        rate: the largest number of messages that a task sends in a second; None without a limit.
+        producer: the name under which a stream recognizes repeated rows; None to publish over AMQP 0-9-1.
+        stream_port: the port of the stream protocol; None for RabbitMQ's default.
     """
 
     url: str = field(repr=False)
@@ -78,6 +86,9 @@ class SinkSettings:
     rejects: str | None = None
     past: Past | None = None
     bide_headers: BideHeaders | None = None
+    rate: int | None = None
+    producer: str | None = None
+    stream_port: int | None = None
 
     @classmethod
     def make(
@@ -136,6 +147,7 @@ class SinkSettings:
             raise InvalidOptionError("the option timeout is zero: give 1s or more")
         infrastructure = _infrastructure(options)
         constants = _constants(options, None if is_keyed else infrastructure)
+        producer = _producer(options)
         return cls(
             url=url,
             infrastructure=infrastructure,
@@ -143,10 +155,15 @@ class SinkSettings:
             constants=constants,
             window=options.count("window", highest=1_000_000) or _WINDOW,
             timeout=_TIMEOUT if timeout is None else timeout,
-            id_prefix=_id_prefix(options),
+            id_prefix=_short_text(options, "idPrefix"),
             rejects=_folder(options, "rejects"),
             past=_past(options, constants),
             bide_headers=_bide_headers(options, is_keyed=is_keyed),
+            rate=options.count("messagesPerSecond", highest=1_000_000),
+            producer=producer,
+            stream_port=None
+            if producer is None
+            else options.count("streamPort", highest=65535) or stream_port(url, environment),
         )
 
 
@@ -232,11 +249,31 @@ def _constants(options: Options, infrastructure: DelayInfrastructure | None) -> 
     return constants
 
 
-def _id_prefix(options: Options) -> str | None:
-    prefix = options.text("idPrefix")
-    if prefix is not None and len(prefix.encode()) > 100:
-        raise InvalidOptionError(f"the option idPrefix takes {len(prefix.encode())} bytes: give at most 100")
-    return prefix
+def _producer(options: Options) -> str | None:
+    producer = _short_text(options, "producerName")
+    if producer is None:
+        if "streamPort" in options:
+            raise InvalidOptionError(
+                "the option streamPort goes with producerName, which writes into a stream over its own protocol: leave "
+                "it out, or set producerName"
+            )
+        return None
+    if "queue" not in options:
+        raise InvalidOptionError("the option producerName needs the option queue: set it to the name of a stream")
+    for name in _NOT_FOR_STREAMS:
+        if name in options:
+            raise InvalidOptionError(
+                f"the options producerName and {name} were both given: rows that a stream stores once go directly into "
+                "it, all or none of a task. Leave out one of them"
+            )
+    return producer
+
+
+def _short_text(options: Options, name: str) -> str | None:
+    text = options.text(name)
+    if text is not None and len(text.encode()) > 100:
+        raise InvalidOptionError(f"the option {name} takes {len(text.encode())} bytes: give at most 100")
+    return text
 
 
 def _folder(options: Options, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Blocking connection to a broker over the stream protocol, for reading."""
+"""Blocking connection to a broker over the stream protocol."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from bide.amqp.handshake import release_of, tls_reason
 from bide.amqp.tls_warnings import warn_about_broker
@@ -39,15 +40,19 @@ negotiated frame size does not apply to it."""
 
 _RECEIVE_SIZE: Final = 1 << 18
 
+_PUBLISHER: Final = 1
+"""The number of the publisher of a connection, which has at most one."""
+
 
 class StreamConnection:
-    """One connection, which is never reopened: a reader opens another one and continues at the offset it has reached.
+    """One connection, which is never reopened: its user opens another one and continues there.
 
     Attributes:
         address: host and port.
         advertised: host and port that the node advertises.
         release: the release of RabbitMQ, such as ``(4, 3, 6)``.
         timeout: how long the broker may take to answer, in seconds.
+        max_frame: the largest frame that the broker accepts, in bytes; 0 without a limit.
     """
 
     def __init__(self, url: BrokerUrl, address: tuple[str, int]) -> None:
@@ -61,12 +66,14 @@ class StreamConnection:
         """
         self.address = address
         self.release: tuple[int, ...] = ()
+        self.max_frame = 0
         self.advertised = address
         self.timeout = url.timeout.total_seconds()
         self._correlation_ids = itertools.count(1)
         self._subscriptions = itertools.cycle(range(256))
         self._buffer = bytearray()
         self._chunks: deque[tuple[int, Chunk]] = deque()
+        self._unconfirmed: set[int] = set()
         self._peer = f"{address[0]}:{address[1]}"
         self._heartbeat = 0
         self._sent_at = time.monotonic()
@@ -122,11 +129,11 @@ class StreamConnection:
         key, tune = self._receive_frame(self._deadline())
         if key != frames.TUNE:
             raise ProtocolError(f"the broker at {self._peer} sent frame {key:#06x} instead of Tune")
-        max_frame, heartbeat = tune.uint32(), tune.uint32()
+        self.max_frame, heartbeat = tune.uint32(), tune.uint32()
         # The interval of the broker, which is longer than that of the URL: a reader sends heartbeats only while it
         # reads, and its caller may take long with a chunk.
         self._heartbeat = heartbeat if url.heartbeat else 0
-        self._send(frames.frame(frames.TUNE, struct.pack(">II", max_frame, self._heartbeat)))
+        self._send(frames.frame(frames.TUNE, struct.pack(">II", self.max_frame, self._heartbeat)))
         try:
             node = self._ask(frames.OPEN, frames.string(url.vhost)).properties()
         except VirtualHostError:
@@ -226,6 +233,43 @@ class StreamConnection:
                 return None
         return chunk
 
+    def declare_publisher(self, stream: str, name: str) -> None:
+        """Declare the publisher of this connection.
+
+        Raises:
+            BrokerError: as for :meth:`subscribe`.
+        """
+        names = frames.string(name), frames.string(stream)
+        self._ask(frames.DECLARE_PUBLISHER, struct.pack(">B", _PUBLISHER), *names, stream=stream)
+
+    def publisher_sequence(self, stream: str, name: str) -> int:
+        """The last publishing id that the stream has from a publisher of this name; 0 without any."""
+        names = frames.string(name), frames.string(stream)
+        return self._ask(frames.QUERY_PUBLISHER_SEQUENCE, *names, stream=stream).int64()
+
+    def publish(self, messages: Sequence[tuple[int, bytes]], seconds: float) -> None:
+        """Publish messages in one frame, and wait for the confirms of all.
+
+        Args:
+            messages: encoded messages, each with its publishing id.
+            seconds: how long the broker may take.
+
+        Raises:
+            ConnectionLostError: the connection broke, the broker did not confirm in time, or the leader has moved.
+            BrokerError: the broker refused.
+        """
+        self._unconfirmed = {number for number, _ in messages}
+        deadline = time.monotonic() + seconds
+        self._send(frames.publish(_PUBLISHER, messages))
+        while self._unconfirmed:
+            try:
+                self._dispatch(*self._receive_frame(deadline))
+            except TimeoutError:
+                raise ConnectionLostError(
+                    f"the broker at {self._peer} did not confirm {len(self._unconfirmed):,} of {len(messages):,} "
+                    f"messages within {seconds:g} s"
+                ) from None
+
     def send_heartbeat(self) -> None:
         """Send a heartbeat if one is due; call this regularly while reading."""
         if self._heartbeat and time.monotonic() - self._sent_at > self._heartbeat / 2:
@@ -259,9 +303,10 @@ class StreamConnection:
 
     def _check(self, key: int, fields: Fields, stream: str) -> None:
         code = fields.uint16()
-        if code == frames.OK:
-            return
-        what = f"stream {stream!r}" if stream else f"request {key:#04x}"
+        if code != frames.OK:
+            self._refuse(code, f"stream {stream!r}" if stream else f"request {key:#04x}")
+
+    def _refuse(self, code: int, what: str) -> NoReturn:
         reason = f"the broker at {self._peer} refused {what}: {frames.CODES.get(code, f'code {code:#04x}')}"
         if code in frames.AUTHENTICATION_FAILURES:
             raise AuthenticationError(reason)
@@ -271,8 +316,8 @@ class StreamConnection:
             raise TargetNotFoundError(reason)
         if code == frames.ACCESS_REFUSED:
             raise AccessRefusedError(reason)
-        if code == frames.STREAM_NOT_AVAILABLE:
-            # A leader is being elected or starting: the caller may retry, as after a lost connection.
+        if code in (frames.STREAM_NOT_AVAILABLE, frames.NO_SUCH_PUBLISHER):
+            # A leader is being elected or starting, or has moved: the caller may retry, as after a lost connection.
             raise ConnectionLostError(reason)
         raise BrokerError(reason)
 
@@ -282,6 +327,13 @@ class StreamConnection:
             case frames.DELIVER:
                 subscription = fields.uint8()
                 self._chunks.append((subscription, Chunk.read(*fields.rest)))
+            case frames.PUBLISH_CONFIRM:
+                fields.skip(1)  # the number of the publisher
+                self._unconfirmed.difference_update(fields.int64s())
+            case frames.PUBLISH_ERROR:
+                fields.skip(1)
+                refused = [(fields.int64(), fields.uint16()) for _ in range(fields.uint32())]
+                self._refuse(refused[0][1], f"{len(refused):,} messages")
             case frames.HEARTBEAT:
                 self.send_heartbeat()
             case frames.METADATA_UPDATE:

@@ -1,4 +1,4 @@
-"""Frames of the RabbitMQ stream protocol that a reader sends and receives."""
+"""Frames of the RabbitMQ stream protocol that readers and publishers send and receive."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Final
 
 from bide.errors import ProtocolError
 
+DECLARE_PUBLISHER: Final = 0x01
+PUBLISH: Final = 0x02
+PUBLISH_CONFIRM: Final = 0x03
+PUBLISH_ERROR: Final = 0x04
+QUERY_PUBLISHER_SEQUENCE: Final = 0x05
 SUBSCRIBE: Final = 0x07
 DELIVER: Final = 0x08
 CREDIT: Final = 0x09
@@ -32,6 +37,7 @@ NO_SUCH_STREAM: Final = 2
 STREAM_NOT_AVAILABLE: Final = 6
 VHOST_FAILURE: Final = 0x0C
 ACCESS_REFUSED: Final = 0x10
+NO_SUCH_PUBLISHER: Final = 0x12
 AUTHENTICATION_FAILURES: Final = frozenset({0x08, 0x0B})
 
 CODES: Final = {
@@ -60,9 +66,16 @@ FIRST: Final = struct.pack(">H", 1)
 LAST: Final = struct.pack(">H", 2)
 """Positions to subscribe from: the first chunk, and the last one."""
 
+PUBLISH_OVERHEAD: Final = 13
+"""Bytes of a Publish frame beside its messages."""
+
+MESSAGE_OVERHEAD: Final = 12
+"""Bytes of a message in a Publish frame beside its contents."""
+
 _HEAD: Final = struct.Struct(">HH")
 _LONG: Final = struct.Struct(">I")
 _SHORT: Final = struct.Struct(">H")
+_PUBLISHED: Final = struct.Struct(">QI")
 
 
 def at_offset(offset: int) -> bytes:
@@ -119,6 +132,14 @@ def subscribe(correlation_id: int, subscription: int, stream: str, position: byt
     return request(SUBSCRIBE, correlation_id, *parts)
 
 
+def publish(publisher: int, messages: Sequence[tuple[int, bytes]]) -> bytes:
+    """Encode a Publish frame, from encoded messages with their publishing ids."""
+    parts = [struct.pack(">BI", publisher, len(messages))]
+    for number, data in messages:
+        parts += (_PUBLISHED.pack(number, len(data)), data)
+    return frame(PUBLISH, *parts)
+
+
 class Fields:
     """The fields of a frame, decoded one after the other.
 
@@ -161,6 +182,10 @@ class Fields:
     def int64(self) -> int:
         """Eight bytes, signed."""
         return self._take(">q")
+
+    def int64s(self) -> list[int]:
+        """A list of values of eight bytes, signed."""
+        return [self.int64() for _ in range(self.uint32())]
 
     def string(self) -> str:
         """A string; null is read as an empty one."""

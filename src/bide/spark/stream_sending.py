@@ -1,0 +1,208 @@
+"""Checked sending of the rows of one task into a stream, which stores each row once.
+
+A publishing id has two parts: a digest of the ids of all rows of the task, and the place of the row among them, in the
+order of the ids. So rows that a repeated task has in another order get the same publishing ids, and the stream drops
+those it has. If the repeated task has other rows, its digest differs from the one that the stream has, and the task
+fails: the place of a row would be that of another row, which may have been stored, and the row would be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bide.errors import BideError, InvalidRowError
+from bide.messages.checker import MessageChecker
+from bide.messages.outgoing import OutgoingMessage
+from bide.spark.pace import Pace
+from bide.spark.rows import Rows
+from bide.spark.sending import Sent, SinkPlace, invalid_rows
+from bide.spark.sink_columns import PUBLISHING_ID
+from bide.spark.sink_settings import SinkSettings
+from bide.spark.spool import Spool
+from bide.streams import frames
+from bide.streams.amqp10_encoder import StreamMessageEncoder
+from bide.streams.log import Address
+from bide.streams.publisher import StreamPublisher
+
+_PLACE_BITS: Final = 25
+"""Bits of a publishing id for the place of a row; the other 38 bits of a positive number are for the digest."""
+
+MAX_ROWS: Final = (1 << _PLACE_BITS) - 1
+"""The largest number of rows in a task."""
+
+MAX_PARTITIONS: Final = 200
+"""The largest number of tasks of a write. A stream remembers the last ids of the 255 publishers that published last."""
+
+_FRAME_ROWS: Final = 1_000
+_FRAME_BYTES: Final = 1 << 20
+_DATA: Final = "data"
+_ADVICE: Final = "Fix or filter these rows"
+
+
+def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace) -> Sent:
+    """Send the rows of one task. If an attempt at the task has sent some of them before, the stream drops these.
+
+    Args:
+        batches: with the column :data:`bide.spark.sink_columns.PUBLISHING_ID`.
+        place: the same for each attempt at the task; its run begins with the name of the publisher.
+
+    Raises:
+        InvalidRowError: rows are invalid, an id is missing or repeated, there are too many rows or tasks, or an attempt
+            at this task had other rows and has published some.
+        BrokerError: the broker cannot be reached, or refuses.
+    """
+    if place.partition >= MAX_PARTITIONS:
+        raise InvalidRowError(
+            f"this write has more than {MAX_PARTITIONS} partitions, and a stream recognizes the repeated rows of as "
+            f"many: write df.coalesce({MAX_PARTITIONS}), or fewer"
+        )
+    stream = settings.constants["to"]
+    address = Address.of(settings.url, settings.stream_port)
+    with Spool() as spool:
+        with address.connect() as connection:
+            encoder = StreamMessageEncoder(stream, connection.release)
+            room = (connection.max_frame or _FRAME_BYTES) - frames.PUBLISH_OVERHEAD - frames.MESSAGE_OVERHEAD
+        ids = _check_and_buffer(batches, rows, spool, encoder, str(place), room)
+        if not len(ids):
+            return Sent(confirmed=0)
+        is_sorted = bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py())
+        if not is_sorted:
+            ids = ids.take(pc.sort_indices(ids))
+            _refuse_repeated(ids)
+        digest = _digest(ids)
+        with StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds()) as publisher:
+            _check_digest(publisher, digest, place)
+            _publish(publisher, _messages(spool, digest, is_sorted=is_sorted), Pace(settings.rate), room)
+            # An attempt that runs at the same time and has other rows may have made the stream drop rows of this one.
+            _check_digest(publisher, digest, place)
+    return Sent(confirmed=len(ids))
+
+
+def _check_and_buffer(
+    batches: Iterator[pa.RecordBatch],
+    rows: Rows,
+    spool: Spool,
+    encoder: StreamMessageEncoder,
+    run: str,
+    room: int,
+) -> pa.ChunkedArray:
+    """Check and encode all rows, and buffer their messages; returns their ids in the order of the rows."""
+    checker = MessageChecker()
+    found: list[pa.Array] = []
+    first = 0
+    for given in batches:
+        batch = given.rename_columns([name.lower() for name in given.schema.names])
+        now = datetime.now(UTC)
+        column = batch.column(PUBLISHING_ID)
+        column = column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.large_string())
+        ids = column.to_pylist()
+        problems = rows.problems(batch, now)
+        problems |= {
+            index: f"the column {PUBLISHING_ID} is null: give each row an id that is the same in each attempt"
+            for index, one in enumerate(ids)
+            if one is None and index not in problems
+        }
+        encoded: list[bytes] = []
+        if not problems:
+            for index, message in enumerate(rows.messages(batch, ids, run=run)):
+                assert isinstance(message, OutgoingMessage), "rows with keys are refused before"
+                try:
+                    prepared = checker.check(message)
+                    data = encoder.encode(prepared.wire_values(None, now), prepared.body)
+                    if len(data) > room:
+                        raise InvalidRowError(
+                            f"its message has {len(data):,} bytes, and a frame of the stream protocol has room for "
+                            f"{room:,}: send less, or raise stream.frame_max of the broker"
+                        )
+                except BideError as error:
+                    problems[index] = str(error)
+                else:
+                    encoded.append(data)
+        if problems:
+            raise invalid_rows(problems, first, first + len(batch) - 1, _ADVICE)
+        first += len(batch)
+        if first > MAX_ROWS:
+            raise InvalidRowError(
+                f"this partition has more than {MAX_ROWS:,} rows, the limit of a task that writes into a stream: "
+                "divide the table into more partitions"
+            )
+        if len(batch):
+            spool.put(pa.record_batch([column, pa.array(encoded, pa.large_binary())], names=[PUBLISHING_ID, _DATA]))
+            found.append(column)
+    return pa.chunked_array(found, found[0].type if found else pa.int64())
+
+
+def _refuse_repeated(ids: pa.ChunkedArray) -> None:
+    """Refuse sorted ids of which several are equal."""
+    equal = pc.equal(ids.slice(0, len(ids) - 1), ids.slice(1))
+    at = pc.index(equal, True).as_py()
+    if at >= 0:
+        raise InvalidRowError(
+            f"several rows of this partition have the {PUBLISHING_ID} {ids[at].as_py()!r}, and nothing was sent: give "
+            "each row its own id"
+        )
+
+
+def _digest(ids: pa.ChunkedArray) -> int:
+    """A digest of sorted ids."""
+    found = blake2b(digest_size=8)
+    for chunk in ids.chunks:
+        found.update("".join(f"{one!r}," for one in chunk.to_pylist()).encode("utf-8", "backslashreplace"))
+    return int.from_bytes(found.digest()) >> _PLACE_BITS + 1
+
+
+def _check_digest(publisher: StreamPublisher, digest: int, place: SinkPlace) -> None:
+    """Compare the rows of this task with those of the attempt that published last.
+
+    Raises:
+        InvalidRowError: they are other rows.
+    """
+    last = publisher.last_id()
+    if last and last >> _PLACE_BITS != digest:
+        what = f"of micro-batch {place.batch}" if place.batch else "of a write"
+        raise InvalidRowError(
+            f"an attempt at partition {place.partition} {what} published {last & MAX_ROWS:,} of its rows under the "
+            f"name {str(place)!r}, and this one has other rows: the values of {PUBLISHING_ID} differ. Rows could be "
+            "lost. Give a write of other rows another producerName. If the rows should be the same, make their "
+            "partitions so, for example with repartition by a column, and write with another producerName, which "
+            "stores the rows of that attempt a second time"
+        )
+
+
+def _messages(spool: Spool, digest: int, *, is_sorted: bool) -> Iterator[tuple[int, bytes]]:
+    """The buffered messages in the order of their ids, each with its publishing id."""
+    batches: Any = spool.batches()
+    if not is_sorted:
+        batches = pa.Table.from_batches(batches).sort_by(PUBLISHING_ID).to_batches(max_chunksize=10 * _FRAME_ROWS)
+    number = digest << _PLACE_BITS
+    for batch in batches:
+        for data in batch.column(_DATA).to_pylist():
+            number += 1
+            yield number, data
+
+
+def _publish(publisher: StreamPublisher, messages: Iterator[tuple[int, bytes]], pace: Pace, room: int) -> None:
+    """Publish messages in frames."""
+    most = _FRAME_ROWS if pace.step is None else min(_FRAME_ROWS, pace.step)
+    frame: list[tuple[int, bytes]] = []
+    size = 0
+
+    def send() -> None:
+        pace.wait(len(frame))
+        publisher.keep_alive()
+        publisher.publish(frame)
+
+    for message in messages:
+        taken = len(message[1]) + frames.MESSAGE_OVERHEAD
+        if frame and (len(frame) == most or size + taken > room):
+            send()
+            frame, size = [], 0
+        frame.append(message)
+        size += taken
+    send()
