@@ -199,7 +199,7 @@ class ErrorQueue:
         if to is not None:
             await self._check_target(to)
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
-        period = timedelta(0) if over is None else parse_delay(over)
+        period = None if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
         run = new_run()
 
@@ -208,16 +208,13 @@ class ErrorQueue:
             allowed.check(found.target)
             return found
 
-        def pace(_: FailedMessage, place: int) -> float:
-            return period.total_seconds() * place / max(total, 1)
-
         details = {
             "to": to,
-            "over": None if over is None else format_delay(period),
+            "over": None if period is None else format_delay(period),
             "allow": None if allow is None else list(allowed.patterns),
         }
         return await self._move(
-            "retry", self.queue, selection, copy, details, progress, total, pace=pace if period else None, run=run
+            "retry", self.queue, selection, copy, details, progress, total, pace=_evenly(period, total), run=run
         )
 
     async def replay(
@@ -316,12 +313,18 @@ class ErrorQueue:
         return new.message_id
 
     async def archive(
-        self, selection: Selection, *, keep: DelayLike = KEEP, progress: Progress | None = None
+        self,
+        selection: Selection,
+        *,
+        keep: DelayLike = KEEP,
+        over: DelayLike | None = None,
+        progress: Progress | None = None,
     ) -> OperationResult:
         """Move the selected messages to :attr:`archive_queue`, where the broker deletes them after a time.
 
         Args:
             keep: how long the archive keeps them, at least 1 s.
+            over: spread the messages evenly over this time, as :meth:`retry` does.
             progress: called with the number of finished messages and the total.
 
         Raises:
@@ -333,16 +336,19 @@ class ErrorQueue:
             raise InvalidDelayError(
                 f"an archive keeps messages for 1 s to {format_delay(_MAX_KEEP)}, not {format_delay(retention)}"
             )
+        period = None if over is None else parse_delay(over)
         if not await self._client.exists(self.archive_queue):
             await self._client.declare(Topology(queues=[Queue.quorum(self.archive_queue)]))
-        now = self._client.now()
-        total = await self.count(selection) if progress else 0
+        total = await self.count(selection) if period or progress else 0
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
+            now = self._client.now()
             return redrive.archived(message, queue=self.archive_queue, keep=retention, now=now)
 
-        details = {"keep": format_delay(retention)}
-        return await self._move("archive", self.queue, selection, copy, details, progress, total)
+        details = {"keep": format_delay(retention), "over": None if period is None else format_delay(period)}
+        return await self._move(
+            "archive", self.queue, selection, copy, details, progress, total, pace=_evenly(period, total)
+        )
 
     async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
         """Move the selected messages of :attr:`archive_queue` back to the error queue.
@@ -360,14 +366,26 @@ class ErrorQueue:
 
         return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
 
-    async def discard(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
+    async def discard(
+        self, selection: Selection, *, over: DelayLike | None = None, progress: Progress | None = None
+    ) -> OperationResult:
         """Delete the selected messages. Their ids are recorded first.
 
+        Args:
+            over: spread the messages evenly over this time, as :meth:`retry` does. If the call is cancelled, the rest
+                stay.
+            progress: called with the number of finished messages and the total.
+
         Raises:
+            InvalidInputError: an argument is invalid.
             BrokerError: the broker refuses, or cannot be reached.
         """
-        total = await self.count(selection) if progress else 0
-        return await self._move("discard", self.queue, selection, None, {}, progress, total)
+        period = None if over is None else parse_delay(over)
+        total = await self.count(selection) if period or progress else 0
+        details = {"over": None if period is None else format_delay(period)}
+        return await self._move(
+            "discard", self.queue, selection, None, details, progress, total, pace=_evenly(period, total)
+        )
 
     # -- internals
 
@@ -441,3 +459,11 @@ class ErrorQueue:
                 self._warned = True
                 log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, browser.others)
             yield browser
+
+
+def _evenly(period: timedelta | None, total: int) -> Pace | None:
+    """The pace of messages that leave evenly spread over a time; None for all at once."""
+    if not period:
+        return None
+    between = period.total_seconds() / max(total, 1)
+    return lambda _, place: between * place
