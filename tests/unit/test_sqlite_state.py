@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.gate.sqlite_state import LATER_INDEX, SCHEMA, SqliteState
+from bide.gate.sqlite_state import LATER_INDEXES, SCHEMA, SqliteState
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
@@ -102,7 +102,7 @@ def by_gate(step: str, state: ScheduleMemory, following: int | None) -> Schedule
 
 def database() -> SqliteState:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.executescript(f"{SCHEMA} {LATER_INDEX};")
+    connection.executescript(f"{SCHEMA} {LATER_INDEXES};")
     return SqliteState(connection)
 
 
@@ -177,6 +177,24 @@ def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
         assert (found[cell].count, found[cell].first, found[cell].last) == (len(dues), min(dues), max(dues))
 
 
+@examples(0.6)
+@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS)
+def test_paused_schedules_that_match_are_counted(
+    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter
+) -> None:
+    memory, stored = ScheduleMemory(), database()
+    records: list[ScheduleRecord] = [*adds]
+    records += (
+        ChangeSchedule(request=RequestId("pausing", number), action="pause", key=key)
+        for number, key in enumerate(sorted(paused), 1)
+    )
+    for state in (memory, stored):
+        fold = ScheduleFold(state, PARTITION)
+        for offset, record in enumerate(records):
+            fold.apply(offset, record, by_gate=False)
+    assert stored.number(wanted, is_paused=True) == sum(one.is_paused for one in memory.select(wanted))
+
+
 def test_what_is_paused_is_not_due() -> None:
     stored = database()
     fold = ScheduleFold(stored, PARTITION)
@@ -190,7 +208,7 @@ def test_what_is_paused_is_not_due() -> None:
 def test_a_filter_is_answered_from_the_index_by_key() -> None:
     """A page of 100 among a million may not sort, nor read messages that it does not return."""
     connection = sqlite3.connect(":memory:")
-    connection.executescript(f"{SCHEMA} {LATER_INDEX};")
+    connection.executescript(f"{SCHEMA} {LATER_INDEXES};")
     seen = list[str]()
     connection.set_trace_callback(seen.append)
     list(SqliteState(connection).page(ScheduleFilter(prefix="a", target="q:x", due_before=5), limit=100))

@@ -50,8 +50,11 @@ CREATE TABLE position (
 INSERT INTO position VALUES (-1, 0, 0, 0, 0, 0, 0, NULL);
 """
 
-LATER_INDEX: Final = "CREATE INDEX IF NOT EXISTS recurring ON waiting (key) WHERE recurrence IS NOT NULL"
-"""An index that files of earlier releases lack. They can be read with and without it."""
+LATER_INDEXES: Final = (
+    "CREATE INDEX IF NOT EXISTS recurring ON waiting (key) WHERE recurrence IS NOT NULL; "
+    "CREATE INDEX IF NOT EXISTS paused ON waiting (key, target, due) WHERE is_paused"
+)
+"""Indexes that files of earlier releases lack. They can be read with and without them."""
 
 _POSITION: Final = ("record", "count", "tick", "carried", "checksum", "size", "carried_size", "snapshot")
 _POSITION_FIELDS: Final = ("offset", *_POSITION[1:])
@@ -286,10 +289,15 @@ class SqliteState:
             self._waiting_count = self.number(ScheduleFilter())
         return self._waiting_count
 
-    def number(self, wanted: ScheduleFilter) -> int:
-        """The number of waiting schedules that a filter matches."""
+    def number(self, wanted: ScheduleFilter, *, is_paused: bool = False) -> int:
+        """The number of waiting schedules that a filter matches.
+
+        Args:
+            is_paused: whether only paused schedules match.
+        """
         where, values = where_of(wanted)
-        found: int = self._sql.execute(f"SELECT count(*) FROM waiting WHERE {where}", values).fetchone()[0]
+        only = "INDEXED BY paused WHERE is_paused AND" if is_paused else "WHERE"
+        found: int = self._sql.execute(f"SELECT count(*) FROM waiting {only} {where}", values).fetchone()[0]
         return found
 
     def timeline(self, wanted: ScheduleFilter, grid: TimeGrid) -> Iterator[TimelineCount]:
