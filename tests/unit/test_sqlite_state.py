@@ -27,7 +27,7 @@ from bide.schedules.records import (
 )
 from bide.schedules.requests import RequestId
 from bide.schedules.state import ScheduleMemory
-from bide.schedules.timeline import TimeGrid
+from bide.schedules.timeline import TimeGrid, TimelineCount
 from tests.examples import examples
 
 PARTITION = 3
@@ -149,39 +149,8 @@ def test_filters_pages_and_due_times_agree(
     assert stored.next_due() == min((one.due for one in memory.select(ScheduleFilter())), default=None)
 
 
-GRIDS = st.builds(
-    TimeGrid, start=st.integers(0, 20) | st.integers(0, 2**62), width=st.integers(1, 9), number=st.integers(1, 5)
-)
-
-
-@examples(0.6)
-@given(st.lists(ADDS, max_size=20), FILTERS, GRIDS)
-def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
-    adds: list[AddSchedule], wanted: ScheduleFilter, grid: TimeGrid
-) -> None:
-    memory, stored = ScheduleMemory(), database()
-    for state in (memory, stored):
-        fold = ScheduleFold(state, PARTITION)
-        for offset, record in enumerate(adds):
-            fold.apply(offset, record, by_gate=False)
-    expected: dict[tuple[str, int], list[int]] = {}
-    for one in memory.select(wanted):
-        place = min(max((one.due - grid.start) // grid.width, -1), grid.number)
-        expected.setdefault((one.target, place), []).append(one.due)
-    found = {(one.target, one.interval): one for one in stored.timeline(wanted, grid)}
-    assert found.keys() == expected.keys()
-    everything = [due for dues in expected.values() for due in dues]
-    span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
-    assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
-    for cell, dues in expected.items():
-        assert (found[cell].count, found[cell].first, found[cell].last) == (len(dues), min(dues), max(dues))
-
-
-@examples(0.6)
-@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS)
-def test_paused_schedules_that_match_are_counted(
-    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter
-) -> None:
+def with_paused(adds: list[AddSchedule], paused: set[str]) -> tuple[ScheduleMemory, SqliteState]:
+    """States with schedules, of which those of some keys are paused."""
     memory, stored = ScheduleMemory(), database()
     records: list[ScheduleRecord] = [*adds]
     records += (
@@ -192,6 +161,43 @@ def test_paused_schedules_that_match_are_counted(
         fold = ScheduleFold(state, PARTITION)
         for offset, record in enumerate(records):
             fold.apply(offset, record, by_gate=False)
+    return memory, stored
+
+
+GRIDS = st.builds(
+    TimeGrid, start=st.integers(0, 20) | st.integers(0, 2**62), width=st.integers(1, 9), number=st.integers(1, 5)
+)
+
+
+@examples(0.6)
+@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS, GRIDS)
+def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
+    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter, grid: TimeGrid
+) -> None:
+    memory, stored = with_paused(adds, paused)
+    expected: dict[tuple[str, int], list[int]] = {}
+    for one in memory.select(wanted):
+        place = min(max((one.due - grid.start) // grid.width, -1), grid.number)
+        expected.setdefault((one.target, place), []).append(one.due)
+    found = dict[tuple[str, int], list[TimelineCount]]()
+    for part in stored.timeline(wanted, grid):
+        found.setdefault((part.target, part.interval), []).append(part)
+    assert found.keys() == expected.keys()
+    everything = [due for dues in expected.values() for due in dues]
+    span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
+    assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
+    for cell, dues in expected.items():
+        parts = found[cell]
+        counts = (sum(one.count for one in parts), min(one.first for one in parts), max(one.last for one in parts))
+        assert counts == (len(dues), min(dues), max(dues))
+
+
+@examples(0.6)
+@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS)
+def test_paused_schedules_that_match_are_counted(
+    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter
+) -> None:
+    memory, stored = with_paused(adds, paused)
     assert stored.number(wanted, is_paused=True) == sum(one.is_paused for one in memory.select(wanted))
 
 

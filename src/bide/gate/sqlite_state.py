@@ -301,13 +301,37 @@ class SqliteState:
         return found
 
     def timeline(self, wanted: ScheduleFilter, grid: TimeGrid) -> Iterator[TimelineCount]:
-        """The numbers of waiting schedules that a filter matches, by target and interval."""
+        """The numbers of waiting schedules that a filter matches, by target and interval.
+
+        A target and interval can come twice: with its paused schedules, and with the others.
+        """
         where, values = where_of(wanted)
-        # The index has all columns, so that no message is read.
+        if wanted.prefix:
+            yield from self._timeline(f"waiting INDEXED BY waiting_by_key WHERE {where}", values, grid)
+            return
+        # In the order of due times, each interval is a part of the index. Sorting each of them takes less than half of
+        # the time that sorting all of them takes.
+        numbers = "SELECT target, count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_due"
+        for interval in range(-1, grid.number + 1):
+            begin = grid.start + grid.width * interval
+            wheres = ["NOT is_paused", where]
+            times = list[int]()
+            if interval >= 0:
+                wheres.append("due >= ?")
+                times.append(begin)
+            if interval < grid.number:
+                wheres.append("due < ?")
+                times.append(begin + grid.width)
+            query = f"{numbers} WHERE {' AND '.join(wheres)} GROUP BY target"
+            for target, count, first, last in self._sql.execute(query, (*values, *times)):
+                yield TimelineCount(target=target, interval=interval, count=count, first=first, last=last)
+        yield from self._timeline(f"waiting INDEXED BY paused WHERE is_paused AND {where}", values, grid)
+
+    def _timeline(self, rows: str, values: tuple[str | int, ...], grid: TimeGrid) -> Iterator[TimelineCount]:
+        # The indexes have all columns, so that no message is read.
         query = (
             "SELECT target, CASE WHEN due < ? THEN -1 WHEN due >= ? THEN ? ELSE (due - ?) / ? END AS interval, "
-            "count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_key "
-            f"WHERE {where} GROUP BY target, interval"
+            f"count(*), min(due), max(due) FROM {rows} GROUP BY target, interval"
         )
         times = (grid.start, grid.end, grid.number, grid.start, grid.width)
         for target, interval, count, first, last in self._sql.execute(query, (*times, *values)):
