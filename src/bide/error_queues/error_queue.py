@@ -18,14 +18,10 @@ from bide.error_queues.browser import PREFETCH, QueueBrowser, browse
 from bide.error_queues.delay_queues import refuse_delay_queue
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
-from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
+from bide.error_queues.operation import WINDOW, Operation, Pace, Progress, evenly
 from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import Audit, new_run
-from bide.errors import (
-    InvalidDelayError,
-    NotFoundError,
-    TargetNotFoundError,
-)
+from bide.errors import InvalidDelayError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import PreparedMessage
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
@@ -208,14 +204,8 @@ class ErrorQueue:
             allowed.check(found.target)
             return found
 
-        details = {
-            "to": to,
-            "over": None if period is None else format_delay(period),
-            "allow": None if allow is None else list(allowed.patterns),
-        }
-        return await self._move(
-            "retry", self.queue, selection, copy, details, progress, total, pace=_evenly(period, total), run=run
-        )
+        details = {"to": to, "allow": None if allow is None else list(allowed.patterns)}
+        return await self._move("retry", self.queue, selection, copy, details, progress, total, over=period, run=run)
 
     async def replay(
         self,
@@ -342,13 +332,10 @@ class ErrorQueue:
         total = await self.count(selection) if period or progress else 0
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
-            now = self._client.now()
-            return redrive.archived(message, queue=self.archive_queue, keep=retention, now=now)
+            return redrive.archived(message, queue=self.archive_queue, keep=retention, now=self._client.now())
 
-        details = {"keep": format_delay(retention), "over": None if period is None else format_delay(period)}
-        return await self._move(
-            "archive", self.queue, selection, copy, details, progress, total, pace=_evenly(period, total)
-        )
+        details = {"keep": format_delay(retention)}
+        return await self._move("archive", self.queue, selection, copy, details, progress, total, over=period)
 
     async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
         """Move the selected messages of :attr:`archive_queue` back to the error queue.
@@ -372,8 +359,7 @@ class ErrorQueue:
         """Delete the selected messages. Their ids are recorded first.
 
         Args:
-            over: spread the messages evenly over this time, as :meth:`retry` does. If the call is cancelled, the rest
-                stay.
+            over: spread the messages evenly over this time, as :meth:`retry` does.
             progress: called with the number of finished messages and the total.
 
         Raises:
@@ -382,10 +368,7 @@ class ErrorQueue:
         """
         period = None if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
-        details = {"over": None if period is None else format_delay(period)}
-        return await self._move(
-            "discard", self.queue, selection, None, details, progress, total, pace=_evenly(period, total)
-        )
+        return await self._move("discard", self.queue, selection, None, {}, progress, total, over=period)
 
     # -- internals
 
@@ -399,9 +382,12 @@ class ErrorQueue:
         progress: Progress | None,
         total: int,
         *,
+        over: timedelta | None = None,
         pace: Pace | None = None,
         run: str | None = None,
     ) -> OperationResult:
+        if over is not None:
+            details, pace = {**details, "over": format_delay(over)}, evenly(over, total)
         self.interrupted = None
         count_reset = await self._count_reset(queue, sends=operation in _SENDING)
         name = run or new_run()
@@ -459,11 +445,3 @@ class ErrorQueue:
                 self._warned = True
                 log.warning("%r has other consumers (%d): messages that they hold are not seen", queue, browser.others)
             yield browser
-
-
-def _evenly(period: timedelta | None, total: int) -> Pace | None:
-    """The pace of messages that leave evenly spread over a time; None for all at once."""
-    if not period:
-        return None
-    between = period.total_seconds() / max(total, 1)
-    return lambda _, place: between * place

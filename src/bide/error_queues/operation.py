@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.client.client import Client
@@ -257,6 +257,12 @@ class Operation:
     def _raise(self) -> None:
         if self._failed is not None:
             raise self._failed
+
+
+def evenly(period: timedelta, total: int) -> Pace | None:
+    """The pace of messages that leave evenly spread over a time; None for all at once."""
+    between = period.total_seconds() / max(total, 1)
+    return (lambda _, place: between * place) if period else None
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

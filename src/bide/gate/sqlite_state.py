@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final
 
 from bide.gate.delivery_queue import OccurrenceHead
-from bide.gate.sql_conditions import others, where_of
+from bide.gate.sql_conditions import intervals_of, others, where_of
 from bide.schedules.entries import (
     FinishedKey,
     RememberedAnswer,
@@ -301,28 +301,15 @@ class SqliteState:
         return found
 
     def timeline(self, wanted: ScheduleFilter, grid: TimeGrid) -> Iterator[TimelineCount]:
-        """The numbers of waiting schedules that a filter matches, by target and interval.
-
-        A target and interval can come twice: with its paused schedules, and with the others.
-        """
+        """The numbers of waiting schedules that a filter matches, by target and interval; paused ones may be apart."""
         where, values = where_of(wanted)
         if wanted.prefix:
             yield from self._timeline(f"waiting INDEXED BY waiting_by_key WHERE {where}", values, grid)
             return
-        # In the order of due times, each interval is a part of the index. Sorting each of them takes less than half of
-        # the time that sorting all of them takes.
-        numbers = "SELECT target, count(*), min(due), max(due) FROM waiting INDEXED BY waiting_by_due"
-        for interval in range(-1, grid.number + 1):
-            begin = grid.start + grid.width * interval
-            wheres = ["NOT is_paused", where]
-            times = list[int]()
-            if interval >= 0:
-                wheres.append("due >= ?")
-                times.append(begin)
-            if interval < grid.number:
-                wheres.append("due < ?")
-                times.append(begin + grid.width)
-            query = f"{numbers} WHERE {' AND '.join(wheres)} GROUP BY target"
+        # Each interval is a part of this index. To group them one by one takes less than half of the time of one query.
+        rows = f"waiting INDEXED BY waiting_by_due WHERE NOT is_paused AND {where}"
+        for interval, within, times in intervals_of(grid):
+            query = f"SELECT target, count(*), min(due), max(due) FROM {rows} AND {within} GROUP BY target"
             for target, count, first, last in self._sql.execute(query, (*values, *times)):
                 yield TimelineCount(target=target, interval=interval, count=count, first=first, last=last)
         yield from self._timeline(f"waiting INDEXED BY paused WHERE is_paused AND {where}", values, grid)
