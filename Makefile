@@ -25,7 +25,7 @@ done; \
 if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 endef
 
-.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser pngquant rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,7 +57,7 @@ test-timing: setup rabbitmq ## measure the lateness of delayed messages, without
 
 # These start JVMs and clusters of their own. Spark gives a Python worker ten seconds to start, however busy the machine.
 test-long: WORKERS = 3
-test-long: setup rabbitmq java browser iproute2 databases languages go diagrams ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
+test-long: setup rabbitmq java browser firefox iproute2 databases languages go diagrams ## run the tests that `test` leaves out: a night, clusters, more kills (half an hour)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) -m long
 
 test-brokers: setup java browser iproute2 databases languages go ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
@@ -138,6 +138,9 @@ diagrams: # for the documentation site
 
 browser: # for the tests of the report
 	@scripts/install-chromium.sh
+
+firefox: # for a test of the console
+	@scripts/install-firefox.sh
 
 rabbitmq: # the tests use a private broker and ignore BIDE_URL
 	@env -u BIDE_URL scripts/install-rabbitmq.sh

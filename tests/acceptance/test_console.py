@@ -1,4 +1,4 @@
-"""``bide console`` with a real broker, a gate, and Chromium."""
+"""``bide console`` with a real broker, a gate, Chromium and Firefox."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ import pytest
 import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from tests import browser
+from tests import browser, firefox
 from tests.acceptance.test_cli import Program
 from tests.broker.receiving import eventually, receive
 from tests.broker.schedule_log import gating
 from tests.browser import Browser
+from tests.firefox import Firefox
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
 
 NASTY: Final = "<script>document.title='taken'</script><img src='//example.org/x.png' onerror='alert(1)'>"
+BUTTON: Final = "[...document.querySelectorAll('main button')].find(one => one.innerText.trim() === '{}')"
 READY: Final = "document.querySelector('.view')?.dataset.ready === 'true'"
 
 
@@ -101,8 +103,10 @@ def console(vhost: Vhost, *options: str, environment: Mapping[str, str] | None =
         assert "http://127.0.0.1:" in line, process.communicate(timeout=TIMEOUT)
         yield Console(url=line.split(" on ")[1].strip(), process=process)
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=TIMEOUT) == ("", "")
-        assert process.returncode == 0
+        output, errors = process.communicate(timeout=TIMEOUT)
+        # On a busy machine, the console assumes the default delivery limit, and says so.
+        unexpected = [one for one in errors.splitlines() if "its management API is too slow" not in one]
+        assert (output, unexpected, process.returncode) == ("", [], 0)
     finally:
         if process.poll() is None:
             process.kill()
@@ -116,37 +120,42 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 class Window:
-    """The page of a console in the browser."""
+    """The page of a console in a browser."""
 
-    def __init__(self, chromium: Browser, console: Console) -> None:
-        self._chromium = chromium
+    def __init__(self, browser: Browser | Firefox, console: Console) -> None:
+        self._browser = browser
         self._console = console
 
     def sign_in(self) -> None:
-        self._chromium.visit("about:blank")
-        self._chromium.visit(self._console.url)
+        self._browser.visit("about:blank")
+        self._browser.visit(self._console.url)
         self.wait(READY)
 
     def open(self, view: str, *, width: int = 1200, dark: bool = False) -> None:
-        self._chromium.visit("about:blank")
-        self._chromium.visit(f"{self._console.origin}/#/{view}", width=width, dark=dark)
+        url = f"{self._console.origin}/#/{view}"
+        self._browser.visit("about:blank")
+        if isinstance(self._browser, Browser):
+            self._browser.visit(url, width=width, dark=dark)
+        else:
+            # WebDriver BiDi of Firefox 153 has no command for the colour scheme.
+            self._browser.visit(url, width=width)
         self.wait(READY)
 
     def wait(self, expression: str) -> None:
         deadline = time.monotonic() + TIMEOUT
-        while not self._chromium.evaluate(expression):
-            assert time.monotonic() < deadline, (expression, self.text, self._chromium.complaints)
+        while not self._browser.evaluate(expression):
+            assert time.monotonic() < deadline, (expression, self.text, self._browser.complaints)
             time.sleep(0.05)  # a page gives no event for an expression
 
     @property
     def text(self) -> str:
-        return str(self._chromium.evaluate("document.body.innerText"))
+        return str(self._browser.evaluate("document.body.innerText"))
 
     def click(self, text: str, within: str = "main") -> None:
         buttons = f"[...document.querySelectorAll('{within} button')]"
         found = f"{buttons}.find(one => one.innerText.trim() === {json.dumps(text)})"
         self.wait(f"!!({found})")
-        self._chromium.evaluate(f"{found}.click()")
+        self._browser.evaluate(f"{found}.click()")
 
 
 async def reaches(value: Callable[[], Awaitable[object]], wanted: object) -> None:
@@ -207,14 +216,97 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
         assert [one for one in chromium.complaints if "404" not in one] == [], name
     assert papers == {"rgb(16, 21, 20)"}
 
-    # A change by conditions, with a count before.
-    window.open("many?prefix=invoice%3A&count=1")
-    assert "20 schedules match" in window.text
+    # Also between a phone and a wide window, no button of a table is out of sight.
+    right = "Math.max(...[...document.querySelectorAll('td button')].map(one => one.getBoundingClientRect().right))"
+    for width in (768, 1120):
+        window.open("schedules", width=width)
+        assert 0 < chromium.evaluate(right) <= width
+
+    # Changes by conditions, from the list, with a count before.
+    window.open("schedules?prefix=invoice%3A")
+    chromium.evaluate("[...document.querySelectorAll('a')].find(one => one.innerText === 'Change all 20…').click()")
+    window.wait("document.body.innerText.includes('20 schedules match')")
+    assert chromium.evaluate(f"{BUTTON.format('Resume…')}.disabled")
+    window.click("Pause…")
+    window.click("Pause 20", "dialog")
+    window.wait("document.body.innerText.includes('20 paused')")
+    window.wait(f"!!{BUTTON.format('Pause…')}?.disabled")
+    window.click("Resume…")
+    window.click("Resume 20", "dialog")
+    window.wait("document.body.innerText.includes('of 20 schedules, none is paused anymore')")
+    window.wait(f"{BUTTON.format('Pause…')}?.disabled === false")
     window.click("Cancel…")
     window.click("Cancel 20", "dialog")
     window.wait("document.body.innerText.includes('20 cancelled')")
     window.open("log")
     assert "cancel schedules" in window.text
+
+
+@pytest.mark.long
+async def test_firefox_shows_what_waits_and_changes_it(vhost: Vhost, tmp_path: Path) -> None:
+    folder = tmp_path / "firefox"
+    folder.mkdir()
+    async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
+        await fill(client)
+        with console(vhost) as running:
+            await asyncio.to_thread(_use_firefox, folder, running)
+        assert (await client.count_scheduled(prefix="invoice:"), await client.count_scheduled(prefix="")) == (0, 2)
+
+
+def _use_firefox(folder: Path, running: Console) -> None:
+    with firefox.start(folder) as page:
+        window = Window(page, running)
+        window.sign_in()
+        assert "token" not in page.evaluate("location.href")
+        assert page.evaluate("document.querySelectorAll('.plot rect').length") > 2
+        assert "22\nschedules" in window.text
+        papers = []
+        for _ in ("light", "dark"):
+            for name in ("waiting", "failures"):
+                window.open(name, width=360)
+                assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+                assert {one for one in page.requests if not one.startswith((running.origin, "about:"))} == set()
+                assert page.complaints == [], name
+            papers.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+            page.evaluate("dispatchEvent(new KeyboardEvent('keydown', { key: 't' }))")
+        assert len(set(papers)) == 2
+        window.open(f"schedules?key={quote(NASTY)}")
+        assert window.text.count(NASTY) >= 3
+        assert page.evaluate("document.title") == "Schedules · bide console"
+
+        # A form, and a dialog.
+        window.open("many")
+        page.evaluate("document.querySelector('main input').value = 'invoice:'")
+        window.click("Count")
+        window.wait("document.body.innerText.includes('20 schedules match')")
+        window.click("Cancel…")
+        window.click("Cancel 20", "dialog")
+        window.wait("document.body.innerText.includes('20 cancelled')")
+
+
+async def test_failed_messages_are_discarded_at_a_pace_until_it_is_stopped(vhost: Vhost, chromium: Browser) -> None:
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("error")]))
+        for _ in range(5):
+            await client.publish(b"", to="error")
+        with console(vhost) as running:
+            await asyncio.to_thread(_discard_until_stopped, Window(chromium, running), chromium)
+        assert await client.message_count("error") == 4
+
+
+def _discard_until_stopped(window: Window, chromium: Browser) -> None:
+    window.sign_in()
+    window.open("failures?queue=error")
+    window.click("Discard all")
+    window.wait("document.querySelector('dialog h2')?.innerText === 'Discard 5 messages?'")
+    chromium.evaluate("document.querySelector('dialog [name=over]').value = '1h'")
+    window.click("Discard", "dialog")
+    window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done')")
+    assert "all messages, over 1h" in window.text
+    assert chromium.evaluate("document.querySelector('.operation progress').value") == 1
+    window.click("Stop")
+    window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done, 4 left')")
+    assert chromium.evaluate("document.querySelector('.operation .badge').innerText") == "stopped"
 
 
 async def test_each_change_is_done_and_recorded_with_its_operator(vhost: Vhost, tmp_path: Path) -> None:
@@ -227,7 +319,8 @@ async def test_each_change_is_done_and_recorded_with_its_operator(vhost: Vhost, 
                 listed = (await page.get("history"))["operations"]
     assert {one["operation"] for one in listed} == {
         *(f"{one} schedule" for one in ("pause", "resume", "move", "run-now", "cancel", "edit")),
-        *("move schedules", "retry", "discard", "edit", "resend"),
+        *(f"{one} schedules" for one in ("pause", "resume", "move")),
+        *("retry", "archive", "discard", "edit", "resend"),
     }
     assert {one["state"] for one in listed} == {"ended"}
     assert all(one["who"].startswith("console of ") for one in listed)
@@ -262,10 +355,28 @@ async def _change_schedules(page: Client, client: bide.Client) -> None:
     moved = await page.post("schedules/change", action="move", prefix="invoice:", delay="4d")
     assert moved == {"outcome": "moved", "count": 18}
     assert "no condition" in (await page.post("schedules/change", 400, action="cancel"))["error"]
+    await _pause_and_resume_many(page, client)
     assert (await page.get("schedules", recurring="1"))["schedules"][0]["key"] == "digest"
     first = await page.get("schedules")
     assert (len(first["schedules"]), first["count"], first["after"]) == (20, 20, None)
     await page.get("schedule", 404, key="nothing")
+
+
+async def _pause_and_resume_many(page: Client, client: bide.Client) -> None:
+    await client.pause("invoice:15")
+    assert await page.get("schedules/count", prefix="invoice:1") == {"count": 10, "paused": 1}
+    paused = await page.post("schedules/change", action="pause", prefix="invoice:1")
+    assert paused == {"outcome": "paused", "count": 10}
+    assert await page.get("schedules/count") == {"count": 20, "paused": 10}
+    # What becomes due while it is paused is delivered when it is resumed.
+    await client.reschedule("invoice:15", delay="0s")
+    assert (await page.get("schedule", key="invoice:15"))["state"] == "paused"
+    resumed = await page.post("schedules/change", action="resume", prefix="invoice:1")
+    assert resumed == {"outcome": "resumed", "count": 10}
+    (message,) = await receive(client, "reminders", 1)
+    assert message.key == "invoice:15"
+    assert (await page.get("schedules/count", prefix="invoice:1"))["paused"] == 0
+    await client.schedule(json={"n": 15}, key="invoice:15", to="reminders", delay="3d")
 
 
 async def _change_failures(page: Client, client: bide.Client) -> None:
@@ -296,7 +407,13 @@ async def _change_failures(page: Client, client: bide.Client) -> None:
     sent = await page.post("failure/edit", queue="error", id=example["id"], body="fixed")
     assert sent["message_id"] != example["message_id"]
     assert "no condition" in (await page.post("failures/discard", 400, queue="error"))["error"]
-    for path, chosen in (("failures/retry", {"group": group}), ("failures/discard", {"all": True})):
+    assert "'soon'" in (await page.post("failures/archive", 400, queue="error", all=True, over="soon"))["error"]
+    other = (await page.get("failures/messages", queue="error", group=groups["ValueError"]["group"]))["messages"][0]
+    for path, chosen in (
+        ("failures/retry", {"group": group}),
+        ("failures/archive", {"ids": [other["id"]], "over": "1s"}),
+        ("failures/discard", {"all": True, "over": "1s"}),
+    ):
         running = await page.post(path, queue="error", **chosen)
 
         async def state(name: str = running["id"]) -> object:
@@ -304,7 +421,9 @@ async def _change_failures(page: Client, client: bide.Client) -> None:
             return next(one["state"] for one in listed if one["id"] == name)
 
         await reaches(state, "done")
-    assert await client.message_count("error") == 0
+    assert (await client.message_count("error"), await client.message_count("error.archive")) == (0, 1)
+    texts = [one["text"] for one in (await page.get("operations"))["operations"]]
+    assert texts == ["all messages, over 1s", f"messages {other['id']}, over 1s", f"group {group}"]
     bodies = [one.body for one in await receive(client, "shop", 3)]
     assert sorted(bodies) == [b"body", b"body", b"fixed"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -206,6 +207,75 @@ async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Clie
     records = [one async for one in read_audit(client) if one.queue == name]
     assert [one.step for one in records] == ["begun", "ids", "interrupted"]
     assert (records[-1].details["done"], records[-1].details["left"]) == (1, 5)
+
+
+@pytest.mark.parametrize("operation", ["discard", "archive"])
+async def test_messages_are_discarded_and_archived_at_the_chosen_pace(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Each at its time, and not with a batch of others."""
+    monkeypatch.setattr("bide.error_queues.operation.HOLD", 0.1)
+    name = fresh("error")
+    await park(client, name, 5, fresh("orders"))
+    queue = ErrorQueue(client, name)
+    begin, progress = time.monotonic(), list[tuple[int, int, float]]()
+    moved = await getattr(queue, operation)(
+        Selection(), over="2s", progress=lambda done, total: progress.append((done, total, time.monotonic() - begin))
+    )
+    assert (moved.done, moved.kept, await queue.count()) == (5, {}, 0)
+    assert [one[:2] for one in progress] == [(done, 5) for done in range(6)]
+    for done, _, at in progress[1:]:
+        assert at >= (done - 1) * 0.4
+    records = [one async for one in read_audit(client) if one.queue == name]
+    assert (records[0].operation, records[0].details["over"]) == (operation, "0:00:02")
+
+
+@pytest.mark.parametrize("operation", ["discard", "archive"])
+async def test_a_cancelled_discard_or_archive_keeps_the_rest(client: bide.Client, operation: str) -> None:
+    name = fresh("error")
+    await park(client, name, 6, fresh("orders"))
+    queue = ErrorQueue(client, name)
+    begun = asyncio.Event()
+    moving = asyncio.create_task(
+        getattr(queue, operation)(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
+    )
+    async with asyncio.timeout(TIMEOUT):
+        await begun.wait()
+    moving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await moving
+    assert queue.interrupted is not None
+    assert (queue.interrupted.done, queue.interrupted.left, await queue.count()) == (1, 5, 5)
+    records = [one async for one in read_audit(client) if one.queue == name]
+    assert [one.step for one in records] == ["begun", "ids", "interrupted"]
+
+
+async def test_a_message_that_is_recorded_as_discarded_leaves_the_queue(
+    client: bide.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the operation is cancelled between the two."""
+    name = fresh("error")
+    await park(client, name, 4, fresh("orders"))
+    queue = ErrorQueue(client, name)
+    recorded, going_on, record_ids = asyncio.Event(), asyncio.Event(), Audit.ids
+
+    async def ids(audit: Audit, found: Sequence[str]) -> None:
+        await record_ids(audit, found)
+        recorded.set()
+        await going_on.wait()
+
+    monkeypatch.setattr(Audit, "ids", ids)
+    moving = asyncio.create_task(queue.discard(Selection(), over="20s"))
+    async with asyncio.timeout(TIMEOUT):
+        await recorded.wait()
+        moving.cancel()
+        await asyncio.sleep(0)  # delivers the cancellation
+        going_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+    records = [one async for one in read_audit(client) if one.queue == name]
+    gone = [one for record in records if record.step == "ids" for one in record.details["ids"]]
+    assert (len(gone), await queue.count()) == (1, 3)
 
 
 async def test_a_retry_to_a_missing_queue_keeps_messages_and_to_another_sends_them(

@@ -61,7 +61,7 @@ QUESTIONS: st.SearchStrategy[ScheduleQuestion] = st.one_of(
         with_messages=st.booleans(),
         is_recurring=st.booleans(),
     ),
-    st.builds(CountQuestion, filter=FILTERS),
+    st.builds(CountQuestion, filter=FILTERS, is_paused=st.booleans()),
     st.builds(
         TimelineQuestion,
         filter=FILTERS,

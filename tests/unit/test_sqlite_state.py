@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.gate.sqlite_state import LATER_INDEX, SCHEMA, SqliteState
+from bide.gate.sqlite_state import LATER_INDEXES, SCHEMA, SqliteState
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
@@ -27,7 +27,7 @@ from bide.schedules.records import (
 )
 from bide.schedules.requests import RequestId
 from bide.schedules.state import ScheduleMemory
-from bide.schedules.timeline import TimeGrid
+from bide.schedules.timeline import TimeGrid, TimelineCount
 from tests.examples import examples
 
 PARTITION = 3
@@ -102,7 +102,7 @@ def by_gate(step: str, state: ScheduleMemory, following: int | None) -> Schedule
 
 def database() -> SqliteState:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.executescript(f"{SCHEMA} {LATER_INDEX};")
+    connection.executescript(f"{SCHEMA} {LATER_INDEXES};")
     return SqliteState(connection)
 
 
@@ -149,32 +149,56 @@ def test_filters_pages_and_due_times_agree(
     assert stored.next_due() == min((one.due for one in memory.select(ScheduleFilter())), default=None)
 
 
+def with_paused(adds: list[AddSchedule], paused: set[str]) -> tuple[ScheduleMemory, SqliteState]:
+    """States with schedules, of which those of some keys are paused."""
+    memory, stored = ScheduleMemory(), database()
+    records: list[ScheduleRecord] = [*adds]
+    records += (
+        ChangeSchedule(request=RequestId("pausing", number), action="pause", key=key)
+        for number, key in enumerate(sorted(paused), 1)
+    )
+    for state in (memory, stored):
+        fold = ScheduleFold(state, PARTITION)
+        for offset, record in enumerate(records):
+            fold.apply(offset, record, by_gate=False)
+    return memory, stored
+
+
 GRIDS = st.builds(
     TimeGrid, start=st.integers(0, 20) | st.integers(0, 2**62), width=st.integers(1, 9), number=st.integers(1, 5)
 )
 
 
 @examples(0.6)
-@given(st.lists(ADDS, max_size=20), FILTERS, GRIDS)
+@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS, GRIDS)
 def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
-    adds: list[AddSchedule], wanted: ScheduleFilter, grid: TimeGrid
+    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter, grid: TimeGrid
 ) -> None:
-    memory, stored = ScheduleMemory(), database()
-    for state in (memory, stored):
-        fold = ScheduleFold(state, PARTITION)
-        for offset, record in enumerate(adds):
-            fold.apply(offset, record, by_gate=False)
+    memory, stored = with_paused(adds, paused)
     expected: dict[tuple[str, int], list[int]] = {}
     for one in memory.select(wanted):
         place = min(max((one.due - grid.start) // grid.width, -1), grid.number)
         expected.setdefault((one.target, place), []).append(one.due)
-    found = {(one.target, one.interval): one for one in stored.timeline(wanted, grid)}
+    found = dict[tuple[str, int], list[TimelineCount]]()
+    for part in stored.timeline(wanted, grid):
+        found.setdefault((part.target, part.interval), []).append(part)
     assert found.keys() == expected.keys()
     everything = [due for dues in expected.values() for due in dues]
     span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
     assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
     for cell, dues in expected.items():
-        assert (found[cell].count, found[cell].first, found[cell].last) == (len(dues), min(dues), max(dues))
+        parts = found[cell]
+        counts = (sum(one.count for one in parts), min(one.first for one in parts), max(one.last for one in parts))
+        assert counts == (len(dues), min(dues), max(dues))
+
+
+@examples(0.6)
+@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS)
+def test_paused_schedules_that_match_are_counted(
+    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter
+) -> None:
+    memory, stored = with_paused(adds, paused)
+    assert stored.number(wanted, is_paused=True) == sum(one.is_paused for one in memory.select(wanted))
 
 
 def test_what_is_paused_is_not_due() -> None:
@@ -190,7 +214,7 @@ def test_what_is_paused_is_not_due() -> None:
 def test_a_filter_is_answered_from_the_index_by_key() -> None:
     """A page of 100 among a million may not sort, nor read messages that it does not return."""
     connection = sqlite3.connect(":memory:")
-    connection.executescript(f"{SCHEMA} {LATER_INDEX};")
+    connection.executescript(f"{SCHEMA} {LATER_INDEXES};")
     seen = list[str]()
     connection.set_trace_callback(seen.append)
     list(SqliteState(connection).page(ScheduleFilter(prefix="a", target="q:x", due_before=5), limit=100))

@@ -37,6 +37,8 @@ _allow_option = click.option(
     help="Allowed queue: 'orders.*'. Repeatable. [default: any]",
 )
 
+_over_option = click.option("--over", metavar="DELAY", help="Spread the messages evenly over this time, such as 10m.")
+
 
 @errors.command("list")
 @selection_options
@@ -132,7 +134,7 @@ def stats(settings: Settings, selection: Selection, queue: str, as_json: bool) -
 @selection_options
 @queue_option
 @click.option("--to", metavar="QUEUE", help="Target queue. [default: where each message failed]")
-@click.option("--over", metavar="DELAY", help="Spread the messages evenly over this time, such as 10m.")
+@_over_option
 @_allow_option
 @operation_options("sent back")
 @management_options
@@ -167,16 +169,23 @@ def retry(
 @selection_options
 @queue_option
 @click.option("--keep", default="30d", show_default=True, metavar="DELAY", help="Delete archived messages after this.")
+@_over_option
 @operation_options("archived")
 @management_options
 @pass_settings
-def archive(settings: Settings, selection: Selection, queue: str, keep: str, options: OperationOptions) -> int:
-    """Move messages to the queue NAME.archive."""
+def archive(
+    settings: Settings, selection: Selection, queue: str, keep: str, over: str | None, options: OperationOptions
+) -> int:
+    """Move messages to the queue NAME.archive.
+
+    With --over, messages move one by one, as with 'bide errors retry'.
+    """
+    period = None if over is None else duration_of("--over", over)
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
-        return await error_queue.archive(selection, keep=keep, progress=progress)
+        return await error_queue.archive(selection, keep=keep, over=period, progress=progress)
 
-    return run_operation(settings, queue, selection, act, "archived", options=options)
+    return run_operation(settings, queue, selection, act, "archived", over=period, options=options)
 
 
 @errors.command()
@@ -197,16 +206,21 @@ def unarchive(settings: Settings, selection: Selection, queue: str, options: Ope
 @errors.command()
 @selection_options
 @queue_option
+@_over_option
 @operation_options("discarded")
 @management_options
 @pass_settings
-def discard(settings: Settings, selection: Selection, queue: str, options: OperationOptions) -> int:
-    """Delete messages. The command asks for confirmation, unless --yes is given."""
+def discard(settings: Settings, selection: Selection, queue: str, over: str | None, options: OperationOptions) -> int:
+    """Delete messages. The command asks for confirmation, unless --yes is given.
+
+    With --over, messages are deleted one by one, as with 'bide errors retry'. Ctrl-C keeps the rest.
+    """
+    period = None if over is None else duration_of("--over", over)
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
-        return await error_queue.discard(selection, progress=progress)
+        return await error_queue.discard(selection, over=period, progress=progress)
 
-    return run_operation(settings, queue, selection, act, "discarded", always_ask=True, options=options)
+    return run_operation(settings, queue, selection, act, "discarded", always_ask=True, over=period, options=options)
 
 
 @errors.command()

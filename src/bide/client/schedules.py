@@ -104,12 +104,13 @@ class Schedules:
 
     async def change_all(self, action: Action, chosen: ScheduleFilter, *, due: int | None = None) -> FilterResult:
         """Change all schedules that a filter matches: one record in each partition, at the same time."""
+        at = to_milliseconds(self.now()) if action == "resume" else None
 
         async def change(partition: int) -> ScheduleAnswer:
             _, answer = await self.requests.append(
                 partition,
                 f"{_NOUNS[action]} all that match in partition {partition}",
-                lambda request: ChangeSchedule(request=request, action=action, filter=chosen, due=due),
+                lambda request: ChangeSchedule(request=request, action=action, filter=chosen, due=due, at=at),
                 needs_answer=True,
             )
             assert answer is not None
@@ -184,11 +185,15 @@ class Schedules:
                 return
             yield min(filled, key=lambda one: one.found[0].key.encode()).found.popleft()
 
-    async def count(self, chosen: ScheduleFilter) -> int:
-        """The number of schedules that a filter matches."""
+    async def count(self, chosen: ScheduleFilter, *, is_paused: bool = False) -> int:
+        """The number of schedules that a filter matches.
+
+        Args:
+            is_paused: whether only paused schedules match. Gates of older releases do not answer then.
+        """
+        question = CountQuestion(filter=chosen, is_paused=is_paused)
         questions = (
-            self.requests.ask(number, f"the count of partition {number}", CountQuestion(filter=chosen))
-            for number in range(PARTITIONS)
+            self.requests.ask(number, f"the count of partition {number}", question) for number in range(PARTITIONS)
         )
         return sum(one.count or 0 for one in await asyncio.gather(*questions))
 

@@ -96,9 +96,7 @@ async def count(site: Site, asked: Asked) -> dict[str, Any]:
 
 async def retry(site: Site, asked: Asked) -> dict[str, Any]:
     """Begin to send messages back to the queues that they failed on, evenly spread over a time if one is given."""
-    over, to, allow = asked.text("over"), asked.text("to"), asked.texts("allow")
-    if over is not None:
-        parse_delay(over)
+    over, to, allow = _over(asked), asked.text("to"), asked.texts("allow")
 
     async def act(queue: ErrorQueue, selection: Selection, running: RunningOperation) -> OperationResult:
         return await queue.retry(selection, to=to, over=over, allow=allow or None, progress=running.progress)
@@ -107,21 +105,22 @@ async def retry(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 async def discard(site: Site, asked: Asked) -> dict[str, Any]:
-    """Begin to delete messages."""
+    """Begin to delete messages, evenly spread over a time if one is given."""
+    over = _over(asked)
 
     async def act(queue: ErrorQueue, selection: Selection, running: RunningOperation) -> OperationResult:
-        return await queue.discard(selection, progress=running.progress)
+        return await queue.discard(selection, over=over, progress=running.progress)
 
     return _start(site, asked, "discard", act)
 
 
 async def archive(site: Site, asked: Asked) -> dict[str, Any]:
-    """Begin to move messages to the archive of the queue."""
-    keep = asked.text("keep") or "30d"
+    """Begin to move messages to the archive of the queue, evenly spread over a time if one is given."""
+    over, keep = _over(asked), asked.text("keep") or "30d"
     parse_delay(keep)
 
     async def act(queue: ErrorQueue, selection: Selection, running: RunningOperation) -> OperationResult:
-        return await queue.archive(selection, keep=keep, progress=running.progress)
+        return await queue.archive(selection, keep=keep, over=over, progress=running.progress)
 
     return _start(site, asked, "archive", act)
 
@@ -163,6 +162,18 @@ def selection_of(asked: Asked) -> Selection:
     return Selection(ids=frozenset(asked.texts("ids")), queue=asked.text("failed_on"), **given)
 
 
+def _over(asked: Asked) -> str | None:
+    """The time over which messages are spread; None for all at once.
+
+    Raises:
+        InvalidInputError: it is not a delay.
+    """
+    over = asked.text("over")
+    if over is not None:
+        parse_delay(over)
+    return over
+
+
 _Act = Callable[[ErrorQueue, Selection, RunningOperation], Awaitable[OperationResult]]
 
 
@@ -179,15 +190,16 @@ def _start(site: Site, asked: Asked, name: str, act: _Act) -> dict[str, Any]:
                 running.result = queue.interrupted.to_dict()
             raise
 
-    return site.operations.start(name, queue.queue, _text(selection), work).to_dict()
+    return site.operations.start(name, queue.queue, _text(selection, _over(asked)), work).to_dict()
 
 
-def _text(selection: Selection) -> str:
-    """The conditions for people."""
+def _text(selection: Selection, over: str | None) -> str:
+    """The conditions and the pace for people."""
     given = selection.to_dict()
     if ids := given.pop("ids", None):
         given["messages"] = ids[0] if len(ids) == 1 else quantity(len(ids), "message")
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items()) or "all messages"
+    chosen = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items()) or "all messages"
+    return chosen if over is None else f"{chosen}, over {over}"
 
 
 def _queue(site: Site, asked: Asked) -> ErrorQueue:

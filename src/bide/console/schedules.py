@@ -57,8 +57,12 @@ async def listing(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 async def count(site: Site, asked: Asked) -> dict[str, Any]:
-    """The number of schedules that match."""
-    return {"count": await site.schedules.count(conditions(asked))}
+    """The number of schedules that match, and how many of these are paused."""
+    chosen = conditions(asked)
+    return {
+        "count": await site.schedules.count(chosen),
+        "paused": await site.schedules.count(chosen, is_paused=True),
+    }
 
 
 async def details(site: Site, asked: Asked) -> dict[str, Any]:
@@ -104,9 +108,6 @@ async def change_all(site: Site, asked: Asked) -> dict[str, Any]:
     }
     if not given and not asked.flag("all"):
         raise InvalidInputError("no condition was given: choose some schedules, or all of them")
-    if action == "resume":
-        # A resume has the time of its sender, which records with filters do not carry.
-        raise InvalidInputError("schedules are resumed one by one")
     times = _times(asked) if action == "move" else {}
     queue = site.schedules.requests.names.operations
     async with site.recorded(f"{action} schedules", queue, asked.operator, {"selection": given, **times}) as record:

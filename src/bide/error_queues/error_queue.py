@@ -18,15 +18,10 @@ from bide.error_queues.browser import PREFETCH, QueueBrowser, browse
 from bide.error_queues.delay_queues import refuse_delay_queue
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
-from bide.error_queues.operation import WINDOW, Operation, Pace, Progress
+from bide.error_queues.operation import WINDOW, Operation, Pace, Progress, evenly
 from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import Audit, new_run
-from bide.errors import (
-    BideError,
-    InvalidDelayError,
-    NotFoundError,
-    TargetNotFoundError,
-)
+from bide.errors import BideError, InvalidDelayError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import PreparedMessage
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
@@ -200,7 +195,7 @@ class ErrorQueue:
         if to is not None:
             await self._check_target(to)
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
-        period = timedelta(0) if over is None else parse_delay(over)
+        period = None if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
         run = new_run()
 
@@ -209,17 +204,8 @@ class ErrorQueue:
             allowed.check(found.target)
             return found
 
-        def pace(_: FailedMessage, place: int) -> float:
-            return period.total_seconds() * place / max(total, 1)
-
-        details = {
-            "to": to,
-            "over": None if over is None else format_delay(period),
-            "allow": None if allow is None else list(allowed.patterns),
-        }
-        return await self._move(
-            "retry", self.queue, selection, copy, details, progress, total, pace=pace if period else None, run=run
-        )
+        details = {"to": to, "allow": None if allow is None else list(allowed.patterns)}
+        return await self._move("retry", self.queue, selection, copy, details, progress, total, over=period, run=run)
 
     async def replay(
         self,
@@ -317,12 +303,18 @@ class ErrorQueue:
         return new.message_id
 
     async def archive(
-        self, selection: Selection, *, keep: DelayLike = KEEP, progress: Progress | None = None
+        self,
+        selection: Selection,
+        *,
+        keep: DelayLike = KEEP,
+        over: DelayLike | None = None,
+        progress: Progress | None = None,
     ) -> OperationResult:
         """Move the selected messages to :attr:`archive_queue`, where the broker deletes them after a time.
 
         Args:
             keep: how long the archive keeps them, at least 1 s.
+            over: spread the messages evenly over this time, as :meth:`retry` does.
             progress: called with the number of finished messages and the total.
 
         Raises:
@@ -334,16 +326,16 @@ class ErrorQueue:
             raise InvalidDelayError(
                 f"an archive keeps messages for 1 s to {format_delay(_MAX_KEEP)}, not {format_delay(retention)}"
             )
+        period = None if over is None else parse_delay(over)
         if not await self._client.exists(self.archive_queue):
             await self._client.declare(Topology(queues=[Queue.quorum(self.archive_queue)]))
-        now = self._client.now()
-        total = await self.count(selection) if progress else 0
+        total = await self.count(selection) if period or progress else 0
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
-            return redrive.archived(message, queue=self.archive_queue, keep=retention, now=now)
+            return redrive.archived(message, queue=self.archive_queue, keep=retention, now=self._client.now())
 
         details = {"keep": format_delay(retention)}
-        return await self._move("archive", self.queue, selection, copy, details, progress, total)
+        return await self._move("archive", self.queue, selection, copy, details, progress, total, over=period)
 
     async def unarchive(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
         """Move the selected messages of :attr:`archive_queue` back to the error queue.
@@ -361,14 +353,22 @@ class ErrorQueue:
 
         return await self._move("unarchive", self.archive_queue, selection, copy, {}, progress, total)
 
-    async def discard(self, selection: Selection, *, progress: Progress | None = None) -> OperationResult:
+    async def discard(
+        self, selection: Selection, *, over: DelayLike | None = None, progress: Progress | None = None
+    ) -> OperationResult:
         """Delete the selected messages. Their ids are recorded first.
 
+        Args:
+            over: spread the messages evenly over this time, as :meth:`retry` does.
+            progress: called with the number of finished messages and the total.
+
         Raises:
+            InvalidInputError: an argument is invalid.
             BrokerError: the broker refuses, or cannot be reached.
         """
-        total = await self.count(selection) if progress else 0
-        return await self._move("discard", self.queue, selection, None, {}, progress, total)
+        period = None if over is None else parse_delay(over)
+        total = await self.count(selection) if period or progress else 0
+        return await self._move("discard", self.queue, selection, None, {}, progress, total, over=period)
 
     # -- internals
 
@@ -382,9 +382,12 @@ class ErrorQueue:
         progress: Progress | None,
         total: int,
         *,
+        over: timedelta | None = None,
         pace: Pace | None = None,
         run: str | None = None,
     ) -> OperationResult:
+        if over is not None:
+            details, pace = {**details, "over": format_delay(over)}, evenly(over, total)
         self.interrupted = None
         count_reset = await self._count_reset(queue, sends=operation in _SENDING)
         name = run or new_run()

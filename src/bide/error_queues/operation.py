@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from bide.client.client import Client
 from bide.error_queues.browsed_message import BrowsedMessage
@@ -107,13 +107,8 @@ class Operation:
         try:
             return await self._process(browser)
         finally:
-            finishing = asyncio.ensure_future(self._finish())
-            try:
-                await asyncio.shield(finishing)
-            except asyncio.CancelledError:
-                # Unconfirmed copies are settled and recorded before the cancellation continues.
-                await finishing
-                raise
+            # Unconfirmed copies are settled and recorded before a cancellation continues.
+            await _to_its_end(self._finish())
 
     async def _process(self, browser: QueueBrowser) -> float | None:
         loop = asyncio.get_running_loop()
@@ -145,6 +140,9 @@ class Operation:
                 if due > latest or (loop.time() > latest and self.done > gone):
                     await browser.release(held)
                     return max(due - loop.time(), 0.0)
+                if self._held and due > loop.time():
+                    # Discarded messages that were due before do not wait for a whole batch.
+                    await self._drop()
                 await asyncio.sleep(max(due - loop.time(), 0.0))  # until this message is due
             await self._process_one(held)
             self.found |= self.selection.ids & {message.id, message.message_id}
@@ -230,6 +228,10 @@ class Operation:
         await self._look.release(held)
 
     async def _drop(self) -> None:
+        # A cancellation in between would leave messages in the queue that are recorded as discarded.
+        await _to_its_end(self._record_and_drop())
+
+    async def _record_and_drop(self) -> None:
         held, self._held = self._held, []
         self._ids += [one.message.id for one in held]
         await self._record()
@@ -255,6 +257,22 @@ class Operation:
     def _raise(self) -> None:
         if self._failed is not None:
             raise self._failed
+
+
+def evenly(period: timedelta, total: int) -> Pace | None:
+    """The pace of messages that leave evenly spread over a time; None for all at once."""
+    between = period.total_seconds() / max(total, 1)
+    return (lambda _, place: between * place) if period else None
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do work, and finish it before a cancellation continues."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def _reason(error: Exception, queue: str) -> str:

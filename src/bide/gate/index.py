@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.gate.sqlite_state import LATER_INDEX, SCHEMA, SCHEMA_VERSION, SqliteState
+from bide.gate.sqlite_state import LATER_INDEXES, SCHEMA, SCHEMA_VERSION, SqliteState
 from bide.runtime.logs import logger
 
 log = logger(__name__)
@@ -174,7 +174,7 @@ def _prepared(path: Path) -> sqlite3.Connection:
         elif version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"another release of bide wrote it (schema {version})")
         connection.execute("SELECT * FROM position").fetchone()
-        connection.execute(LATER_INDEX)
+        connection.executescript(LATER_INDEXES)
     except BaseException:
         connection.close()
         raise

@@ -306,7 +306,7 @@ class PartitionIndex:
                 )
                 return answer_for_page(question, found)
             case CountQuestion():
-                return QuestionAnswer(count=state.number(question.filter))
+                return QuestionAnswer(count=state.number(question.filter, is_paused=question.is_paused))
             case TimelineQuestion():
                 if question.grid is None:
                     return QuestionAnswer(timeline=state.span(question.filter))

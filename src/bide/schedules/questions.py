@@ -65,9 +65,14 @@ class PageQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountQuestion:
-    """How many schedules that wait match a filter?"""
+    """How many schedules that wait match a filter?
+
+    Attributes:
+        is_paused: whether only paused schedules match. Gates of older releases do not answer then.
+    """
 
     filter: ScheduleFilter
+    is_paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +180,7 @@ def _question_fields(question: ScheduleQuestion) -> dict[str, Any]:
                 "recurring": question.is_recurring,
             }
         case CountQuestion():
-            return {"ask": "count", "filter": filter_fields(question.filter)}
+            return {"ask": "count", "filter": filter_fields(question.filter), "paused": question.is_paused}
         case TimelineQuestion():
             grid = None if question.grid is None else question.grid.fields()
             return {"ask": "timeline", "filter": filter_fields(question.filter), "grid": grid}
@@ -212,7 +217,7 @@ def _question(fields: RecordFields) -> ScheduleQuestion:
                 raise fields.error("limit", question.limit, f"at most {MAX_PAGE}")
             return question
         case "count":
-            return CountQuestion(filter=read_filter(fields.inner("filter")))
+            return CountQuestion(filter=read_filter(fields.inner("filter")), is_paused=fields.flag("paused"))
         case "timeline":
             grid = read_grid(fields.inner("grid")) if fields.has("grid") else None
             return TimelineQuestion(filter=read_filter(fields.inner("filter")), grid=grid)

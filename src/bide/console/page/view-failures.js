@@ -70,6 +70,7 @@ export async function show(page, context) {
 function operations(context, queue, chosen, running, all = "") {
   const selected = Object.fromEntries(Object.entries(chosen).filter(([name]) => name !== "all" && name !== "ids"));
   const count = () => (chosen.ids ? { count: chosen.ids.length, queues: {} } : context.get("failures/count", { queue, ...selected }));
+  const pace = () => field("Spread over, such as 10m; empty: at once", h("input", { name: "over", placeholder: "at once", autocomplete: "off" }));
   const start = (path) => async (given) => {
     const extra = {};
     if (given.over) extra.over = given.over;
@@ -86,7 +87,7 @@ function operations(context, queue, chosen, running, all = "") {
         title: `Retry ${quantity(number, "message")}?`,
         text: h("p", { class: "break" }, names ? `They go back to: ${names}.` : "They go back to the queues that they failed on."),
         fields: [
-          field("Spread over, such as 10m; empty: at once", h("input", { name: "over", placeholder: "at once", autocomplete: "off" })),
+          pace(),
           field("Allowed queues, such as orders.*; empty: all", h("input", { name: "allow", autocomplete: "off" })),
         ],
         confirm: "Retry",
@@ -95,11 +96,24 @@ function operations(context, queue, chosen, running, all = "") {
     }),
     action(`Archive${all}`, async () => {
       const { count: number } = await count();
-      await ask({ title: `Archive ${quantity(number, "message")}?`, text: h("p", {}, `They move to ${queue}.archive, which keeps them for 30 days.`), confirm: "Archive", work: start("failures/archive") });
+      await ask({
+        title: `Archive ${quantity(number, "message")}?`,
+        text: h("p", { class: "break" }, `They move to ${queue}.archive, which keeps them for 30 days.`),
+        fields: [pace()],
+        confirm: "Archive",
+        work: start("failures/archive"),
+      });
     }),
     action(`Discard${all}`, async () => {
       const { count: number } = await count();
-      await ask({ title: `Discard ${quantity(number, "message")}?`, text: h("p", {}, "They are deleted. Their ids stay in the operator log. This cannot be undone."), confirm: "Discard", kind: "bad", work: start("failures/discard") });
+      await ask({
+        title: `Discard ${quantity(number, "message")}?`,
+        text: h("p", {}, "They are deleted. Their ids stay in the operator log. This cannot be undone."),
+        fields: [pace()],
+        confirm: "Discard",
+        kind: "bad",
+        work: start("failures/discard"),
+      });
     }, "tiny bad"),
   ];
 }

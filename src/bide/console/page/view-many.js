@@ -1,16 +1,21 @@
-// View 4: cancel, move, pause or run all schedules that match, with a count before.
+// View 4: cancel, move, run, pause or resume all schedules that match, with a count before.
 
 import { about } from "./api.js";
 import { h, replace } from "./dom.js";
 import { number, quantity } from "./format.js";
 import { timeFields, times } from "./schedule-actions.js";
-import { ask, empty, failed, field, head, notice, source, toast } from "./ui.js";
+import { ask, badge, empty, failed, field, head, notice, source, toast } from "./ui.js";
 
+const all = (found) => found.count;
+
+// Title, what it does, how many schedules it does that to, the result, and the look of its buttons.
 const ACTIONS = {
-  cancel: ["Cancel", "The messages are not delivered. This cannot be undone.", "cancelled", "bad"],
-  move: ["Move", "Messages and targets stay. Of recurring schedules, only the next run moves.", "moved", ""],
-  run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", "delivered now", ""],
-  pause: ["Pause", "Nothing is delivered until each schedule is resumed.", "paused", ""],
+  cancel: ["Cancel", "The messages are not delivered. This cannot be undone.", all, (count) => `${number(count)} cancelled`, "bad"],
+  move: ["Move", "Messages and targets stay. Of recurring schedules, only the next run moves.", all, (count) => `${number(count)} moved`, ""],
+  run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", all, (count) => `${number(count)} delivered now`, ""],
+  pause: ["Pause", "Nothing is delivered until the schedules are resumed.", (found) => found.count - found.paused, (count) => `${number(count)} paused`, ""],
+  resume: ["Resume", "Single messages that became due meanwhile are delivered now. Recurring schedules skip the runs that they missed.",
+    (found) => found.paused, (count) => `of ${quantity(count, "schedule")}, none is paused anymore`, ""],
 };
 
 const local = (text) => {
@@ -60,21 +65,22 @@ export async function show(page, context) {
   replace(
     result,
     h("div", { class: "split" },
-      h("div", {}, h("h2", {}, quantity(found.count, "schedule matches", "schedules match")), source("exact", "exact, from the index of the gates")),
+      h("div", {}, h("h2", {}, quantity(found.count, "schedule matches", "schedules match")),
+        found.paused ? h("p", {}, badge(`${number(found.paused)} paused`, "warn")) : null, source("exact", "exact, from the index of the gates")),
       h("a", { class: "button", href: context.link("schedules", given) }, "List")),
     about.read_only ? h("p", { class: "quiet" }, "This console is read-only.") : h("div", { class: "row" },
-      Object.entries(ACTIONS).map(([name, [title, text, done, kind]]) => h("button", {
+      Object.entries(ACTIONS).map(([name, action]) => h("button", {
         type: "button",
-        class: kind,
-        disabled: !found.count,
-        onclick: () => change(context, name, { title, text, done, kind }, given, isAll).catch(failed),
-      }, `${title}…`))),
+        class: action[4],
+        disabled: !action[2](found),
+        onclick: () => change(context, name, action, given, isAll).catch(failed),
+      }, `${action[0]}…`))),
   );
 }
 
-async function change(context, name, { title, text, done, kind }, given, isAll) {
+async function change(context, name, [title, text, numberOf, done, kind], given, isAll) {
   // Counted again: some may have been delivered since the page was shown.
-  const { count } = await context.get("schedules/count", given);
+  const count = numberOf(await context.get("schedules/count", given));
   await ask({
     title: `${title} ${quantity(count, "schedule")}?`,
     text: h("p", {}, text),
@@ -83,7 +89,7 @@ async function change(context, name, { title, text, done, kind }, given, isAll) 
     kind,
     work: async (values) => {
       const result = await context.post("schedules/change", { action: name, all: isAll, ...given, ...(name === "move" ? times(values) : {}) });
-      toast(`${number(result.count)} ${done}`);
+      toast(done(result.count));
       context.again();
     },
   });

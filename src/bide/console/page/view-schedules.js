@@ -56,10 +56,15 @@ export async function show(page, context) {
       { link: (one) => context.go("schedules", { key: one.key }) },
     ),
   );
+  const chosen = { prefix: given.prefix, to: given.to, exchange: given.exchange, due_from: given.due_from, due_before: given.due_before };
+  const isAll = !Object.values(chosen).some(Boolean);
   page.append(
     h("div", { class: "split" },
       source("exact", count === null ? "exact, from the index of the gates" : `${count} in all: exact, from the index of the gates`),
-      found.after !== null ? h("a", { class: "button", href: context.link("schedules", { ...given, after: found.after }) }, "Next page") : null),
+      h("div", { class: "row" },
+        // There is no condition for recurring schedules.
+        count === null ? null : h("a", { class: "button", href: context.link("many", { ...chosen, all: isAll ? "1" : "", count: "1" }) }, `Change all ${number(found.count)}…`),
+        found.after !== null ? h("a", { class: "button", href: context.link("schedules", { ...given, after: found.after }) }, "Next page") : null)),
   );
 }
 
