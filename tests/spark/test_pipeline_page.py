@@ -26,7 +26,7 @@ REMINDERS: Final = 300
 SOON: Final = 270
 FAILING: Final = 3
 WAIT: Final = "timedelta(seconds=60)"
-_SPARK_COMMANDS: Final = ("bide pipeline audit", "bide pipeline report")
+_SPARK_COMMANDS: Final = ("bide pipeline audit",)
 
 
 class Reader:

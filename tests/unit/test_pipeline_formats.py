@@ -89,7 +89,7 @@ def test_local_paths_are_checked_only_when_spark_reads_this_machine(
         ("audit", "--into", "audit"),
         ("plan", "--rate", "1/s", "--delay", "5m", "--engine", "spark"),
         ("replay", "--queue", "error", "--engine", "spark"),
-        ("report", "."),
+        ("report", ".", "--engine", "spark"),
     ],
     ids=lambda command: command[0],
 )
@@ -104,13 +104,21 @@ def test_without_spark_each_command_says_what_to_install(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_pyarrow_a_schedule_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("command", "packages"),
+    [
+        (("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"), "PyArrow and numpy"),
+        (("report", ".", "--engine", "local"), "PyArrow and DuckDB"),
+    ],
+    ids=["schedule", "report"],
+)
+def test_without_pyarrow_each_command_for_small_tables_says_what_to_install(
+    command: tuple[str, ...], packages: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert run(["pipeline", "schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"]) == BAD_USAGE
+    assert run(["pipeline", *command]) == BAD_USAGE
     assert capsys.readouterr().err == (
-        "bide: PyArrow and numpy are missing: install bide[pipeline], or bide[spark] and Java for large tables\n"
+        f"bide: {packages} are missing: install bide[pipeline], or bide[spark] and Java for large tables\n"
     )
 
 

@@ -126,9 +126,11 @@ def write_report(
         with progress.phase("report") as phase, session.spark_errors():
             from bide.pipelines.report import content
             from bide.pipelines.report.collecting import collect
+            from bide.pipelines.report.spark_tables import spark_tables
             from bide.pipelines.report.writing import headline, write
 
-            figures = collect(spark, str(folder.tables))
+            with spark_tables(spark, str(folder.tables)) as tables:
+                figures = collect(tables)
             write(figures, out=folder.page, svg=folder.picture, title=TITLE)
             phase.note = "a page and a picture"
     return DemoReport(

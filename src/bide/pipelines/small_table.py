@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -93,6 +93,26 @@ def read_small(
     return table, shown
 
 
+def read_columns(
+    files: list[Path], columns: Collection[str], *, largest: int | None = SMALL
+) -> tuple[pa.Table, int | None]:
+    """Read some columns of Parquet files, with the types of :func:`read_small`.
+
+    Args:
+        columns: the names of the columns; those that no file has are left out.
+        largest: the largest size of the columns in memory, in bytes; None for any size.
+
+    Returns:
+        The table, and how many bytes are left of the largest size.
+
+    Raises:
+        NeedsSparkError: only Spark can read the files, or they are too large.
+    """
+    if largest is not None:
+        largest = _refuse_large(files, largest, columns)
+    return _parquet(files, columns), largest
+
+
 def spark_name(kind: pa.DataType) -> str:
     """The name of a column type of :func:`read_small` in Spark."""
     names = {pa.int8(): "tinyint", pa.int16(): "smallint", pa.int32(): "int", pa.int64(): "bigint"}
@@ -129,20 +149,29 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
-def _refuse_large(files: list[Path], largest: int) -> None:
-    """Refuse Parquet that is much larger in memory than its files."""
+def _refuse_large(files: list[Path], largest: int, columns: Collection[str] | None = None) -> int:
+    """Refuse Parquet that is much larger in memory than its files; returns how many bytes are left."""
     for file in files:
         try:
             found = parquet.read_metadata(file)
         except (pa.ArrowException, OSError):
-            return  # Reported when the file is read.
-        size = sum(found.row_group(number).total_byte_size for number in range(found.num_row_groups))
-        largest -= max(size, found.num_rows * found.num_columns * _CELL_BYTES)
+            return largest  # Reported when the file is read.
+        places = [
+            place for place in range(found.num_columns) if columns is None or found.schema.column(place).path in columns
+        ]
+        size = sum(
+            found.row_group(number).column(place).total_uncompressed_size
+            for number in range(found.num_row_groups)
+            for place in places
+        )
+        largest -= max(size, found.num_rows * len(places) * _CELL_BYTES)
         if largest < 0:
             raise NeedsSparkError(f"{file} is too large in memory, with {found.num_rows:,} rows")
+    return largest
 
 
-def _parquet(files: list[Path]) -> pa.Table:
+def _parquet(files: list[Path], columns: Collection[str] | None = None) -> pa.Table:
+    """The columns of Parquet files; all of them by default."""
     tables = []
     for file in files:
         try:
@@ -150,14 +179,17 @@ def _parquet(files: list[Path]) -> pa.Table:
             marks = whole.metadata.metadata or {}
             if any(one in marks for one in _SPARK_MARKS):
                 raise NeedsSparkError(f"{file} has dates of an old calendar")
-            _refuse_spark_types(file, marks)
-            _refuse_logical_types(file, whole.schema)
-            table = whole.read()
-            if len(set(table.column_names)) < len(table.column_names):
-                raise NeedsSparkError(f"{file} has two columns of the same name")
-            table = pa.table({name: _normal(file, name, table.column(name)) for name in table.column_names})
-            for place in _int96(file, whole.schema, marks):
-                table = table.set_column(place, table.column_names[place], table.column(place).cast(_TIMESTAMP))
+            names = whole.schema_arrow.names
+            if len({name.lower() for name in names}) < len(names):
+                raise NeedsSparkError(f"{file} has columns whose names differ at most in case")
+            wanted = [name for name in names if columns is None or name in columns]
+            _refuse_spark_types(file, marks, wanted)
+            _refuse_logical_types(file, whole.schema, wanted)
+            table = whole.read(None if columns is None else wanted)
+            table = pa.table({name: _normal(file, name, table.column(name)) for name in wanted})
+            for name in _int96(file, whole.schema, marks, wanted):
+                place = wanted.index(name)
+                table = table.set_column(place, name, table.column(place).cast(_TIMESTAMP))
         except (pa.ArrowException, OSError) as error:
             raise NeedsSparkError(f"{file} cannot be read by Arrow ({error})") from error
         tables.append(table)
@@ -166,31 +198,35 @@ def _parquet(files: list[Path]) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes]) -> None:
+def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes], names: Collection[str]) -> None:
     """Refuse types that Spark notes beside the columns, such as intervals, which Arrow reads as numbers."""
     if _SPARK_ROWS not in marks:
         return
     for one in json.loads(marks[_SPARK_ROWS])["fields"]:
         kind = one["type"]
-        if not isinstance(kind, str) or not _SPARK_TYPES.fullmatch(kind) or one["metadata"]:
+        if one["name"] in names and (not isinstance(kind, str) or not _SPARK_TYPES.fullmatch(kind) or one["metadata"]):
             shown = kind if isinstance(kind, str) else kind["type"]
             raise NeedsSparkError(f"the column {one['name']!r} of {file} is {shown}")
 
 
-def _refuse_logical_types(file: Path, schema: parquet.ParquetSchema) -> None:
+def _refuse_logical_types(file: Path, schema: parquet.ParquetSchema, names: Collection[str]) -> None:
     """Refuse types such as ENUM, which is text for Spark and bytes for Arrow."""
     for number in range(len(schema)):
         column = schema.column(number)
-        if (kind := column.logical_type.type) not in _LOGICAL_TYPES:
+        is_read = column.path in names or column.path.partition(".")[0] in names
+        if is_read and (kind := column.logical_type.type) not in _LOGICAL_TYPES:
             raise NeedsSparkError(f"the column {column.path!r} of {file} is {kind}")
 
 
-def _int96(file: Path, schema: parquet.ParquetSchema, marks: Mapping[bytes, bytes]) -> list[int]:
+def _int96(
+    file: Path, schema: parquet.ParquetSchema, marks: Mapping[bytes, bytes], names: Collection[str]
+) -> list[str]:
     """The columns with the old type of timestamps, which Spark still writes, and reads as times with a zone."""
-    found = [place for place in range(len(schema)) if schema.column(place).physical_type == "INT96"]
+    columns = [schema.column(place) for place in range(len(schema))]
+    found = [one.path for one in columns if one.physical_type == "INT96" and one.path in names]
     if found and not _SPARK_RELEASES.match(marks.get(_SPARK_VERSION, b"")):
         # Old dates may be of the old calendar.
-        raise NeedsSparkError(f"the column {schema.column(found[0]).path!r} of {file} is INT96, and not from Spark 4")
+        raise NeedsSparkError(f"the column {found[0]!r} of {file} is INT96, and not from Spark 4")
     return found
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, refuse_without_arrow, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
 from bide.cli.pipeline.schedule_rows import OnSpark, ScheduleRows, SourceTable, engine_for
 from bide.cli.pipeline.view import engine_facts, progress, span_for, summary, summary_lines, survey_lines
 from bide.cli.selecting import pairs_of
@@ -112,7 +112,7 @@ def schedule(
     that are not in the ledger. A part that was being sent is sent again as a whole, with the same message ids. Without
     --ledger, the folder is in ~/.local/state/bide/schedule, with a name made of the broker, SOURCE and these options.
     """
-    refuse_without_arrow()
+    refuse_without(pyarrow="PyArrow", numpy="numpy")
     plan = _schedule_plan(settings, **rest)
     plan.check_messages()
     options = pairs_of("--read-option", read_options, form="KEY=VALUE")

@@ -52,15 +52,19 @@ def engine_options(command: _Decorated) -> _Decorated:
     return option(_session_options(wrapper, with_choice=True))  # type: ignore[no-any-return]  # the same parameters
 
 
-def refuse_without_arrow() -> None:
-    """Refuse to read a table if the packages for it are not installed.
+def refuse_without(**packages: str) -> None:
+    """Refuse to read a table in this process if the packages for it are not installed.
+
+    Args:
+        packages: the packages, and what they are called.
 
     Raises:
-        InvalidInputError: PyArrow or numpy is missing.
+        InvalidInputError: one of the packages is missing.
     """
-    if any(find_spec(name) is None for name in ("numpy", "pyarrow")):
+    if any(find_spec(name) is None for name in packages):
         raise InvalidInputError(
-            "PyArrow and numpy are missing: install bide[pipeline], or bide[spark] and Java for large tables"
+            f"{' and '.join(packages.values())} are missing: install bide[pipeline], or bide[spark] and Java for large "
+            "tables"
         )
 
 

@@ -13,7 +13,7 @@ import click
 
 from bide.cli.output import echo, print_json
 from bide.cli.pipeline.engine_choice import ON_A_CLUSTER
-from bide.cli.pipeline.options import engine_options, refuse_without_arrow, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
 from bide.cli.pipeline.plan_view import plan_lines
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.selecting import pairs_of
@@ -201,7 +201,7 @@ def _engine_for(
 def _engine_of_table(
     given: _Given, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_here: bool
 ) -> tuple[Engine, ArrayWorkload | None]:
-    refuse_without_arrow()
+    refuse_without(pyarrow="PyArrow", numpy="numpy")
 
     def convert(table: Any, zone: tzinfo) -> ArrayWorkload:
         from bide.pipelines.plan.small import of_small_table, refuse_many_spans

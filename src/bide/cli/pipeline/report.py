@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import spark_options
-from bide.cli.pipeline.view import progress
+from bide.cli.pipeline.engine_choice import ON_A_CLUSTER
+from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
+from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from bide.cli.pipeline.engine_choice import EngineChoice
+    from bide.pipelines.engine import Engine
     from bide.pipelines.report.figures import Figures
 
 
@@ -29,8 +35,8 @@ if TYPE_CHECKING:
 @click.option("--title", default="Delayed delivery", show_default=True, metavar="TEXT", help="Heading of the page.")
 @click.option("--lost-after", default="10m", show_default=True, metavar="DURATION",
               help="Overdue time after which a message counts as lost.")  # fmt: skip
-@spark_options
 @json_option("the figures of the headline")
+@engine_options
 @pass_settings
 def report(
     settings: Settings,
@@ -45,30 +51,69 @@ def report(
     open_session: Callable[..., Any],
     is_here: bool,
     reads_here: bool,
+    choice: EngineChoice,
+    time_zone: str,
 ) -> None:
     """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
     The page is a single file without external resources, which you can send or publish as it is. It names the tables
-    that are missing in DIR. Spark reads and aggregates the tables, so the report works for any number of messages.
+    that are missing in DIR. Small tables are counted in this process, and Spark counts tables of any size.
     """
     from bide.pipelines.report.writing import headline, write
-    from bide.pipelines.session import spark_errors
 
     grace = duration_of("--lost-after", lost_after)
+    forced = choice.forced()
+    if forced is None or not forced.is_spark:
+        refuse_without(pyarrow="PyArrow", duckdb="DuckDB")
+    else:
+        refuse_without_spark(forced)
     _check_paths(folder, out, svg)
-    started = time.monotonic()
-    with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark, spark_errors():
-        from bide.pipelines.report.collecting import collect
-
-        with progress("counting"):
-            figures = collect(spark, folder, grace=grace)
+    with progress("counting"):
+        engine, figures = _count_here(folder, choice, grace, reads_here=reads_here)
+    if figures is None:
+        refuse_without_spark(engine)
+        with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
+            figures = _count_with_spark(spark, folder, grace)
     with progress("drawing"):
         write(figures, out=out, svg=svg, title=title)
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - settings.started
     if as_json:
-        print_json(headline(figures) | {"report": str(out), "svg": svg and str(svg), "seconds": round(seconds, 3)})
+        written = {"report": str(out), "svg": svg and str(svg), "seconds": round(seconds, 3)}
+        print_json(headline(figures) | written | engine_facts(engine))
     else:
         _print_figures(figures, out=out, svg=svg)
+        echo(f"engine: {engine}")
+
+
+def _count_here(
+    folder: str, choice: EngineChoice, grace: timedelta, *, reads_here: bool
+) -> tuple[Engine, Figures | None]:
+    """The engine of a report, with the figures if that is this process."""
+    from bide.pipelines.engine import Engine, NeedsSparkError
+
+    forced = choice.forced()
+    if forced is not None and forced.is_spark:
+        return forced, None
+    try:
+        if forced is None and not reads_here:
+            raise NeedsSparkError(ON_A_CLUSTER)
+        from bide.pipelines.report.collecting import collect
+        from bide.pipelines.report.small_tables import small_tables
+        from bide.pipelines.small_table import SMALL
+
+        with small_tables(folder, largest=SMALL if forced is None else None) as tables:
+            return forced or Engine(False, tables.size), collect(tables, grace=grace)
+    except NeedsSparkError as error:
+        return choice.refuse(error), None
+
+
+def _count_with_spark(spark: SparkSession, folder: str, grace: timedelta) -> Figures:
+    from bide.pipelines.report.collecting import collect
+    from bide.pipelines.report.spark_tables import spark_tables
+    from bide.pipelines.session import spark_errors
+
+    with spark_errors(), progress("counting"), spark_tables(spark, folder) as tables:
+        return collect(tables, grace=grace)
 
 
 def _check_paths(folder: str, out: Path, svg: Path | None) -> None:

@@ -1,3 +1,3 @@
-"""Report of an audit: a page with plots, whose figures Spark computes."""
+"""Report of an audit: a page with plots, counted by Spark or in this process."""
 
 from __future__ import annotations

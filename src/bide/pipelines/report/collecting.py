@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (the usual name)
-
-from bide.durations import EPOCH, MILLISECOND, from_microseconds
+from bide.durations import EPOCH, MICROSECOND, from_microseconds
 from bide.pipelines.charts.scale import floored, span_for
 from bide.pipelines.formats import for_spark, to_read
-from bide.pipelines.report import counting, tables
-from bide.pipelines.report.collecting_filters import collect_filters
+from bide.pipelines.report import counting
+from bide.pipelines.report.collecting_filters import Percentiles, collect_filters
 from bide.pipelines.report.figures import (
     FailureGroup,
     Failures,
@@ -27,9 +25,9 @@ from bide.pipelines.report.figures import (
     UndecodableFigures,
 )
 from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
+from bide.pipelines.report.tables import COLUMNS, ReportTables
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+Row = Mapping[str, Any]
 
 GRACE: Final = timedelta(minutes=10)
 """Overdue time after which a message counts as lost, by default. It is longer than the 180 s after which RabbitMQ sends
@@ -40,6 +38,7 @@ _FLOW_SPANS: Final = 120
 _PENDING_SPANS: Final = 96
 _FAILURE_SPANS: Final = 60
 _TARGETS: Final = 10
+_TYPES: Final = 6
 _PENDING_TARGETS: Final = 6
 _GROUPS: Final = 12
 _SCHEDULE_SPANS: Final = 96
@@ -51,45 +50,56 @@ _FARTHEST: Final = timedelta(days=3653)
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
-_NO_OCCURRENCES: Final = ("target", "due_hour as due", "'' as outcome", "0d as lateness_ms")
 _SHORTEST: Final = timedelta(seconds=1)
+_NO_PERCENTILES: Final[Row] = dict.fromkeys(("p50", "p95", "p99", "max"))
 
 
-def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Figures:
-    """Read the tables in a folder, and compute the figures of a report.
+def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
+    """Compute the figures of a report.
 
     Args:
+        tables: the tables of an audit, as of :func:`bide.pipelines.report.spark_tables.spark_tables` or
+            :func:`bide.pipelines.report.small_tables.small_tables`. The figures are the same.
         grace: the overdue time after which a message counts as lost.
-
-    Raises:
-        InvalidInputError: see :func:`bide.pipelines.report.tables.read`.
     """
-    found = tables.read(spark, folder)
-    pending, failures = found.get("pending"), found.get("failures")
-    waiting = found.get("schedules_pending")
+    found = tables.names
+    pending, waiting = found.get("pending"), found.get("schedules_pending")
     if pending is not None and waiting is not None:
-        pending = pending.unionByName(waiting)
-    schedules = None if waiting is None else _schedules(found.get("occurrences"), waiting)
-    messages = counting.delayed(found["messages"]) if "messages" in found else None
-    shown, more = ([], 0) if messages is None else _targets(messages)
-    names = [one.name for one in shown]
-    pending_figures, panels = (None, []) if pending is None else _pending(pending, names)
-    headline = None if messages is None else _headline(messages, grace)
-    flow = None if messages is None or headline is None else _flow(messages, headline)
-    steps, first_step = ([], 0) if messages is None else _lateness(messages)
-    overdue, filters = 0, None
-    if messages is not None and headline is not None and flow is not None:
+        pending = tables.define(counting.both(pending, waiting))
+    schedules = None if waiting is None else _schedules(tables, found.get("occurrences"), waiting)
+    messages = tables.define(counting.delayed(found["messages"])) if "messages" in found else None
+    target_rows = [] if messages is None else tables.rows(counting.targets(messages, _TARGETS))
+    names = [row["target"] for row in target_rows]
+    pending_figures, panels = (None, []) if pending is None else _pending(tables, pending, names)
+    headline, flow, steps, filters, overdue = None, None, None, None, 0
+    percentiles: Percentiles = {}
+    if messages is not None:
+        types = [row["type"] for row in tables.rows(counting.types(messages, _TYPES))]
+        counts = tables.rows(counting.headline(messages))[0]
+        first, width, spans = _flow_spans(counts)
+        numbered = tables.define(counting.numbered(messages), targets=names, types=types)
+        percentiles = {
+            (row.pop("target_number"), row.pop("type_number"), row.pop("span")): row
+            for row in tables.rows(counting.percentiles(numbered, first, width))
+        }
+        headline = _headline(tables, messages, counts, percentiles, grace)
+        flow = _flow(tables.rows(counting.flow(messages, first, width)), percentiles, first, width, spans)
+        steps, first_step = _lateness(tables.rows(counting.lateness(messages)))
         overdue = headline.overdue
         filters = collect_filters(
-            messages,
+            tables,
+            numbered,
             targets=names,
-            headline=headline,
+            types=types,
+            percentiles=percentiles,
+            overdue=overdue,
             flow=flow,
             steps=len(steps),
             first_step=first_step,
             pending=pending_figures,
             panels=panels,
         )
+    query = _query(tables.folder, headline) if overdue and headline is not None else ""
     if headline is not None and pending_figures is not None:
         # Messages that wait for a retry are counted in the table pending only.
         headline = replace(
@@ -99,60 +109,62 @@ def collect(spark: SparkSession, folder: str, *, grace: timedelta = GRACE) -> Fi
             # The table of messages has schedules only when they have ended.
             scheduled=headline.scheduled + (0 if schedules is None else schedules.total.pending),
         )
-    undecodable, total = _undecodable(found["undecodable"]) if "undecodable" in found else ([], 0)
+    undecodable, total = ([], 0) if "undecodable" not in found else _undecodable(tables, found["undecodable"])
     return Figures(
-        folder=folder,
-        missing=[name for name in tables.COLUMNS if name not in found],
+        folder=tables.folder,
+        missing=[name for name in COLUMNS if name not in found],
         headline=headline,
         flow=flow,
-        lateness=None if messages is None else steps,
-        targets=shown,
-        more_targets=more,
+        lateness=steps,
+        targets=[_target(row, percentiles, number) for number, row in enumerate(target_rows, start=1)],
+        more_targets=target_rows[0]["targets"] - len(target_rows) if target_rows else 0,
         oldest=[] if filters is None else filters.choices[0].oldest,
         overdue=overdue,
-        query=_query(folder, headline) if overdue and headline is not None else "",
+        query=query,
         filters=filters,
         pending=pending_figures,
-        failures=None if failures is None else _failures(failures, found.get("failed")),
+        failures=_failures(tables, found["failures"], found.get("failed")) if "failures" in found else None,
         schedules=schedules,
         undecodable=undecodable,
         undecodable_total=total,
     )
 
 
-def _headline(messages: DataFrame, grace: timedelta) -> Headline:
-    row = counting.headline(messages).collect()[0].asDict()
-    row["since"], row["until"] = _time_or_none(row["since"]), _time_or_none(row["until"])
+def _headline(tables: ReportTables, messages: str, counts: Row, percentiles: Percentiles, grace: timedelta) -> Headline:
+    since, until = _time_or_none(counts["since"]), _time_or_none(counts["until"])
     lost = 0
-    if row["overdue"] and row["until"] is not None:
-        lost = counting.lost(messages, row["until"] - grace).collect()[0]["lost"]
-    return Headline(**row, lost=lost, grace=grace)
+    if counts["overdue"] and until is not None:
+        lost = tables.rows(counting.lost(messages, until - grace))[0]["lost"]
+    late = percentiles.get((0, 0, counting.ALL), _NO_PERCENTILES)
+    return Headline(**{**counts, **late, "since": since, "until": until}, lost=lost, grace=grace)
 
 
-def _flow(messages: DataFrame, headline: Headline) -> FlowFigures:
-    if headline.since is None or headline.until is None:
-        return FlowFigures(first=EPOCH, width=_SHORTEST, scheduled=[], delivered=[], p50=[], p99=[])
-    width = max(span_for(headline.until - headline.since, _FLOW_SPANS), _SHORTEST)
-    first = floored(headline.since, width)
-    spans = (headline.until - first) // width + 1
-    rows = counting.flow(messages, first, width).collect()
+def _flow_spans(counts: Row) -> tuple[datetime, timedelta, int]:
+    """The start, the length and the number of the spans of scheduled and delivered messages."""
+    since, until = _time_or_none(counts["since"]), _time_or_none(counts["until"])
+    if since is None or until is None:
+        return EPOCH, _SHORTEST, 0
+    width = max(span_for(until - since, _FLOW_SPANS), _SHORTEST)
+    first = floored(since, width)
+    return first, width, (until - first) // width + 1
 
-    def column(name: str) -> list[Any]:
-        known = {row["span"]: row[name] for row in rows if row[name] is not None}
-        return [known.get(span) for span in range(spans)]
 
+def _flow(rows: Sequence[Row], percentiles: Percentiles, first: datetime, width: timedelta, spans: int) -> FlowFigures:
+    counts = {(row["part"], row["span"]): row["count"] for row in rows}
+    late = [percentiles.get((0, 0, span), _NO_PERCENTILES) for span in range(spans)]
     return FlowFigures(
         first=first,
         width=width,
-        scheduled=[one or 0 for one in column("scheduled")],
-        delivered=[one or 0 for one in column("delivered")],
-        p50=column("p50"),
-        p99=column("p99"),
+        scheduled=[counts.get(("scheduled", span), 0) for span in range(spans)],
+        delivered=[counts.get(("delivered", span), 0) for span in range(spans)],
+        p50=[one["p50"] for one in late],
+        p99=[one["p99"] for one in late],
     )
 
 
-def _lateness(messages: DataFrame) -> tuple[list[ReportStep], int]:
-    counts = {row["step"]: row["count"] for row in counting.lateness(messages).collect()}
+def _lateness(rows: Sequence[Row]) -> tuple[list[ReportStep], int]:
+    """The histogram, and the number of its first step."""
+    counts = {row["step"]: row["count"] for row in rows}
     if not counts:
         return [], 0
     return [
@@ -166,15 +178,9 @@ def _start_of(step: int) -> float:
     return float(10 ** (step / counting.STEPS))
 
 
-def _targets(messages: DataFrame) -> tuple[list[Target], int]:
-    by_target = counting.targets(messages)
-    rows = by_target.limit(_TARGETS + 1).collect()
-    more = by_target.count() - _TARGETS if len(rows) > _TARGETS else 0
-    found = []
-    for row in rows[:_TARGETS]:
-        values = row.asDict()
-        found.append(Target(name=values.pop("target") or "", **values))
-    return found, more
+def _target(row: Row, percentiles: Percentiles, number: int) -> Target:
+    counts = {name: row[name] for name in ("scheduled", "delivered", "overdue")}
+    return Target(name=row["target"], **counts, **percentiles.get((number, 0, counting.ALL), _NO_PERCENTILES))
 
 
 def _query(folder: str, headline: Headline) -> str:
@@ -189,20 +195,19 @@ def _query(folder: str, headline: Headline) -> str:
     )
 
 
-def _pending(pending: DataFrame, names: Sequence[str]) -> tuple[PendingFigures, list[PendingTarget]]:
+def _pending(tables: ReportTables, pending: str, names: Sequence[str]) -> tuple[PendingFigures, list[PendingTarget]]:
     """The plot of pending messages, and those of each of these targets without a part of its own in the plot."""
-    by_target = counting.pending_targets(pending)
-    rows = by_target.limit(_PENDING_TARGETS + 1).collect()
+    rows = tables.rows(counting.pending_targets(pending, _PENDING_TARGETS))
     if not rows:
         return PendingFigures(first=EPOCH, width=_HOUR, spans=0, targets=[], others=0, earlier=0, later=0), []
-    others = by_target.count() - _PENDING_TARGETS if len(rows) > _PENDING_TARGETS else 0
-    shown = [row["target"] for row in rows[:_PENDING_TARGETS]]
-    first, last = _pending_range(pending)
+    others = rows[0]["targets"] - len(rows)
+    shown = [row["target"] for row in rows]
+    first, last = _time_range(tables, counting.pending_times(pending), widening=_MAX_WIDENING)
     width = max(span_for(last - first, _PENDING_SPANS), _HOUR)
     first = floored(first, width)
     spans = (last - first) // width + 1
     more = [name for name in names if name not in shown]
-    found = counting.pending_spans(pending, [*shown, *more], first, width).collect()
+    found = tables.rows(counting.pending_spans(pending, first, width), names=[*shown, *more])
     targets = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in shown]
     if others:
         targets.append(_pending_target("", [row for row in found if row["target"] not in shown], spans))
@@ -219,31 +224,26 @@ def _pending(pending: DataFrame, names: Sequence[str]) -> tuple[PendingFigures, 
     return figures, panels
 
 
-def _pending_range(pending: DataFrame) -> tuple[datetime, datetime]:
-    times = pending.where("count > 0").select(F.unix_millis("due_hour").alias("time"))
-    return _time_range(times, widening=_MAX_WIDENING)
-
-
-def _time_range(times: DataFrame, *, widening: int | None = None) -> tuple[datetime, datetime]:
+def _time_range(tables: ReportTables, times: str, *, widening: int | None = None) -> tuple[datetime, datetime]:
     """The first and last time, without times that are certainly wrong.
 
     Args:
-        times: at least one ``time`` in milliseconds.
+        times: a query of at least one ``time``.
         widening: leave out times that would make the range wider by this factor, too; None to keep them.
     """
-    row = counting.time_range(times).collect()[0]
-    far = _FARTHEST // MILLISECOND
-    row = _within(times, row, row["median"] - far, row["median"] + far)
+    row: Row = tables.rows(counting.time_range(times))[0]
+    far = _FARTHEST // MICROSECOND
+    row = _within(tables, times, row, row["median"] - far, row["median"] + far)
     if widening is not None:
-        most = widening * max(row["high"] - row["low"], _DAY // MILLISECOND)
-        row = _within(times, row, row["low"] - most, row["high"] + most)
-    return from_microseconds(row["first"] * 1000), from_microseconds(row["last"] * 1000)
+        most = widening * max(row["high"] - row["low"], _DAY // MICROSECOND)
+        row = _within(tables, times, row, row["low"] - most, row["high"] + most)
+    return from_microseconds(row["first"]), from_microseconds(row["last"])
 
 
-def _within(times: DataFrame, row: Row, low: int, high: int) -> Row:
+def _within(tables: ReportTables, times: str, row: Row, low: int, high: int) -> Row:
     if low <= row["first"] and row["last"] <= high:
         return row
-    return counting.time_range(times.where(F.col("time").between(low, high))).collect()[0]
+    return tables.rows(counting.time_range(times, (low, high)))[0]
 
 
 def _pending_target(name: str, rows: Sequence[Row], spans: int) -> PendingTarget:
@@ -261,17 +261,17 @@ def _pending_target(name: str, rows: Sequence[Row], spans: int) -> PendingTarget
     )
 
 
-def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
-    whole = counting.failures(table).collect()[0]
+def _failures(tables: ReportTables, table: str, failed: str | None) -> Failures:
+    whole = tables.rows(counting.failures(table))[0]
     if not whole["timed"]:
         return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
-    first, last = _time_range(counting.failure_limits(table))
+    first, last = _time_range(tables, counting.failure_limits(table))
     width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)
     first = floored(first, width)
     spans = (last - first) // width + 1
-    rows = counting.failure_groups(table).limit(_GROUPS).collect()
-    names = [row["group"] for row in rows]
-    times = [] if failed is None else counting.failure_times(failed, names, first, width).collect()
+    rows = tables.rows(counting.failure_groups(table, _GROUPS))
+    names = [row["group_name"] for row in rows]
+    times = [] if failed is None else tables.rows(counting.failure_times(failed, first, width), groups=names)
     return Failures(
         first=first,
         width=width,
@@ -282,13 +282,14 @@ def _failures(table: DataFrame, failed: DataFrame | None) -> Failures:
     )
 
 
-def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
-    own = {one["span"]: one for one in times if (one["group"], one["endpoint"]) == (row["group"], row["endpoint"])}
+def _group(row: Row, times: Sequence[Row], spans: int) -> FailureGroup:
+    name = (row["group_name"], row["endpoint"])
+    own = {one["span"]: one for one in times if (one["group_name"], one["endpoint"]) == name}
     newest = max((span for span in own if own[span]["text"]), default=None)
     return FailureGroup(
-        name=row["group"] or "",
-        exception=row["exception"] or "",
-        endpoint=row["endpoint"] or "",
+        name=row["group_name"],
+        exception=row["exception"],
+        endpoint=row["endpoint"],
         count=row["count"],
         messages=row["messages"],
         first_seen=from_microseconds(row["first_seen"]),
@@ -300,21 +301,20 @@ def _group(row: Row, times: list[Row], spans: int) -> FailureGroup:
     )
 
 
-def _schedules(occurrences: DataFrame | None, pending: DataFrame) -> ScheduleFigures | None:
+def _schedules(tables: ReportTables, occurrences: str | None, pending: str) -> ScheduleFigures | None:
     """None if there has never been a schedule."""
-    ended = pending.selectExpr(*_NO_OCCURRENCES).limit(0) if occurrences is None else occurrences
-    rows = counting.schedule_targets(ended, pending).collect()
-    counts = [_schedule_counts(row) for row in rows]
+    ended = tables.define(counting.no_occurrences(pending)) if occurrences is None else occurrences
+    counts = [_schedule_counts(row) for row in tables.rows(counting.schedule_targets(ended, pending))]
     if not counts:
         return None
     total = _sum(counts, "")
     shown, rest = counts[:_SCHEDULE_TARGETS], counts[_SCHEDULE_TARGETS:]
     first, width, spans, beyond = EPOCH, _DAY, list[ScheduleCounts](), 0
     if total.total > total.pending:
-        first, last = _pending_range(counting.due_hours(ended))
+        first, last = _time_range(tables, counting.due_times(ended), widening=_MAX_WIDENING)
         width = max(span_for(last - first, _SCHEDULE_SPANS), _DAY)
         first = floored(first, width)
-        found = {row["span"]: row for row in counting.schedule_spans(ended, first, width).collect()}
+        found = {row["span"]: row for row in tables.rows(counting.schedule_spans(ended, first, width))}
         numbers = range((last - first) // width + 1)
         none = dict.fromkeys(counting.OUTCOMES, 0)
         spans = [
@@ -353,12 +353,13 @@ def _sum(counts: Sequence[ScheduleCounts], name: str) -> ScheduleCounts:
     )
 
 
-def _undecodable(table: DataFrame) -> tuple[list[UndecodableFigures], int]:
-    found = []
-    for row in counting.undecodable(table).limit(_GROUPS).collect():
+def _undecodable(tables: ReportTables, table: str) -> tuple[list[UndecodableFigures], int]:
+    found, total = [], 0
+    for row in tables.rows(counting.undecodable(table, _GROUPS)):
+        total = row.pop("total")
         times = {name: from_microseconds(row[name]) for name in ("first_seen", "last_seen")}
-        found.append(UndecodableFigures(**{**row.asDict(), **times}))
-    return found, table.count()
+        found.append(UndecodableFigures(**{**row, **times}))
+    return found, total
 
 
 def _time_or_none(micros: int | None) -> datetime | None:

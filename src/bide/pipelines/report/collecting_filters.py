@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bide.durations import from_microseconds
 from bide.pipelines.report import counting
@@ -11,22 +12,25 @@ from bide.pipelines.report.filters import Choice, Filters, short_span
 from bide.pipelines.report.pending_figures import OverdueMessage
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
-
-    from bide.pipelines.report.figures import FlowFigures, Headline
+    from bide.pipelines.report.figures import FlowFigures
     from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
+    from bide.pipelines.report.tables import ReportTables
 
 OLDEST: Final = 20
 """Overdue messages that are listed."""
 
-_TYPES: Final = 6
+Percentiles = Mapping[tuple[int, int, int], Mapping[str, Any]]
+"""The rows of :func:`~bide.pipelines.report.counting.percentiles` by target, type and span."""
 
 
 def collect_filters(
-    messages: DataFrame,
+    tables: ReportTables,
+    numbered: str,
     *,
     targets: Sequence[str],
-    headline: Headline,
+    types: Sequence[str],
+    percentiles: Percentiles,
+    overdue: int,
     flow: FlowFigures,
     steps: int,
     first_step: int,
@@ -36,13 +40,14 @@ def collect_filters(
     """Count the messages of each target and type.
 
     Args:
+        numbered: the messages, as of :func:`~bide.pipelines.report.counting.numbered`.
         targets: the targets to filter by.
+        types: the types to filter by.
+        overdue: the number of overdue messages.
         steps: the number of ranges of lateness in the histogram.
         first_step: the number of the first of them, as in :func:`~bide.pipelines.report.counting.lateness`.
         panels: pending messages of targets that have no plot of their own.
     """
-    types = [row["type"] for row in counting.types(messages).limit(_TYPES).collect()]
-    numbered = counting.numbered(messages, targets, types)
     short = short_span(flow.width)
     lengths = {
         "scheduled": len(flow.scheduled) * (flow.width // short),
@@ -67,30 +72,27 @@ def collect_filters(
             )
         return choices[key]
 
-    # The choice of all targets and types has the figures that the page shows first.
-    whole = choice((0, 0))
-    whole.p50[:], whole.p99[:] = flow.p50, flow.p99
-    whole.late = [headline.p50, headline.p95, headline.p99, headline.max]
+    choice((0, 0))
     due = (flow.first, flow.width) if pending is None else (pending.first, pending.width)
-    for row in counting.parts(numbered, flow=(flow.first, short), due=due).collect():
+    for row in tables.rows(counting.parts(numbered, flow=(flow.first, short), due=due)):
         number = row["number"] - (first_step if row["part"] == "late" else 0)
         if 0 <= number < lengths[row["part"]]:
             for key in _keys(row):
                 _add(choice(key), row, number)
-    for row in counting.lateness_of_choices(numbered, flow.first, flow.width).collect():
-        one = choice((row["target_number"], row["type_number"]))
-        if row["span"] < 0:
-            one.late = [row["p50"], row["p95"], row["p99"], row["max"]]
+    for (target, kind, span), late in percentiles.items():
+        one = choice((target, kind))
+        if span == counting.ALL:
+            one.late = [late[name] for name in ("p50", "p95", "p99", "max")]
         else:
-            one.p50[row["span"]], one.p99[row["span"]] = row["p50"], row["p99"]
-    if headline.overdue:
-        _add_oldest(choices, counting.oldest(numbered, OLDEST).collect())
+            one.p50[span], one.p99[span] = late["p50"], late["p99"]
+    if overdue:
+        _add_oldest(choices, tables.rows(counting.oldest(numbered, OLDEST)))
     return Filters(
         targets=targets, types=types, short=short, choices=[choices[key] for key in sorted(choices)], pending=panels
     )
 
 
-def _keys(row: Row) -> Iterator[tuple[int, int]]:
+def _keys(row: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """The choices that the messages of a row belong to."""
     target, kind = row["target_number"], row["type_number"]
     yield 0, 0
@@ -102,15 +104,16 @@ def _keys(row: Row) -> Iterator[tuple[int, int]]:
         yield target, kind
 
 
-def _add(one: Choice, row: Row, number: int) -> None:
+def _add(one: Choice, row: Mapping[str, Any], number: int) -> None:
     counts = {"scheduled": one.scheduled, "delivered": one.delivered, "late": one.steps, "pending": one.pending}
     counts[row["part"]][number] += row["count"]
     if row["part"] == "pending":
         one.overdue[number] += row["overdue"]
 
 
-def _add_oldest(choices: Mapping[tuple[int, int], Choice], rows: Sequence[Row]) -> None:
-    for row in sorted(rows, key=lambda one: (one["due"] is None, one["due"] or 0, one["message_id"] or "")):
+def _add_oldest(choices: Mapping[tuple[int, int], Choice], rows: Sequence[Mapping[str, Any]]) -> None:
+    order = operator.itemgetter("target", "type")
+    for row in sorted(rows, key=lambda one: (one["due"] is None, one["due"] or 0, one["message_id"] or "", order(one))):
         message = OverdueMessage(
             message_id=row["message_id"] or "",
             target=row["target"],

@@ -1,21 +1,18 @@
-"""Spark queries of a report. The results are small for tables of any size."""
+"""Queries of a report, in the SQL that Spark and DuckDB share.
+
+The arguments are names of tables, as in :class:`~bide.pipelines.report.tables.ReportTables`. Times are whole numbers of
+microseconds since the Unix epoch. The results are small for tables of any size, and do not depend on the engine: all
+orders are complete, and percentiles are exact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import reduce
-from operator import add
-from typing import TYPE_CHECKING, Final
-
-from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 (the usual name)
+from typing import Final
 
 from bide.durations import MICROSECOND, to_microseconds
 from bide.pipelines.report.figures import ENDED
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 WAITING: Final = ("scheduled", "overdue")
 """Outcomes of messages that are not delivered yet."""
@@ -26,100 +23,97 @@ OUTCOMES: Final = ("delivered", *ENDED)
 STEPS: Final = 12
 """Ranges of lateness per power of ten."""
 
-_ACCURACY: Final = 10_000
-"""Percentiles of all messages have a relative rank error of 1 in this number."""
-
-_GROUP_ACCURACY: Final = 1000
-"""Percentiles of groups have a relative rank error of 1 in this number, which takes less memory per group."""
+ALL: Final = -1
+"""The number of the span that stands for all spans, in :func:`percentiles`."""
 
 _SHARES: Final = (50, 95, 99)
 
 _TEXT: Final = 240
 """Characters of an exception's text that are shown."""
 
+_HOUR: Final = 3_600_000_000
 
-def delayed(messages: DataFrame) -> DataFrame:
+_CHOICES: Final = ", ".join(f"({one}, {other}, {span})" for one in (0, 1) for other in (0, 1) for span in (0, 1))
+
+
+def delayed(messages: str) -> str:
     """Only the delayed messages: endpoints also write events of messages that were not delayed."""
-    return messages.where(F.coalesce("due", "scheduled", "delivered").isNotNull())
+    return f"select * from {messages} where coalesce(due, scheduled, delivered) is not null"
 
 
-def headline(messages: DataFrame) -> DataFrame:
-    """All messages in one row: counts, the first and last time in microseconds, and percentiles of lateness."""
-    return messages.agg(
-        F.count(F.lit(1)).alias("scheduled"),
-        F.count_if(_is_delivered()).alias("delivered"),
-        F.count_if(_waits()).alias("pending"),
-        *_by_outcome(ENDED),
-        F.count_if(F.col("outcome") == "overdue").alias("overdue"),
-        F.count_if(F.col("lateness_ms") < 0).alias("early"),
-        F.unix_micros(F.least(F.min("scheduled"), F.min("delivered"))).alias("since"),
-        F.unix_micros(F.greatest(F.max("scheduled"), F.max("delivered"))).alias("until"),
-        *_percentiles(_ACCURACY),
-    )
+def headline(messages: str) -> str:
+    """All messages in one row: counts, and the first and last time."""
+    return f"""
+        select
+            count(*) as scheduled,
+            count(*) filter (where {_is_in("m.outcome", (*WAITING, *ENDED), "not in")}) as delivered,
+            count(*) filter (where {_is_in("m.outcome", WAITING)}) as pending,
+            {_by_outcome(ENDED)},
+            count(*) filter (where m.outcome = 'overdue') as overdue,
+            count(*) filter (where m.lateness_ms < 0) as early,
+            least(min(m.scheduled), min(m.delivered)) as since,
+            greatest(max(m.scheduled), max(m.delivered)) as until
+        from {messages} as m"""
 
 
-def lost(messages: DataFrame, before: datetime) -> DataFrame:
+def lost(messages: str, before: datetime) -> str:
     """The number of overdue messages that were due before a time, in one row: ``lost``."""
-    return messages.agg(F.count_if((F.col("outcome") == "overdue") & (F.col("due") < moment(before))).alias("lost"))
+    return f"select count(*) as lost from {messages} where outcome = 'overdue' and due < {to_microseconds(before)}"
 
 
-def flow(messages: DataFrame, first: datetime, width: timedelta) -> DataFrame:
-    """Messages per span of time, in at most two rows for each.
-
-    Both have ``span``, the number of the span. One has ``scheduled``, the other ``delivered`` with percentiles of
-    lateness.
-    """
-    scheduled = (
-        messages.where(F.col("scheduled").isNotNull())
-        .groupBy(_span("scheduled", first, width))
-        .agg(F.count(F.lit(1)).alias("scheduled"))
+def flow(messages: str, first: datetime, width: timedelta) -> str:
+    """Messages per span of time: ``part`` (``scheduled`` or ``delivered``), ``span`` and ``count``."""
+    return " union all ".join(
+        f"""
+        select '{part}' as part, {_span(part, first, width)} as span, count(*) as count
+        from {messages} where {part} is not null group by {_span(part, first, width)}"""
+        for part in ("scheduled", "delivered")
     )
-    delivered = (
-        messages.where(F.col("delivered").isNotNull())
-        .groupBy(_span("delivered", first, width))
-        .agg(F.count(F.lit(1)).alias("delivered"), *_percentiles(_GROUP_ACCURACY))
-    )
-    return scheduled.unionByName(delivered, allowMissingColumns=True)
 
 
-def lateness(messages: DataFrame) -> DataFrame:
+def lateness(messages: str) -> str:
     """Delivered messages by lateness: ``step``, the number of a range, and ``count``.
 
     Step n begins at 10 ** (n / :data:`STEPS`) ms; step -1 is lateness below 1 ms.
     """
-    return messages.where(F.col("lateness_ms").isNotNull()).groupBy(_step()).agg(F.count(F.lit(1)).alias("count"))
+    return f"select {_STEP} as step, count(*) as count from {messages} where lateness_ms is not null group by {_STEP}"
 
 
-def targets(messages: DataFrame) -> DataFrame:
-    """One row for each target, the one with most messages first."""
-    return (
-        messages.groupBy("target")
-        .agg(
-            F.count(F.lit(1)).alias("scheduled"),
-            F.count_if(_is_delivered()).alias("delivered"),
-            F.count_if(F.col("outcome") == "overdue").alias("overdue"),
-            *_percentiles(_GROUP_ACCURACY),
-        )
-        .orderBy(F.desc("scheduled"), "target")
-    )
+def targets(messages: str, limit: int) -> str:
+    """A row for each target, the one with most messages first, with the number of all targets as ``targets``."""
+    return f"""
+        select *, count(*) over () as targets
+        from (
+            select
+                m.target,
+                count(*) as scheduled,
+                count(*) filter (where {_is_in("m.outcome", (*WAITING, *ENDED), "not in")}) as delivered,
+                count(*) filter (where m.outcome = 'overdue') as overdue
+            from {messages} as m group by m.target
+        ) as counted
+        order by scheduled desc, target limit {limit}"""
 
 
-def types(messages: DataFrame) -> DataFrame:
-    """The known types, the one with most messages first: ``type``, ``count``."""
-    return messages.where(F.col("type") != "").groupBy("type").count().orderBy(F.desc("count"), "type")
+def types(messages: str, limit: int) -> str:
+    """The known types, the one with most messages first: ``type``."""
+    return f"""
+        select m.type from {messages} as m where m.type <> ''
+        group by m.type order by count(*) desc, m.type limit {limit}"""
 
 
-def numbered(messages: DataFrame, targets: Sequence[str], types: Sequence[str]) -> DataFrame:
-    """Messages with ``target_number`` and ``type_number``: the place in the lists from 1, and 0 for all others."""
+def numbered(messages: str) -> str:
+    """Messages with ``target_number`` and ``type_number``: the place in the lists from 1, and 0 for all others.
 
-    def number(column: str, names: Sequence[str]) -> Column:
-        place = F.array_position(F.array(*map(F.lit, names)), F.col(column)) if names else F.lit(0)
-        return place.cast("int").alias(f"{column}_number")
+    The lists are the parameters ``targets`` and ``types``.
+    """
+    return f"""
+        select m.*,
+            coalesce(array_position(:targets, m.target), 0) as target_number,
+            coalesce(array_position(:types, m.type), 0) as type_number
+        from {messages} as m"""
 
-    return messages.select("*", number("target", targets), number("type", types))
 
-
-def parts(numbered: DataFrame, *, flow: tuple[datetime, timedelta], due: tuple[datetime, timedelta]) -> DataFrame:
+def parts(numbered: str, *, flow: tuple[datetime, timedelta], due: tuple[datetime, timedelta]) -> str:
     """Messages by ``target_number`` and ``type_number``: ``part``, ``number``, ``count`` and ``overdue``.
 
     The part is ``scheduled`` or ``delivered`` with the number of a span of *flow*, ``late`` with the number of a step,
@@ -129,191 +123,255 @@ def parts(numbered: DataFrame, *, flow: tuple[datetime, timedelta], due: tuple[d
         flow: the start and the length of the spans of scheduled and delivered messages.
         due: the start and the length of the spans of due times.
     """
-    count, overdue = F.count(F.lit(1)).alias("count"), F.count_if(F.col("outcome") == "overdue").alias("overdue")
-    found = [
-        numbered.where(condition)
-        .groupBy(F.lit(part).alias("part"), "target_number", "type_number", number.alias("number"))
-        .agg(count, overdue)
+    return " union all ".join(
+        f"""
+        select '{part}' as part, target_number, type_number, {number} as number, count(*) as count,
+            count(*) filter (where outcome = 'overdue') as overdue
+        from {numbered} where {condition}
+        group by target_number, type_number, {number}"""
         for part, condition, number in (
-            ("scheduled", F.col("scheduled").isNotNull(), _span("scheduled", *flow)),
-            ("delivered", F.col("delivered").isNotNull(), _span("delivered", *flow)),
-            ("late", F.col("lateness_ms").isNotNull(), _step()),
-            ("pending", _waits() & F.col("due").isNotNull(), _span("due", *due)),
+            ("scheduled", "scheduled is not null", _span("scheduled", *flow)),
+            ("delivered", "delivered is not null", _span("delivered", *flow)),
+            ("late", "lateness_ms is not null", _STEP),
+            ("pending", f"{_is_in('outcome', WAITING)} and due is not null", _span("due", *due)),
         )
-    ]
-    return reduce(lambda some, more: some.unionByName(more), found)
+    )
 
 
-def lateness_of_choices(numbered: DataFrame, first: datetime, width: timedelta) -> DataFrame:
-    """Percentiles of lateness for each choice of a target, a type or both, in each span and, as span -1, in all.
+def percentiles(numbered: str, first: datetime, width: timedelta) -> str:
+    """Percentiles of lateness for each choice of a target, a type, both or none, in each span and in all spans.
 
-    The columns are ``target_number`` and ``type_number``, with 0 for a choice without one, ``span``, and the
-    percentiles.
+    The columns are ``target_number`` and ``type_number``, with 0 for a choice without one, ``span``, which is
+    :data:`ALL` for all spans, ``p50``, ``p95``, ``p99`` and ``max``. A percentile is the smallest lateness that at
+    least this share of the messages does not exceed. Messages of equal lateness are counted first, so that few rows
+    are sorted.
     """
-    target, kind, none = F.col("target_number"), F.col("type_number"), F.lit(0)
-    pairs = ((target, none), (none, kind), (target, kind))
-    # A message of a target or type that has no number belongs to one choice only.
-    choice = F.array_distinct(
-        F.array(*(F.struct(one.alias("target_number"), other.alias("type_number")) for one, other in pairs))
-    )
-    return (
-        numbered.where(F.col("lateness_ms").isNotNull() & ((target > 0) | (kind > 0)))
-        .select("lateness_ms", _span("delivered", first, width), F.explode(choice).alias("choice"))
-        .select("lateness_ms", F.explode(F.array("span", F.lit(-1).cast("bigint"))).alias("span"), "choice.*")
-        .where("target_number > 0 or type_number > 0")
-        .groupBy("target_number", "type_number", "span")
-        .agg(*_percentiles(_GROUP_ACCURACY))
-    )
+    shares = ", ".join(f"min(case when upto * 100 >= total * {one} then late end) as p{one}" for one in _SHARES)
+    group = "target_number, type_number, span"
+    return f"""
+        select {group}, {shares}, max(late) as max
+        from (
+            select {group}, late,
+                sum(number) over (
+                    partition by {group} order by late rows between unbounded preceding and current row
+                ) as upto,
+                sum(number) over (partition by {group}) as total
+            from (
+                select {group}, late, sum(number) as number
+                from (
+                    select
+                        n.target_number * c.by_target as target_number,
+                        n.type_number * c.by_type as type_number,
+                        case when c.by_span = 1 then n.span else {ALL} end as span,
+                        n.late,
+                        n.number
+                    from (
+                        select target_number, type_number, span, late, count(*) as number
+                        from (
+                            select target_number, type_number, lateness_ms as late,
+                                {_span("delivered", first, width)} as span
+                            from {numbered} where lateness_ms is not null
+                        ) as measured
+                        group by {group}, late
+                    ) as n
+                    cross join (values {_CHOICES}) as c(by_target, by_type, by_span)
+                    where (c.by_target = 0 or n.target_number > 0)
+                        and (c.by_type = 0 or n.type_number > 0)
+                        and (c.by_span = 0 or n.span >= 0)
+                ) as chosen
+                group by {group}, late
+            ) as counted
+        ) as ranked
+        group by {group}"""
 
 
-def oldest(numbered: DataFrame, limit: int) -> DataFrame:
+def oldest(numbered: str, limit: int) -> str:
     """For each ``target_number`` and ``type_number``, this many overdue messages with the earliest due times."""
-    order = Window.partitionBy("target_number", "type_number").orderBy(F.asc_nulls_last("due"), "message_id")
-    return (
-        numbered.where(F.col("outcome") == "overdue")
-        .withColumn("place", F.row_number().over(order))
-        .where(F.col("place") <= limit)
-        .select("target_number", "type_number", "message_id", "target", "type", F.unix_micros("due").alias("due"))
-    )
+    return f"""
+        select target_number, type_number, message_id, target, type, due
+        from (
+            select *, row_number() over (
+                partition by target_number, type_number
+                order by due asc nulls last, message_id asc nulls first, target, type
+            ) as place
+            from {numbered} where outcome = 'overdue'
+        ) as overdue
+        where place <= {limit}"""
 
 
-def pending_targets(pending: DataFrame) -> DataFrame:
-    """Pending messages by target, the one with most first: ``target``, ``count``, ``overdue``."""
-    return (
-        pending.groupBy("target")
-        .agg(F.sum("count").alias("count"), F.sum("overdue").alias("overdue"))
-        .where(F.col("count") > 0)
-        .orderBy(F.desc("count"), "target")
-    )
+def pending_targets(pending: str, limit: int) -> str:
+    """The targets with most pending messages, with the number of all as ``targets``."""
+    return f"""
+        select target, count(*) over () as targets
+        from (select p.target, sum(p.count) as waiting from {pending} as p group by p.target) as counted
+        where waiting > 0
+        order by waiting desc, target limit {limit}"""
 
 
-def time_range(times: DataFrame) -> DataFrame:
+def pending_times(pending: str) -> str:
+    """The ``time`` of each due hour of each target, for :func:`time_range`."""
+    return f"select p.due_hour as time from {pending} as p where p.count > 0"
+
+
+def time_range(times: str, within: tuple[int, int] | None = None) -> str:
     """The range of the column ``time`` in one row: ``first``, ``last``, ``median``, and ``low`` and ``high``.
 
     Nine in ten times are between ``low`` and ``high``. These and the median are times of the column, not means of two:
-    the mean of a time today and one in the year 9999 is thousands of years away. Spark computes them as floating-point
-    numbers, so the times are milliseconds, which these represent exactly.
+    the mean of a time today and one in the year 9999 is thousands of years away.
+
+    Args:
+        times: a query.
+        within: the first and last time to count; None to count all.
     """
-    shares = F.percentile_approx("time", [0.05, 0.5, 0.95], _GROUP_ACCURACY)
-    return times.agg(
-        F.min("time").alias("first"),
-        F.max("time").alias("last"),
-        *(shares[place].alias(name) for place, name in enumerate(("low", "median", "high"))),
+    shares = ", ".join(
+        f"min(case when place * 100 >= total * {share} then time end) as {name}"
+        for name, share in (("low", 5), ("median", 50), ("high", 95))
     )
+    condition = "time is not null" if within is None else f"time between {within[0]} and {within[1]}"
+    return f"""
+        select min(time) as first, max(time) as last, {shares}
+        from (
+            select time, row_number() over (order by time) as place, count(*) over () as total
+            from ({times}) as times where {condition}
+        ) as ranked"""
 
 
-def pending_spans(pending: DataFrame, names: list[str], first: datetime, width: timedelta) -> DataFrame:
-    """Pending messages by target (null for all targets that are not named) and span: ``count`` and ``overdue``."""
-    target = F.when(F.col("target").isin(names), F.col("target"))
-    return pending.groupBy(target.alias("target"), _span("due_hour", first, width)).agg(
-        F.sum("count").alias("count"), F.sum("overdue").alias("overdue")
-    )
+def pending_spans(pending: str, first: datetime, width: timedelta) -> str:
+    """Pending messages by target (null for all targets that are not named) and span: ``count`` and ``overdue``.
+
+    The names are the parameter ``names``.
+    """
+    return f"""
+        select target, span, sum(waiting) as count, sum(late) as overdue
+        from (
+            select
+                case when coalesce(array_position(:names, p.target), 0) > 0 then p.target end as target,
+                {_span("p.due_hour", first, width)} as span,
+                p.count as waiting,
+                p.overdue as late
+            from {pending} as p
+        ) as placed
+        group by target, span"""
 
 
-def failures(table: DataFrame) -> DataFrame:
+def both(some: str, more: str) -> str:
+    """The rows of two tables with the same columns."""
+    return f"select * from {some} union all select * from {more}"
+
+
+def failures(table: str) -> str:
     """All failures in one row: ``total``, ``groups``, and ``timed``, the groups whose times are known."""
-    return table.agg(
-        F.sum("count").alias("total"), F.count(F.lit(1)).alias("groups"), F.count("last_seen").alias("timed")
-    )
+    return f"""
+        select sum(f.count) as total, count(*) as groups, count(f.last_seen) as timed from {table} as f"""
 
 
-def failure_limits(table: DataFrame) -> DataFrame:
-    """The ``time`` of the first and of the last failure of each group, in milliseconds."""
-    limits = F.array(F.unix_millis("first_seen"), F.unix_millis("last_seen"))
-    return table.select(F.explode(limits).alias("time"))
+def failure_limits(table: str) -> str:
+    """The ``time`` of the first and of the last failure of each group."""
+    return f"select first_seen as time from {table} union all select last_seen as time from {table}"
 
 
-def failure_groups(table: DataFrame) -> DataFrame:
-    """The groups of failures, the one with most first, with times in microseconds."""
-    return table.select(
-        *("group", "exception", "endpoint", "count", "messages", "recent", "before"),
-        F.unix_micros("first_seen").alias("first_seen"),
-        F.unix_micros("last_seen").alias("last_seen"),
-    ).orderBy(F.desc("count"), "group", "endpoint")
+def failure_groups(table: str, limit: int) -> str:
+    """The groups of failures, the one with most first."""
+    return f"""
+        select * from {table} as f
+        order by f.count desc nulls last, f.group_name, f.endpoint, f.exception limit {limit}"""
 
 
-def failure_times(failed: DataFrame, groups: list[str], first: datetime, width: timedelta) -> DataFrame:
-    """Failures of these groups per span: ``group``, ``endpoint``, ``span``, ``count``, and the newest ``text``."""
-    return (
-        failed.where(F.col("group").isin(groups) & (F.col("kind") != "expired"))
-        # An endpoint publishes an event again when a confirm is lost.
-        .dropDuplicates(["message_id", "group", "endpoint", "kind", "started", "ended"])
-        .groupBy("group", "endpoint", _span("ended", first, width))
-        .agg(
-            F.count(F.lit(1)).alias("count"),
-            F.left(F.max_by("text", "ended"), F.lit(_TEXT)).alias("text"),
-        )
-        .where(F.col("span").isNotNull())
-    )
+def failure_times(failed: str, first: datetime, width: timedelta) -> str:
+    """Failures per span: ``group_name``, ``endpoint``, ``span``, ``count``, and the newest ``text``.
+
+    The groups are the parameter ``groups``. An endpoint publishes an event again when a confirm is lost, which counts
+    once.
+    """
+    attempt = "message_id, group_name, endpoint, kind, started, ended"
+    return f"""
+        select group_name, endpoint, span, count(*) as count, max(case when place = 1 then text end) as text
+        from (
+            select group_name, endpoint, span, left(text, {_TEXT}) as text, row_number() over (
+                partition by group_name, endpoint, span order by ended desc, text desc nulls last
+            ) as place
+            from (
+                select {attempt}, {_span("ended", first, width)} as span, max(text) as text
+                from {failed}
+                where coalesce(array_position(:groups, group_name), 0) > 0 and kind <> 'expired' and ended is not null
+                group by {attempt}
+            ) as attempts
+        ) as ranked
+        group by group_name, endpoint, span"""
 
 
-def schedule_targets(occurrences: DataFrame, pending: DataFrame) -> DataFrame:
+def schedule_targets(occurrences: str, pending: str) -> str:
     """Occurrences of schedules by target, the one with most first.
 
     The columns are ``target``, each of :data:`OUTCOMES`, ``pending``, ``overdue`` and the largest lateness, ``max``.
     """
-    ended = occurrences.groupBy("target").agg(*_by_outcome(OUTCOMES), F.max("lateness_ms").alias("max"))
-    waiting = pending.groupBy("target").agg(F.sum("count").alias("pending"), F.sum("overdue").alias("overdue"))
-    counts = (*OUTCOMES, "pending", "overdue")
-    whole = ended.join(waiting, "target", "full").fillna(0, list(counts))
-    return whole.orderBy(F.desc(reduce(add, (F.col(name) for name in counts[:-1]))), "target")
+    nothing = ", ".join(f"0 as {name}" for name in OUTCOMES)
+    sums = ", ".join(f"sum({name}) as {name}" for name in (*OUTCOMES, "pending", "overdue"))
+    return f"""
+        select *
+        from (
+            select target, {sums}, max(late) as max
+            from (
+                select o.target, {_by_outcome(OUTCOMES, "o")}, 0 as pending, 0 as overdue, max(o.lateness_ms) as late
+                from {occurrences} as o group by o.target
+                union all
+                select p.target, {nothing}, p.count as pending, p.overdue, cast(null as double) as late
+                from {pending} as p
+            ) as parts
+            group by target
+        ) as counted
+        order by {" + ".join((*OUTCOMES, "pending"))} desc, target"""
 
 
-def due_hours(occurrences: DataFrame) -> DataFrame:
-    """Occurrences that have ended by the hour of the due time: ``due_hour`` and ``count``."""
-    micros = F.unix_micros("due")
-    hour = F.timestamp_micros(micros - F.pmod(micros, F.lit(3_600_000_000)))
-    return occurrences.groupBy(hour.alias("due_hour")).agg(F.count(F.lit(1)).alias("count"))
-
-
-def schedule_spans(occurrences: DataFrame, first: datetime, width: timedelta) -> DataFrame:
-    """Occurrences that have ended by span of the due time: ``span``, and each of :data:`OUTCOMES`."""
-    return occurrences.groupBy(_span("due", first, width)).agg(*_by_outcome(OUTCOMES))
-
-
-def undecodable(table: DataFrame) -> DataFrame:
-    """Undecodable messages by stream and reason, most first, with times in microseconds."""
+def no_occurrences(pending: str) -> str:
+    """An empty table of occurrences."""
     return (
-        table.groupBy("stream", "reason")
-        .agg(
-            F.count(F.lit(1)).alias("count"),
-            F.min("offset").alias("first_offset"),
-            F.unix_micros(F.min("seen")).alias("first_seen"),
-            F.unix_micros(F.max("seen")).alias("last_seen"),
-        )
-        .orderBy(F.desc("count"), "stream", "reason")
+        f"select target, due_hour as due, '' as outcome, cast(null as double) as lateness_ms from {pending} where 1 = 0"
     )
 
 
-def moment(value: datetime) -> Column:
-    """A constant time as a column, in any time zone of the session."""
-    return F.timestamp_micros(F.lit(to_microseconds(value)))
+def due_times(occurrences: str) -> str:
+    """The ``time`` of each due hour of ended occurrences, for :func:`time_range`."""
+    return f"select distinct due - {_remainder('due', _HOUR)} as time from {occurrences}"
 
 
-def _span(column: str, first: datetime, width: timedelta) -> Column:
-    start, size = to_microseconds(first), width // MICROSECOND
-    return F.floor((F.unix_micros(column) - F.lit(start)) / F.lit(size)).cast("bigint").alias("span")
+def schedule_spans(occurrences: str, first: datetime, width: timedelta) -> str:
+    """Occurrences that have ended by span of the due time: ``span``, and each of :data:`OUTCOMES`."""
+    span = _span("o.due", first, width)
+    return f"select {span} as span, {_by_outcome(OUTCOMES, 'o')} from {occurrences} as o group by {span}"
 
 
-def _step() -> Column:
-    late = F.col("lateness_ms")
-    return F.when(late < 1, F.lit(-1)).otherwise(F.floor(F.log10(late) * STEPS)).cast("int").alias("step")
+def undecodable(table: str, limit: int) -> str:
+    """Undecodable messages by stream and reason, most first, with the number of all as ``total``."""
+    return f"""
+        select u.*, sum(u.count) over () as total
+        from (
+            select stream, reason, count(*) as count, min(stream_offset) as first_offset,
+                min(seen) as first_seen, max(seen) as last_seen
+            from {table} group by stream, reason
+        ) as u
+        order by u.count desc, u.stream asc nulls first, u.reason asc nulls first limit {limit}"""
 
 
-def _waits() -> Column:
-    return F.coalesce(F.col("outcome").isin(*WAITING), F.lit(False))
+def _span(column: str, first: datetime, width: timedelta) -> str:
+    """The number of the span of a time. A quotient alone would be rounded: times have more digits than a double."""
+    since, size = f"({column} - ({to_microseconds(first)}))", width // MICROSECOND
+    return f"cast(round(({since} - {_remainder(since, size)}) / {size}) as bigint)"
 
 
-def _is_delivered() -> Column:
-    return ~_waits() & ~F.coalesce(F.col("outcome").isin(*ENDED), F.lit(False))
+def _remainder(value: str, divisor: int) -> str:
+    """The remainder of a floored division, which is never negative."""
+    return f"(({value} % {divisor} + {divisor}) % {divisor})"
 
 
-def _by_outcome(outcomes: Sequence[str]) -> list[Column]:
-    return [F.count_if(F.col("outcome") == name).alias(name) for name in outcomes]
+_STEP: Final = (
+    f"case when lateness_ms < 1 then -1 else cast(floor(log10(greatest(lateness_ms, 1)) * {STEPS}) as int) end"
+)
 
 
-def _percentiles(accuracy: int) -> list[Column]:
-    """Percentiles and maximum of lateness, all from one sketch, because building it is most of the work."""
-    late = F.col("lateness_ms")
-    shares = F.percentile_approx(late, [share / 100 for share in _SHARES], accuracy)
-    return [*(shares[place].alias(f"p{share}") for place, share in enumerate(_SHARES)), F.max(late).alias("max")]
+def _is_in(column: str, names: Sequence[str], operator: str = "in") -> str:
+    return f"coalesce({column}, '') {operator} ({', '.join(map(repr, names))})"
+
+
+def _by_outcome(outcomes: Sequence[str], table: str = "m") -> str:
+    return ", ".join(f"count(*) filter (where {table}.outcome = '{name}') as {name}" for name in outcomes)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from pyarrow import ArrowInvalid, fs
-from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.formats import for_spark, to_read
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages": {
@@ -56,23 +51,39 @@ OPTIONAL: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The tables that exist only if there are undecodable messages, or a schedule log."""
 
-_ALL: Final = {**COLUMNS, **OPTIONAL}
+ALL_COLUMNS: Final = {**COLUMNS, **OPTIONAL}
 
-_NAMES: Final = ("target", "type", "group", "endpoint", "exception")
+NAMES: Final = ("target", "type", "group", "endpoint", "exception")
+"""Columns of names. They have an empty text instead of null, so that unknown names form one group."""
+
+RENAMED: Final = {"group": "group_name", "offset": "stream_offset"}
+"""Other names for columns whose names are keywords of SQL."""
 
 
-def read(spark: SparkSession, folder: str) -> dict[str, DataFrame]:
-    """Read the tables that exist, each with the columns of :data:`COLUMNS` or :data:`OPTIONAL`.
+class ReportTables(Protocol):
+    """The tables of an audit in an engine of SQL, which runs the queries of :mod:`bide.pipelines.report.counting`.
 
-    Args:
-        folder: a path, or a URI that Spark and Arrow support.
-
-    Raises:
-        InvalidInputError: see :func:`check`.
-        InvalidColumnError: a table lacks a column.
+    The tables have the columns of :data:`COLUMNS` or :data:`OPTIONAL`, renamed by :data:`RENAMED`. Times are whole
+    numbers of microseconds since the Unix epoch.
     """
-    check(folder)
-    return {name: one for name in _ALL if (one := _read(spark, folder, name)) is not None}
+
+    @property
+    def folder(self) -> str:
+        """The folder of the tables."""
+        ...
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The tables that exist, each with its name in queries."""
+        ...
+
+    def define(self, query: str, **values: Sequence[str]) -> str:
+        """Define a table by a query with parameters such as ``:targets``; returns its name in queries."""
+        ...
+
+    def rows(self, query: str, **values: Sequence[str]) -> list[dict[str, Any]]:
+        """The rows of a query with parameters."""
+        ...
 
 
 def check(folder: str) -> None:
@@ -81,7 +92,7 @@ def check(folder: str) -> None:
     Raises:
         InvalidInputError: the folder does not exist, cannot be read, or has none of the tables.
     """
-    if not any(_has_files(folder, name) for name in COLUMNS):
+    if not any(files_of(folder, name) for name in COLUMNS):
         wanted = ", ".join(COLUMNS)
         raise InvalidInputError(
             f"the folder {folder} has no table of an audit ({wanted}): name the folder that "
@@ -89,34 +100,36 @@ def check(folder: str) -> None:
         )
 
 
-def _read(spark: SparkSession, folder: str, name: str) -> DataFrame | None:
-    place = for_spark(folder, name)
-    if not _has_files(folder, name):
-        return None
-    rows = spark.read.parquet(to_read(place))
-    columns = _ALL[name]
-    missing = [column for column in columns if column not in rows.columns]
+def check_columns(place: str, name: str, found: Collection[str]) -> None:
+    """Check that a table has all columns that are read.
+
+    Args:
+        place: the folder of the table.
+        name: the name of the table.
+        found: its columns.
+
+    Raises:
+        InvalidColumnError: the table lacks a column.
+    """
+    missing = [column for column in ALL_COLUMNS[name] if column not in found]
     if missing:
         raise InvalidColumnError(
             f"the table {place} has no column {', '.join(missing)}, so an audit did not write it: name another folder"
         )
-    return rows.select(*(_column(rows, column, kind) for column, kind in columns.items()))
 
 
-def _column(rows: DataFrame, column: str, kind: str) -> Column:
-    value = rows[column].cast(kind)
-    # An empty text instead of null, so that unknown names form one group.
-    return (F.coalesce(value, F.lit("")) if column in _NAMES else value).alias(column)
+def files_of(folder: str, name: str) -> list[fs.FileInfo]:
+    """The files of a table. Reading an empty folder is an error in Spark.
 
-
-def _has_files(folder: str, name: str) -> bool:
-    """Whether a table has any file. Reading an empty folder is an error in Spark."""
+    Raises:
+        InvalidInputError: the folder does not exist, or cannot be read.
+    """
     try:
         files, root = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
         if files.get_file_info(root).type != fs.FileType.Directory:
             raise InvalidInputError(f"there is no folder {folder}: name the folder that the audit writes to")
         selector = fs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True, recursive=True)
-        return any(one.is_file and not _hidden(one.path, root) for one in files.get_file_info(selector))
+        return [one for one in files.get_file_info(selector) if one.is_file and not _hidden(one.path, root)]
     except (ArrowInvalid, OSError) as error:
         raise InvalidInputError(f"the folder {folder} cannot be read: {error}; name another folder") from error
 

@@ -1,0 +1,131 @@
+"""Small tables of an audit in this process, with DuckDB."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+import pyarrow as pa
+from pyarrow import compute as pc
+
+from bide.pipelines.engine import NeedsSparkError
+from bide.pipelines.formats import for_spark, is_uri
+from bide.pipelines.report.tables import ALL_COLUMNS, NAMES, RENAMED, ReportTables, check, check_columns, files_of
+from bide.pipelines.small_table import SMALL, read_columns, spark_name
+from bide.runtime.wording import in_bytes
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+_PARAMETER: Final = re.compile(r":(\w+)")
+_WHOLE: Final = ("tinyint", "smallint", "int")
+
+
+class SmallTables(ReportTables):
+    """Tables in this process.
+
+    Attributes:
+        size: the size of the files, as a reason for this engine.
+    """
+
+    size: str
+
+
+@contextmanager
+def small_tables(folder: str, *, largest: int | None = SMALL) -> Iterator[SmallTables]:
+    """The tables in a folder, read into memory as Spark would read them.
+
+    Args:
+        folder: a path.
+        largest: the largest size of the files in bytes; None for any size.
+
+    Raises:
+        InvalidInputError: see :func:`bide.pipelines.report.tables.check`.
+        InvalidColumnError: a table lacks a column.
+        NeedsSparkError: only Spark can read the tables, or they are too large.
+    """
+    if is_uri(folder):
+        raise NeedsSparkError(f"{folder} is a URI")
+    check(folder)
+    with duckdb.connect(":memory:") as connection:
+        tables = _DuckdbTables(connection, folder)
+        tables.open(largest)
+        yield tables
+
+
+class _DuckdbTables(SmallTables):
+    def __init__(self, connection: duckdb.DuckDBPyConnection, folder: str) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._names: dict[str, str] = {}
+        self._defined = 0
+
+    @property
+    def folder(self) -> str:
+        return self._folder
+
+    @property
+    def names(self) -> dict[str, str]:
+        return self._names
+
+    def open(self, largest: int | None) -> None:
+        found = {name: files for name in ALL_COLUMNS if (files := files_of(self._folder, name))}
+        size = sum(one.size for files in found.values() for one in files)
+        self.size = f"{self._folder} has {in_bytes(size)}"
+        if largest is not None and size > largest:
+            raise NeedsSparkError(f"{self.size}, more than {in_bytes(largest)}")
+        for name, files in found.items():
+            _check_folders(f"{self._folder.rstrip('/')}/{name}", name, files)
+            rows, largest = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=largest)
+            check_columns(for_spark(self._folder, name), name, rows.column_names)
+            self._connection.register("read", _prepared(name, rows))
+            self._names[name] = self.define("select * from read")
+            self._connection.unregister("read")
+
+    def define(self, query: str, **values: Sequence[str]) -> str:
+        self._defined += 1
+        name = f"table_{self._defined}"
+        self._run(f"create temporary table {name} as {query}", values)
+        return name
+
+    def rows(self, query: str, **values: Sequence[str]) -> list[dict[str, Any]]:
+        found = self._run(query, values)
+        columns = [one[0] for one in found.description]
+        return [dict(zip(columns, row, strict=True)) for row in found.fetchall()]
+
+    def _run(self, query: str, values: dict[str, Sequence[str]]) -> duckdb.DuckDBPyConnection:
+        return self._connection.execute(_PARAMETER.sub(r"$\1", query), values)
+
+
+def _check_folders(place: str, name: str, files: Sequence[fs.FileInfo]) -> None:
+    """Check that the folders of the files only divide a table by columns that are not read.
+
+    Raises:
+        NeedsSparkError: Spark may leave out files, or read columns from the names of folders.
+    """
+    divisions = {
+        tuple(part.partition("=")[:2] for part in PurePosixPath(one.path).relative_to(place).parts[:-1])
+        for one in files
+    }
+    if len(divisions) > 1 or any(sign != "=" or key in ALL_COLUMNS[name] for key, sign in next(iter(divisions))):
+        raise NeedsSparkError(f"{place} has folders other than those of an audit")
+
+
+def _prepared(name: str, rows: pa.Table) -> pa.Table:
+    """The columns with the types and names of :class:`~bide.pipelines.report.tables.ReportTables`."""
+    columns = {}
+    for column, kind in ALL_COLUMNS[name].items():
+        values = rows.column(column)
+        found = spark_name(values.type)
+        if found != kind and not (kind == "bigint" and found in _WHOLE):
+            raise NeedsSparkError(f"the column {column!r} of the table {name!r} is {found}")
+        if kind in ("timestamp", "bigint"):
+            values = values.cast(pa.int64())
+        elif column in NAMES:
+            values = pc.fill_null(values, "")
+        columns[RENAMED.get(column, column)] = values
+    return pa.table(columns)
