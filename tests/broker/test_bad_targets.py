@@ -105,14 +105,15 @@ async def test_a_recreated_queue_is_bound_again(clock_url: str, connection: Conn
     queue = fresh("again")
     async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as first:
         await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        await first.publish(b"lost binding", to=queue, delay="1s")
+        # Due after the queue has been declared anew, on a busy machine too.
+        await first.publish(b"lost binding", to=queue, delay="8s")
         channel = await connection.channel()
         await channel.purge_queue(SMALL_CLOCK.undeliverable)
         await channel.delete_queue(queue)
         await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         # This client binds the queue anew, as every client does at its first message and every 30 s.
         async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as second:
-            await second.publish(b"later", to=queue, delay="1.5s")
+            await second.publish(b"later", to=queue, delay="50ms")
             messages = await receive(second, queue, 2)
     assert {message.body for message in messages} == {b"lost binding", b"later"}
     assert await ready(connection, SMALL_CLOCK.undeliverable) == 0
