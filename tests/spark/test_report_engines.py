@@ -37,7 +37,7 @@ def compare(spark: SparkSession, folder: Path) -> Figures:
 
 
 @pytest.mark.parametrize(
-    ("seed", "rows", "days", "zone"), [(1, 60, 3.0, "Asia/Kathmandu"), (2, 2000, 0.01, "America/St_Johns")]
+    ("seed", "rows", "days", "zone"), [(3, 60, 3.0, "Asia/Kathmandu"), (2, 2000, 0.01, "America/St_Johns")]
 )
 def test_both_engines_make_the_same_report(
     spark: SparkSession, tmp_path: Path, seed: int, rows: int, days: float, zone: str
