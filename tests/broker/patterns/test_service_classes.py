@@ -44,7 +44,7 @@ async def test_low_priority_messages_starve_beyond_their_ttl(
     dead_letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     starving = Queue("q", arguments={**queue.arguments, **dead_letters})
     await client.declare(Topology(queues=[starving, Queue("dead")]))
-    await client.publish("low", to="q", priority=1, expiration="100ms")
+    await client.publish("low", to="q", priority=1, expiration="2s")
     await client.publish("high", to="q", priority=9)
 
     async def dead() -> bool:
@@ -55,7 +55,7 @@ async def test_low_priority_messages_starve_beyond_their_ttl(
         await eventually(dead)
         assert await bodies(connection, "dead", "q") == {"dead": ["low"], "q": ["high"]}
         return
-    await asyncio.sleep(0.5)  # five times what "low" may wait
+    await asyncio.sleep(3)  # longer than "low" may wait
     assert await bodies(connection, "dead") == {"dead": []}
     assert await ready(connection, "q") == 2
     # It expires when it is next in line, and not before.
