@@ -59,7 +59,7 @@ def test_both_engines_make_the_same_report(
     assert found.schedules is not None
     assert found.undecodable
     assert not found.missing
-    assert not [one.name for one in spark.catalog.listTables() if one.name.startswith("bide_report")]
+    assert not spark.sql("show views like 'bide_report*'").collect()
 
 
 def test_both_engines_read_the_tables_of_an_audit(spark: SparkSession, tmp_path: Path) -> None:
