@@ -233,7 +233,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     window.wait(f"!!{BUTTON.format('Pause…')}?.disabled")
     window.click("Resume…")
     window.click("Resume 20", "dialog")
-    window.wait("document.body.innerText.includes('of 20 schedules, none is paused anymore')")
+    window.wait("document.body.innerText.includes('20 schedules match; the paused ones are resumed')")
     window.wait(f"{BUTTON.format('Pause…')}?.disabled === false")
     window.click("Cancel…")
     window.click("Cancel 20", "dialog")

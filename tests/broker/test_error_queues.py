@@ -230,6 +230,18 @@ async def test_messages_are_discarded_and_archived_at_the_chosen_pace(
     assert (records[0].operation, records[0].details["over"]) == (operation, "0:00:02")
 
 
+async def test_a_discard_at_a_fast_pace_records_messages_together(client: bide.Client) -> None:
+    """Those of a second, instead of each."""
+    name = fresh("error")
+    await park(client, name, 40, fresh("orders"))
+    queue = ErrorQueue(client, name)
+    assert (await queue.discard(Selection(), over="4s")).done == 40
+    records = [one.details["ids"] async for one in read_audit(client) if (one.queue, one.step) == (name, "ids")]
+    assert len(records) <= 5
+    assert sum(map(len, records)) == 40
+    assert await queue.count() == 0
+
+
 @pytest.mark.parametrize("operation", ["discard", "archive"])
 async def test_a_cancelled_discard_or_archive_keeps_the_rest(client: bide.Client, operation: str) -> None:
     name = fresh("error")

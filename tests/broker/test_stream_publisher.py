@@ -13,7 +13,7 @@ import pytest
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.errors import ConnectionLostError, InvalidInputError, TargetNotFoundError
+from bide.errors import BrokerError, ConnectionLostError, InvalidInputError, TargetNotFoundError
 from bide.streams import frames
 from bide.streams.amqp10 import Sections, decode
 from bide.streams.amqp10_encoder import StreamMessageEncoder
@@ -177,3 +177,15 @@ def test_a_stream_deleted_between_two_publishes_is_named(address: Address, chann
         channel.queue_delete("s")
         with pytest.raises(TargetNotFoundError, match="there is no stream 's'"):
             into.publish([(2, encode({}, b"2"))])
+
+
+def test_a_stream_that_was_declared_again_between_two_publishes_is_named(address: Address, channel: Any) -> None:
+    """It would get the second message only, and drop the first one if it came again."""
+    encode = encoder(address).encode
+    with publisher(address) as into:
+        into.publish([(1, encode({}, b"1"))])
+        channel.queue_delete("s")
+        channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
+        with pytest.raises(BrokerError, match="the stream 's' lacks messages that it has confirmed to 'p'"):
+            into.publish([(2, encode({}, b"2"))])
+    assert bodies(address, "s") == []

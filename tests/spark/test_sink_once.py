@@ -122,6 +122,27 @@ def test_an_attempt_with_other_rows_fails_and_publishes_nothing(address: Address
     assert attempt({**options, "producerName": "copy"}, table([7]), place=SinkPlace(run="another", partition=0)) == 1
 
 
+def test_an_attempt_without_rows_fails_if_another_had_some(address: Address, options: dict[str, str]) -> None:
+    """They would be in another partition now, and come twice."""
+    assert attempt(options, table([1, 2])) == 2
+    for batches in ((), (table([1]).slice(0, 0),)):
+        with pytest.raises(InvalidRowError, match=r"at partition 0 of a write published 2 of its rows"):
+            attempt(options, *batches)
+    assert attempt(options, place=SinkPlace(run="copy", partition=1)) == 0
+    assert stream_contents.bodies(address, "s") == ["row 1", "row 2"]
+
+
+def test_rows_that_the_stream_had_before_are_named_in_a_warning(
+    address: Address, options: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another write with the same ids and name would believe that its rows were stored."""
+    assert attempt(options, table([1, 2])) == 2
+    assert not caplog.records
+    assert attempt(options, table([1, 2], ["other", "rows"])) == 2
+    assert "has 2 rows with the ids of partition 0 already" in caplog.text
+    assert stream_contents.bodies(address, "s") == ["row 1", "row 2"]
+
+
 def test_an_attempt_whose_rows_the_stream_drops_for_another_one_fails(
     address: Address, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

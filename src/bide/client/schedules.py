@@ -189,7 +189,7 @@ class Schedules:
         """The number of schedules that a filter matches.
 
         Args:
-            is_paused: whether only paused schedules match. Gates of older releases do not answer then.
+            is_paused: count paused schedules only. Gates of earlier releases do not answer such a question.
         """
         question = CountQuestion(filter=chosen, is_paused=is_paused)
         questions = (

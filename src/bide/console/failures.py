@@ -17,7 +17,7 @@ from bide.delay.recognition import part_of
 from bide.durations import parse_delay
 from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection
 from bide.error_queues.grouping import By, Groups
-from bide.errors import InvalidInputError, ManagementApiError
+from bide.errors import BideError, InvalidInputError, ManagementApiError
 from bide.management.api import FoundQueue
 from bide.runtime.wording import quantity
 
@@ -185,7 +185,7 @@ def _start(site: Site, asked: Asked, name: str, act: _Act) -> dict[str, Any]:
     async def work(running: RunningOperation) -> dict[str, Any]:
         try:
             return (await act(queue, selection, running)).to_dict()
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, BideError):
             if queue.interrupted is not None:
                 running.result = queue.interrupted.to_dict()
             raise

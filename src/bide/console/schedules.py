@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
@@ -13,7 +14,7 @@ from bide.console.site import Site
 from bide.console.values import body_of, iso, plain
 from bide.console.waiting import conditions
 from bide.durations import from_milliseconds, parse_due_time, to_milliseconds
-from bide.errors import BideError, InvalidInputError, NotFoundError
+from bide.errors import BideError, InvalidInputError, NoGateAnswerError, NotFoundError
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import check_key, partition_of
@@ -57,12 +58,16 @@ async def listing(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 async def count(site: Site, asked: Asked) -> dict[str, Any]:
-    """The number of schedules that match, and how many of these are paused."""
+    """The number of schedules that match, and how many of these are paused; None if the gates cannot count those."""
     chosen = conditions(asked)
-    return {
-        "count": await site.schedules.count(chosen),
-        "paused": await site.schedules.count(chosen, is_paused=True),
-    }
+    count, paused = await asyncio.gather(
+        site.schedules.count(chosen), site.schedules.count(chosen, is_paused=True), return_exceptions=True
+    )
+    if isinstance(count, BaseException):
+        raise count
+    if isinstance(paused, BaseException) and not isinstance(paused, NoGateAnswerError):
+        raise paused
+    return {"count": count, "paused": None if isinstance(paused, NoGateAnswerError) else paused}
 
 
 async def details(site: Site, asked: Asked) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class ErrorQueue:
         operator: who works, for these records; None for the user of the operating system and the host name.
 
     Attributes:
-        interrupted: the result of the last operation if it was cancelled, or failed after some messages; or None.
+        interrupted: the partial result if the last operation was cancelled, or failed after some messages; otherwise
+            None.
 
     Raises:
         InvalidNameError: *queue* cannot be the name of a queue.
@@ -409,7 +410,8 @@ class ErrorQueue:
             if running.done or not isinstance(error, BideError):
                 self.interrupted = replace(running.result(), left=running.left)
             if audit is not None and self.interrupted is not None:
-                await audit.interrupt({**self.interrupted.to_dict(), "left": running.left})
+                cause = {"error": str(error)} if isinstance(error, BideError) else {}
+                await audit.interrupt({**self.interrupted.to_dict(), "left": running.left, **cause})
             raise
         result = running.result()
         if audit is not None:

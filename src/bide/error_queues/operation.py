@@ -23,6 +23,9 @@ WINDOW: Final = 200
 """How many copies may be unconfirmed at the same time. A crash can repeat these, and those that were confirmed just
 before, because acks are sent in batches."""
 
+_BATCH_SECONDS: Final = 1.0
+"""Messages that are discarded at a pace are recorded together for this long."""
+
 HOLD: Final = 30.0
 """Seconds for which messages that leave at a pace are held. Then other consumers can see the queue again.
 
@@ -84,6 +87,7 @@ class Operation:
     _chosen: int = 0
     _ids: list[str] = field(default_factory=list)
     _held: list[BrowsedMessage] = field(default_factory=list)
+    _held_at: float = 0.0
     _sending: set[asyncio.Task[None]] = field(default_factory=set)
     _failed: BaseException | None = None
 
@@ -140,8 +144,7 @@ class Operation:
                 if due > latest or (loop.time() > latest and self.done > gone):
                     await browser.release(held)
                     return max(due - loop.time(), 0.0)
-                if self._held and due > loop.time():
-                    # Discarded messages that were due before do not wait for a whole batch.
+                if self._held and due > self._held_at + _BATCH_SECONDS:
                     await self._drop()
                 await asyncio.sleep(max(due - loop.time(), 0.0))  # until this message is due
             await self._process_one(held)
@@ -178,6 +181,8 @@ class Operation:
         self._processed_ids.add(held.message.id)
         place, self._chosen = self._chosen, self._chosen + 1
         if self.copy is None:
+            if not self._held:
+                self._held_at = asyncio.get_running_loop().time()
             self._held.append(held)
             if len(self._held) >= IDS_PER_RECORD:
                 await self._drop()

@@ -54,7 +54,7 @@ LATER_INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS recurring ON waiting (key) WHERE recurrence IS NOT NULL; "
     "CREATE INDEX IF NOT EXISTS paused ON waiting (key, target, due) WHERE is_paused"
 )
-"""Indexes that files of earlier releases lack. They can be read with and without them."""
+"""Indexes that files of earlier releases lack. They are created when a file is opened; earlier releases ignore them."""
 
 _POSITION: Final = ("record", "count", "tick", "carried", "checksum", "size", "carried_size", "snapshot")
 _POSITION_FIELDS: Final = ("offset", *_POSITION[1:])

@@ -68,7 +68,7 @@ class CountQuestion:
     """How many schedules that wait match a filter?
 
     Attributes:
-        is_paused: whether only paused schedules match. Gates of older releases do not answer then.
+        is_paused: count paused schedules only. Gates of earlier releases do not answer such a question.
     """
 
     filter: ScheduleFilter

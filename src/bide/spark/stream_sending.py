@@ -9,6 +9,7 @@ fails: the place of a row would be that of another row, which may have been stor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
@@ -16,9 +17,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bide.errors import BideError, InvalidRowError
+from bide.errors import BideError, BrokerError, InvalidRowError, TargetNotFoundError
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
+from bide.runtime.logs import logger
 from bide.spark.pace import Pace
 from bide.spark.rows import Rows
 from bide.spark.sending import Sent, SinkPlace, invalid_rows
@@ -29,6 +31,8 @@ from bide.streams import frames
 from bide.streams.amqp10_encoder import StreamMessageEncoder
 from bide.streams.log import Address
 from bide.streams.publisher import StreamPublisher
+
+log = logger(__name__)
 
 _PLACE_BITS: Final = 25
 """Bits of a publishing id for the place of a row; the other 38 bits of a positive number are for the digest."""
@@ -60,7 +64,8 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
     if place.partition >= MAX_PARTITIONS:
         raise InvalidRowError(
             f"this write has more than {MAX_PARTITIONS} partitions, and a stream recognizes the repeated rows of as "
-            f"many: write df.coalesce({MAX_PARTITIONS}), or fewer"
+            f"many: write df.coalesce({MAX_PARTITIONS}), or fewer. Other partitions may have been stored, and would be "
+            "stored twice"
         )
     stream = settings.constants["to"]
     address = Address.of(settings.url, settings.stream_port)
@@ -70,6 +75,7 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
             room = (connection.max_frame or _FRAME_BYTES) - frames.PUBLISH_OVERHEAD - frames.MESSAGE_OVERHEAD
         ids = _check_and_buffer(batches, rows, spool, encoder, str(place), room)
         if not len(ids):
+            _check_empty(address, stream, settings, place)
             return Sent(confirmed=0)
         is_sorted = bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py())
         if not is_sorted:
@@ -77,10 +83,20 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
             _refuse_repeated(ids)
         digest = _digest(ids)
         with StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds()) as publisher:
-            _check_digest(publisher, digest, place)
+            complete = digest << _PLACE_BITS | len(ids)
+            if _check_digest(publisher, digest, place) == complete:
+                log.warning(
+                    "the stream %r has %d rows with the ids of partition %d already, under the name %r: if this is "
+                    "another write, its rows are not stored, and it needs another producerName",
+                    *(stream, len(ids), place.partition, str(place)),
+                )
             _publish(publisher, _messages(spool, digest, is_sorted=is_sorted), Pace(settings.rate), room)
             # An attempt that runs at the same time and has other rows may have made the stream drop rows of this one.
-            _check_digest(publisher, digest, place)
+            if _check_digest(publisher, digest, place) != complete:
+                raise BrokerError(
+                    f"the stream {stream!r} lacks rows that it has confirmed to {str(place)!r}: it was deleted and "
+                    "declared again, lost them, or has forgotten this publisher"
+                )
     return Sent(confirmed=len(ids))
 
 
@@ -149,16 +165,33 @@ def _refuse_repeated(ids: pa.ChunkedArray) -> None:
         )
 
 
+def _check_empty(address: Address, stream: str, settings: SinkSettings, place: SinkPlace) -> None:
+    """Check that no attempt at a task without rows had rows: they would be in another partition now, and come twice."""
+    with (
+        StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds()) as publisher,
+        suppress(TargetNotFoundError),
+    ):
+        _check_digest(publisher, None, place)
+
+
 def _digest(ids: pa.ChunkedArray) -> int:
     """A digest of sorted ids."""
     found = blake2b(digest_size=8)
     for chunk in ids.chunks:
-        found.update("".join(f"{one!r}," for one in chunk.to_pylist()).encode("utf-8", "backslashreplace"))
+        # Texts have their length in front, so that no two lists of ids have the same digits.
+        parts = (f"{len(one)}:{one}," if isinstance(one, str) else f"{one}," for one in chunk.to_pylist())
+        found.update("".join(parts).encode())
     return int.from_bytes(found.digest()) >> _PLACE_BITS + 1
 
 
-def _check_digest(publisher: StreamPublisher, digest: int, place: SinkPlace) -> None:
+def _check_digest(publisher: StreamPublisher, digest: int | None, place: SinkPlace) -> int:
     """Compare the rows of this task with those of the attempt that published last.
+
+    Args:
+        digest: None if this task has no rows.
+
+    Returns:
+        The last publishing id that the stream has of this task.
 
     Raises:
         InvalidRowError: they are other rows.
@@ -173,6 +206,7 @@ def _check_digest(publisher: StreamPublisher, digest: int, place: SinkPlace) -> 
             "partitions so, for example with repartition by a column, and write with another producerName, which "
             "stores the rows of that attempt a second time"
         )
+    return last
 
 
 def _messages(spool: Spool, digest: int, *, is_sorted: bool) -> Iterator[tuple[int, bytes]]:
@@ -195,7 +229,6 @@ def _publish(publisher: StreamPublisher, messages: Iterator[tuple[int, bytes]], 
 
     def send() -> None:
         pace.wait(len(frame))
-        publisher.keep_alive()
         publisher.publish(frame)
 
     for message in messages:

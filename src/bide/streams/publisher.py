@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from bide.errors import BrokerUnreachableError, ConnectionLostError
+from bide.errors import BrokerError, BrokerUnreachableError, ConnectionLostError
 from bide.runtime.backoff import Backoff
 from bide.runtime.logs import logger
 from bide.streams.connection import StreamConnection
@@ -44,6 +44,7 @@ class StreamPublisher:
         self._timeout = timeout
         self._connection: StreamConnection | None = None
         self._was_connected = False
+        self._confirmed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -73,14 +74,11 @@ class StreamPublisher:
         Raises:
             TargetNotFoundError: the stream does not exist any more.
             AccessRefusedError: the user may not write into the stream.
-            BrokerError: the broker cannot be reached, does not confirm in time, or refuses.
+            BrokerError: the broker cannot be reached, does not confirm in time, refuses, or has lost messages that it
+                confirmed before.
         """
         self._retry(lambda seconds: self._connect().publish(messages, seconds))
-
-    def keep_alive(self) -> None:
-        """Send a heartbeat if one is due; call this regularly between publishes."""
-        if self._connection is not None:
-            self._connection.send_heartbeat()
+        self._confirmed = messages[-1][0]
 
     def _retry(self, action: Callable[[float], _Result]) -> _Result:
         """Repeat an action after the connection broke, until the timeout.
@@ -104,9 +102,21 @@ class StreamPublisher:
     def _connect(self) -> StreamConnection:
         if self._connection is None:
             connection = self._logs.leader(self._stream)
-            connection.declare_publisher(self._stream, self._name)
-            self._connection = connection
             self._was_connected = True
+            connection.declare_publisher(self._stream, self._name)
+            # Another node passes the messages of a frame on one by one, and may lose some of them between others.
+            leader = connection.metadata([self._stream])[self._stream].leader
+            if leader != connection.advertised:
+                raise ConnectionLostError(
+                    f"the node at {connection.advertised[0]}:{connection.advertised[1]} does not lead the stream "
+                    f"{self._stream!r}"
+                )
+            if self._confirmed and connection.publisher_sequence(self._stream, self._name) < self._confirmed:
+                raise BrokerError(
+                    f"the stream {self._stream!r} lacks messages that it has confirmed to {self._name!r}: it was "
+                    "deleted and declared again, lost them, or has forgotten this publisher"
+                )
+            self._connection = connection
         return self._connection
 
     def _disconnect(self) -> None:

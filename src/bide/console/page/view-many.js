@@ -15,7 +15,7 @@ const ACTIONS = {
   run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", all, (count) => `${number(count)} delivered now`, ""],
   pause: ["Pause", "Nothing is delivered until the schedules are resumed.", (found) => found.count - found.paused, (count) => `${number(count)} paused`, ""],
   resume: ["Resume", "Single messages that became due meanwhile are delivered now. Recurring schedules skip the runs that they missed.",
-    (found) => found.paused, (count) => `of ${quantity(count, "schedule")}, none is paused anymore`, ""],
+    (found) => found.paused, (count) => `${quantity(count, "schedule matches", "schedules match")}; the paused ones are resumed`, ""],
 };
 
 const local = (text) => {
