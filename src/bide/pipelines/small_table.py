@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.formats import guess_format, is_pattern, is_uri
+from bide.pipelines.formats import guess_format, is_hidden, is_pattern, is_uri
 from bide.runtime.wording import in_bytes
 
 SMALL: Final = 100_000_000
@@ -134,7 +134,7 @@ def _files(source: str) -> list[Path]:
         if any(one.name == "_spark_metadata" for one in inside):
             raise NeedsSparkError(f"{source} was written by a stream of Spark, which lists the files that count")
         # Spark ignores hidden files.
-        found = [one for one in inside if not _is_hidden(one.name)]
+        found = [one for one in inside if not is_hidden(one.name)]
     if not found:
         raise NeedsSparkError(f"{source} is an empty folder")
     for one in found:
@@ -143,10 +143,6 @@ def _files(source: str) -> list[Path]:
         if one.suffix.lower() in (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz"):
             raise NeedsSparkError(f"{one} is compressed")
     return found
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
 def _refuse_large(files: list[Path], largest: int, columns: Collection[str] | None = None) -> int:

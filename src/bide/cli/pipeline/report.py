@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,8 @@ def report(
     grace = duration_of("--lost-after", lost_after)
     forced = choice.forced()
     if forced is None or not forced.is_spark:
-        refuse_without(pyarrow="PyArrow", duckdb="DuckDB")
+        # Both engines need PyArrow; without DuckDB, Spark counts.
+        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
     else:
         refuse_without_spark(forced)
     _check_paths(folder, out, svg)
@@ -97,6 +99,8 @@ def _count_here(
     try:
         if forced is None and not reads_here:
             raise NeedsSparkError(ON_A_CLUSTER)
+        if find_spec("duckdb") is None:
+            raise NeedsSparkError("DuckDB is missing")
         from bide.pipelines.report.collecting import collect
         from bide.pipelines.report.small_tables import small_tables
         from bide.pipelines.small_table import SMALL

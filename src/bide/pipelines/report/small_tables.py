@@ -14,6 +14,7 @@ from pyarrow import compute as pc
 
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import for_spark, is_uri
+from bide.pipelines.memory_database import memory_database
 from bide.pipelines.report.tables import ALL_COLUMNS, NAMES, RENAMED, ReportTables, check, check_columns, files_of
 from bide.pipelines.small_table import SMALL, read_columns, spark_name
 from bide.runtime.wording import in_bytes
@@ -46,15 +47,19 @@ def small_tables(folder: str, *, largest: int | None = SMALL) -> Iterator[SmallT
     Raises:
         InvalidInputError: see :func:`bide.pipelines.report.tables.check`.
         InvalidColumnError: a table lacks a column.
-        NeedsSparkError: only Spark can read the tables, or they are too large.
+        NeedsSparkError: only Spark can read the tables, they are too large, or DuckDB cannot run a query.
     """
     if is_uri(folder):
         raise NeedsSparkError(f"{folder} is a URI")
     check(folder)
-    with duckdb.connect(":memory:") as connection:
-        tables = _DuckdbTables(connection, folder)
-        tables.open(largest)
-        yield tables
+    try:
+        with memory_database() as connection:
+            tables = _DuckdbTables(connection, folder)
+            tables.open(largest)
+            yield tables
+    except duckdb.Error as error:
+        first = str(error).partition("\n")[0]
+        raise NeedsSparkError(f"DuckDB cannot count it ({first})") from error
 
 
 class _DuckdbTables(SmallTables):
