@@ -58,7 +58,7 @@ def report(
     """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
     The page is a single file without external resources, which you can send or publish as it is. It names the tables
-    that are missing in DIR. Small tables are counted in this process, and Spark counts tables of any size.
+    that are missing in DIR. Tables up to 100 MB are counted in this process, larger ones with Spark.
     """
     from bide.pipelines.report.writing import headline, write
 

@@ -83,9 +83,10 @@ class _DuckdbTables(SmallTables):
         self.size = f"{self._folder} has {in_bytes(size)}"
         if largest is not None and size > largest:
             raise NeedsSparkError(f"{self.size}, more than {in_bytes(largest)}")
+        room = largest
         for name, files in found.items():
             _check_folders(f"{self._folder.rstrip('/')}/{name}", name, files)
-            rows, largest = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=largest)
+            rows, room = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=room)
             check_columns(for_spark(self._folder, name), name, rows.column_names)
             self._connection.register("read", _prepared(name, rows))
             self._names[name] = self.define("select * from read")
