@@ -21,7 +21,7 @@ from bide.errors import InvalidColumnError, InvalidInputError
 from bide.pipelines.engine import Engine, NeedsSparkError
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.report.collecting import collect
-from bide.pipelines.report.small_tables import small_tables
+from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.tables import files_of
 from bide.pipelines.small_table import read_columns
 

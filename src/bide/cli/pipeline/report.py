@@ -102,7 +102,7 @@ def _count_here(
         if find_spec("duckdb") is None:
             raise NeedsSparkError("DuckDB is missing")
         from bide.pipelines.report.collecting import collect
-        from bide.pipelines.report.small_tables import small_tables
+        from bide.pipelines.report.duckdb_tables import small_tables
         from bide.pipelines.small_table import SMALL
 
         with small_tables(folder, largest=SMALL if forced is None else None) as tables:
