@@ -25,9 +25,9 @@ from bide.cli.app import BAD_USAGE, FAILED, run
 from bide.errors import InvalidColumnError, InvalidInputError
 from bide.pipelines.report import collecting, collecting_filters
 from bide.pipelines.report.counting import STEPS
+from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.figures import Figures
 from bide.pipelines.report.page import page
-from bide.pipelines.report.small_tables import small_tables
 from bide.pipelines.report.spark_tables import spark_tables
 from tests.spark import audit_tables
 from tests.spark.audit_tables import FIRST, LAST, message, pending_of, write, write_all

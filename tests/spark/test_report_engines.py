@@ -10,9 +10,9 @@ import pytest
 
 from bide.pipelines.charts.svg import document
 from bide.pipelines.report.collecting import collect
+from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.page import page
 from bide.pipelines.report.picture import picture
-from bide.pipelines.report.small_tables import small_tables
 from bide.pipelines.report.spark_tables import spark_tables
 from bide.pipelines.report.writing import headline
 from tests.spark.generated_audit import write_generated

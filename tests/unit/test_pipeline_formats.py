@@ -107,8 +107,8 @@ def test_without_spark_each_command_says_what_to_install(
 @pytest.mark.parametrize(
     ("command", "packages"),
     [
-        (("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"), "PyArrow and numpy"),
-        (("report", ".", "--engine", "local"), "PyArrow and DuckDB"),
+        (("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"), "PyArrow is"),
+        (("report", ".", "--engine", "local"), "PyArrow is"),
     ],
     ids=["schedule", "report"],
 )
@@ -118,7 +118,7 @@ def test_without_pyarrow_each_command_for_small_tables_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run(["pipeline", *command]) == BAD_USAGE
     assert capsys.readouterr().err == (
-        f"bide: {packages} are missing: install bide[pipeline], or bide[spark] and Java for large tables\n"
+        f"bide: {packages} missing: install bide[pipeline], or bide[spark] and Java for large tables\n"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ import pytest
 from pyarrow import compute as pc
 from pyarrow import parquet
 
-from bide.errors import InvalidColumnError
-from bide.pipelines.engine import NeedsSparkError
+from bide.cli.pipeline.engine_choice import EngineChoice
+from bide.cli.pipeline.report import _count_here
+from bide.errors import InvalidColumnError, InvalidInputError
+from bide.pipelines.engine import Engine, NeedsSparkError
+from bide.pipelines.memory_database import memory_database
 from bide.pipelines.report.collecting import collect
-from bide.pipelines.report.small_tables import small_tables
+from bide.pipelines.report.duckdb_tables import small_tables
+from bide.pipelines.report.tables import files_of
+from bide.pipelines.small_table import read_columns
 
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
@@ -145,18 +151,88 @@ def test_files_are_counted_together(tmp_path: Path) -> None:
         pass
 
 
-def test_files_with_other_columns_or_that_are_no_parquet_are_left_to_spark(tmp_path: Path) -> None:
+def test_files_with_other_columns_are_left_to_spark(tmp_path: Path) -> None:
     write(tmp_path / "messages", messages())
-    path = tmp_path / "messages" / "part-1.parquet"
-    for written in (
-        lambda: parquet.write_table(messages().drop_columns(["type"]), path),
-        lambda: path.write_bytes(b"no parquet at all"),
+    parquet.write_table(messages().drop_columns(["type"]), tmp_path / "messages" / "part-1.parquet")
+    with pytest.raises(NeedsSparkError), small_tables(str(tmp_path)):
+        pass
+
+
+def test_an_incomplete_file_is_invalid(tmp_path: Path) -> None:
+    write(tmp_path / "messages", messages())
+    path = tmp_path / "messages" / "part-0.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InvalidInputError, match="is not a complete Parquet file"), small_tables(str(tmp_path)):
+        pass
+    path.unlink()
+    with pytest.raises(InvalidInputError, match="run the audit again, or remove the file"):
+        read_columns([path], ["type"])
+
+
+def test_a_repeated_text_counts_with_its_size_in_memory(tmp_path: Path) -> None:
+    table = messages(20_000).drop_columns(["waiting"])
+    text = pa.array(["x" * 1000]).take(pa.array([0] * 20_000))
+    write(tmp_path / "messages", table.set_column(1, "target", text))
+    with (
+        pytest.raises(NeedsSparkError, match="too large in memory, with 20,000 rows"),
+        small_tables(str(tmp_path), largest=5_000_000),
     ):
-        written()
-        with pytest.raises(NeedsSparkError), small_tables(str(tmp_path)):
-            pass
+        pass
 
 
 def test_a_uri_is_left_to_spark(tmp_path: Path) -> None:
     with pytest.raises(NeedsSparkError, match="is a URI"), small_tables(tmp_path.as_uri()):
         pass
+
+
+def test_an_interrupt_ends_a_query_of_duckdb_as_it_ends_python() -> None:
+    # DuckDB raises this for a SIGINT. A real one at a time when Python code runs would be a KeyboardInterrupt already.
+    with pytest.raises(KeyboardInterrupt), memory_database():
+        raise RuntimeError("Query interrupted")
+    with pytest.raises(RuntimeError, match="other"), memory_database():
+        raise RuntimeError("other")
+
+
+def test_duckdb_uses_a_temporary_folder_that_is_removed() -> None:
+    with memory_database() as connection:
+        [(found,)] = connection.execute("select current_setting('temp_directory')").fetchall()
+        assert Path(found).is_dir()
+    assert not Path(found).exists()
+
+
+@pytest.mark.parametrize("late", [nan, inf])
+def test_lateness_that_is_no_number_is_left_to_spark(tmp_path: Path, late: float) -> None:
+    table = messages(1)
+    write(tmp_path / "messages", table.set_column(6, "lateness_ms", pa.array([late])))
+    with (
+        pytest.raises(NeedsSparkError, match=r"DuckDB cannot count it \(Conversion Error"),
+        small_tables(str(tmp_path)) as tables,
+    ):
+        collect(tables)
+
+
+def test_pending_messages_without_a_due_hour_are_not_drawn(tmp_path: Path) -> None:
+    hours = pa.array([NOON, None], pa.timestamp("us", "UTC"))
+    write(
+        tmp_path / "pending",
+        pa.table({"target": ["q:orders"] * 2, "due_hour": hours, "count": [2, 3], "overdue": [0, 0]}),
+    )
+    with small_tables(str(tmp_path)) as tables:
+        found = collect(tables).pending
+    assert found is not None
+    assert [sum(one.counts) for one in found.targets] == [2]
+
+
+def test_without_duckdb_spark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "messages", messages())
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    choice = EngineChoice(configuration={})
+    engine, figures = _count_here(str(tmp_path), choice, timedelta(minutes=10), reads_here=True)
+    assert (engine, figures) == (Engine(True, "DuckDB is missing"), None)
+
+
+@pytest.mark.parametrize(("name", "is_read"), [("_k=1", True), ("_SUCCESS", False), ("a._COPYING_", False)])
+def test_the_files_of_a_table_are_those_that_spark_reads(tmp_path: Path, name: str, is_read: bool) -> None:
+    write(tmp_path / "messages", messages())
+    (tmp_path / "messages" / name).touch()
+    assert len(files_of(str(tmp_path), "messages")) == 1 + is_read

@@ -223,10 +223,10 @@ class _Spark:
 @contextmanager
 def _duckdb() -> Iterator[_Database]:
     try:
-        import duckdb
+        from bide.pipelines.memory_database import memory_database
     except ImportError as error:
         raise InvalidInputError("the engine duckdb is missing: install bide[check]") from error
-    with duckdb.connect(":memory:") as connection:
+    with memory_database() as connection:
         yield _Duckdb(connection)
 
 

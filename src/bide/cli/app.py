@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "migrate-plugin": LazyCommand(
         "bide.cli.migrate_plugin", "Leave the delayed-message plugin, with what waits in it."
     ),
-    "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages, on Spark."),
+    "pipeline": LazyCommand("bide.cli.pipeline.commands", "Schedule, audit, replay or plan many messages."),
     "queue": LazyCommand("bide.cli.queue", "Turn queues into quorum queues; raise delivery limits."),
     "receive": LazyCommand("bide.cli.receive", "Print the messages of a queue until interrupted."),
     "relay": LazyCommand("bide.cli.relay", "Relay the messages of a waiting hall until interrupted."),

@@ -116,6 +116,11 @@ def is_pattern(source: str) -> bool:
     return _PATTERN.search(source) is not None
 
 
+def is_hidden(name: str) -> bool:
+    """Whether Spark ignores files and folders of this name."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+
+
 def runs_here(master: str | None) -> bool:
     """Whether a session with this master runs on this machine alone, as far as known before the start."""
     return master.startswith("local") if master is not None else not is_submitted()

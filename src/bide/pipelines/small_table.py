@@ -17,8 +17,9 @@ from typing import Any, Final, NoReturn
 import pyarrow as pa
 from pyarrow import parquet
 
+from bide.errors import InvalidInputError
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.formats import guess_format, is_pattern, is_uri
+from bide.pipelines.formats import guess_format, is_hidden, is_pattern, is_uri
 from bide.runtime.wording import in_bytes
 
 SMALL: Final = 100_000_000
@@ -50,6 +51,12 @@ _CORRUPT: Final = "_corrupt_record"
 
 _CELL_BYTES: Final = 10
 """Bytes for a cell of Parquet, of which a repeated one takes almost none in the file."""
+
+_GROWTH: Final = 2
+"""Bytes in memory for each byte of the largest size: the columns of an audit take more than in a file."""
+
+_BATCH: Final = 8192
+"""Rows that are read at once to find out their size."""
 
 _WHOLE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
@@ -106,11 +113,20 @@ def read_columns(
         The table, and how many bytes are left of the largest size.
 
     Raises:
+        InvalidInputError: a file is incomplete, or was removed.
         NeedsSparkError: only Spark can read the files, or they are too large.
     """
-    if largest is not None:
-        largest = _refuse_large(files, largest, columns)
-    return _parquet(files, columns), largest
+    for file in files:
+        try:
+            parquet.read_metadata(file)
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidInputError(
+                f"{file} is not a complete Parquet file ({error}): run the audit again, or remove the file"
+            ) from error
+    if largest is None:
+        return _parquet(files, columns), None
+    left = _refuse_large(files, largest, columns)
+    return _parquet(files, columns, most=largest * _GROWTH), left
 
 
 def spark_name(kind: pa.DataType) -> str:
@@ -134,7 +150,7 @@ def _files(source: str) -> list[Path]:
         if any(one.name == "_spark_metadata" for one in inside):
             raise NeedsSparkError(f"{source} was written by a stream of Spark, which lists the files that count")
         # Spark ignores hidden files.
-        found = [one for one in inside if not _is_hidden(one.name)]
+        found = [one for one in inside if not is_hidden(one.name)]
     if not found:
         raise NeedsSparkError(f"{source} is an empty folder")
     for one in found:
@@ -143,10 +159,6 @@ def _files(source: str) -> list[Path]:
         if one.suffix.lower() in (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate", ".xz"):
             raise NeedsSparkError(f"{one} is compressed")
     return found
-
-
-def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
 def _refuse_large(files: list[Path], largest: int, columns: Collection[str] | None = None) -> int:
@@ -170,9 +182,13 @@ def _refuse_large(files: list[Path], largest: int, columns: Collection[str] | No
     return largest
 
 
-def _parquet(files: list[Path], columns: Collection[str] | None = None) -> pa.Table:
-    """The columns of Parquet files; all of them by default."""
-    tables = []
+def _parquet(files: list[Path], columns: Collection[str] | None = None, *, most: int | None = None) -> pa.Table:
+    """The columns of Parquet files; all of them by default.
+
+    Args:
+        most: the largest size of the table in memory, in bytes; None for any size.
+    """
+    tables: list[pa.Table] = []
     for file in files:
         try:
             whole = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
@@ -185,6 +201,8 @@ def _parquet(files: list[Path], columns: Collection[str] | None = None) -> pa.Ta
             wanted = [name for name in names if columns is None or name in columns]
             _refuse_spark_types(file, marks, wanted)
             _refuse_logical_types(file, whole.schema, wanted)
+            if most is not None:
+                most = _refuse_long_texts(file, whole, wanted, most)
             table = whole.read(None if columns is None else wanted)
             table = pa.table({name: _normal(file, name, table.column(name)) for name in wanted})
             for name in _int96(file, whole.schema, marks, wanted):
@@ -196,6 +214,15 @@ def _parquet(files: list[Path], columns: Collection[str] | None = None) -> pa.Ta
     if any(not one.schema.equals(tables[0].schema) for one in tables):
         raise NeedsSparkError("the files have different columns")
     return pa.concat_tables(tables)
+
+
+def _refuse_long_texts(file: Path, whole: parquet.ParquetFile, names: list[str], most: int) -> int:
+    """Refuse a file whose texts are repeated, so that they are small in the file; returns how many bytes are left."""
+    for batch in whole.iter_batches(_BATCH, columns=names):
+        most -= batch.nbytes
+        if most < 0:
+            raise NeedsSparkError(f"{file} is too large in memory, with {whole.metadata.num_rows:,} rows")
+    return most
 
 
 def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes], names: Collection[str]) -> None:

@@ -61,10 +61,11 @@ def refuse_without(**packages: str) -> None:
     Raises:
         InvalidInputError: one of the packages is missing.
     """
-    if any(find_spec(name) is None for name in packages):
+    if missing := [called for name, called in packages.items() if find_spec(name) is None]:
+        names = " and ".join(missing)
         raise InvalidInputError(
-            f"{' and '.join(packages.values())} are missing: install bide[pipeline], or bide[spark] and Java for large "
-            "tables"
+            f"{names} {'is' if len(missing) == 1 else 'are'} missing: install bide[pipeline], or bide[spark] and Java "
+            "for large tables"
         )
 
 

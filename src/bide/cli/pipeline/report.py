@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,14 +58,15 @@ def report(
     """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
     The page is a single file without external resources, which you can send or publish as it is. It names the tables
-    that are missing in DIR. Small tables are counted in this process, and Spark counts tables of any size.
+    that are missing in DIR. Tables up to 100 MB are counted in this process, larger ones with Spark.
     """
     from bide.pipelines.report.writing import headline, write
 
     grace = duration_of("--lost-after", lost_after)
     forced = choice.forced()
     if forced is None or not forced.is_spark:
-        refuse_without(pyarrow="PyArrow", duckdb="DuckDB")
+        # Both engines need PyArrow; without DuckDB, Spark counts.
+        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
     else:
         refuse_without_spark(forced)
     _check_paths(folder, out, svg)
@@ -97,8 +99,10 @@ def _count_here(
     try:
         if forced is None and not reads_here:
             raise NeedsSparkError(ON_A_CLUSTER)
+        if find_spec("duckdb") is None:
+            raise NeedsSparkError("DuckDB is missing")
         from bide.pipelines.report.collecting import collect
-        from bide.pipelines.report.small_tables import small_tables
+        from bide.pipelines.report.duckdb_tables import small_tables
         from bide.pipelines.small_table import SMALL
 
         with small_tables(folder, largest=SMALL if forced is None else None) as tables:

@@ -59,7 +59,7 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
 
     Args:
         tables: the tables of an audit, as of :func:`bide.pipelines.report.spark_tables.spark_tables` or
-            :func:`bide.pipelines.report.small_tables.small_tables`. The figures are the same.
+            :func:`bide.pipelines.report.duckdb_tables.small_tables`. The figures are the same.
         grace: the overdue time after which a message counts as lost.
     """
     found = tables.names

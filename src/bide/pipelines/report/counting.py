@@ -210,7 +210,7 @@ def pending_targets(pending: str, limit: int) -> str:
 
 def pending_times(pending: str) -> str:
     """The ``time`` of each due hour of each target, for :func:`time_range`."""
-    return f"select p.due_hour as time from {pending} as p where p.count > 0"
+    return f"select p.due_hour as time from {pending} as p where p.count > 0 and p.due_hour is not null"
 
 
 def time_range(times: str, within: tuple[int, int] | None = None) -> str:
@@ -249,7 +249,7 @@ def pending_spans(pending: str, first: datetime, width: timedelta) -> str:
                 {_span("p.due_hour", first, width)} as span,
                 p.count as waiting,
                 p.overdue as late
-            from {pending} as p
+            from {pending} as p where p.due_hour is not null
         ) as placed
         group by target, span"""
 

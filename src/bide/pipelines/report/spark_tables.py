@@ -11,9 +11,12 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.pipelines.formats import for_spark, to_read
 from bide.pipelines.report.tables import ALL_COLUMNS, NAMES, RENAMED, ReportTables, check, check_columns, files_of
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+log = logger(__name__)
 
 
 @contextmanager
@@ -52,7 +55,10 @@ class _SparkTables:
 
     def drop(self) -> None:
         for name in self._views:
-            self._spark.catalog.dropTempView(name)
+            try:
+                self._spark.catalog.dropTempView(name)
+            except Exception as error:  # noqa: BLE001 (it would hide the error that ended the report)
+                log.debug("the view %s was not dropped: %s", name, error)
 
     def define(self, query: str, **values: Sequence[str]) -> str:
         return self._view(self._spark.sql(query, args=values))

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from pyarrow import ArrowInvalid, fs
 
 from bide.errors import InvalidColumnError, InvalidInputError
+from bide.pipelines.formats import is_hidden
 
 COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages": {
@@ -136,4 +137,4 @@ def files_of(folder: str, name: str) -> list[fs.FileInfo]:
 
 def _hidden(path: str, root: str) -> bool:
     """Whether Spark ignores a file."""
-    return any(part.startswith(("_", ".")) for part in path.removeprefix(root).split("/"))
+    return any(is_hidden(part) for part in path.removeprefix(root).split("/"))

@@ -14,6 +14,7 @@ from pyarrow import compute as pc
 
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import for_spark, is_uri
+from bide.pipelines.memory_database import memory_database
 from bide.pipelines.report.tables import ALL_COLUMNS, NAMES, RENAMED, ReportTables, check, check_columns, files_of
 from bide.pipelines.small_table import SMALL, read_columns, spark_name
 from bide.runtime.wording import in_bytes
@@ -46,15 +47,19 @@ def small_tables(folder: str, *, largest: int | None = SMALL) -> Iterator[SmallT
     Raises:
         InvalidInputError: see :func:`bide.pipelines.report.tables.check`.
         InvalidColumnError: a table lacks a column.
-        NeedsSparkError: only Spark can read the tables, or they are too large.
+        NeedsSparkError: only Spark can read the tables, they are too large, or DuckDB cannot run a query.
     """
     if is_uri(folder):
         raise NeedsSparkError(f"{folder} is a URI")
     check(folder)
-    with duckdb.connect(":memory:") as connection:
-        tables = _DuckdbTables(connection, folder)
-        tables.open(largest)
-        yield tables
+    try:
+        with memory_database() as connection:
+            tables = _DuckdbTables(connection, folder)
+            tables.open(largest)
+            yield tables
+    except duckdb.Error as error:
+        first = str(error).partition("\n")[0]
+        raise NeedsSparkError(f"DuckDB cannot count it ({first})") from error
 
 
 class _DuckdbTables(SmallTables):
@@ -78,9 +83,10 @@ class _DuckdbTables(SmallTables):
         self.size = f"{self._folder} has {in_bytes(size)}"
         if largest is not None and size > largest:
             raise NeedsSparkError(f"{self.size}, more than {in_bytes(largest)}")
+        room = largest
         for name, files in found.items():
             _check_folders(f"{self._folder.rstrip('/')}/{name}", name, files)
-            rows, largest = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=largest)
+            rows, room = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=room)
             check_columns(for_spark(self._folder, name), name, rows.column_names)
             self._connection.register("read", _prepared(name, rows))
             self._names[name] = self.define("select * from read")
