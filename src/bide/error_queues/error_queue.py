@@ -69,8 +69,7 @@ class ErrorQueue:
         operator: who works, for these records; None for the user of the operating system and the host name.
 
     Attributes:
-        interrupted: the partial result if the last operation was cancelled, or failed after some messages; otherwise
-            None.
+        interrupted: the partial result of the last operation if it was cancelled, or failed after some messages.
 
     Raises:
         InvalidNameError: *queue* cannot be the name of a queue.
