@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection, read_audit
 from bide.error_queues.operator_log import AUDIT, Audit
 from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
 from bide.local_broker import LocalBroker
@@ -188,19 +188,24 @@ async def test_messages_that_cannot_be_sent_do_not_slow_the_pace(
     assert len(await receive(client, orders, 3)) == 3
 
 
-async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Client) -> None:
-    name, orders = fresh("error"), fresh("orders")
-    await park(client, name, 6, orders)
-    queue = ErrorQueue(client, name)
+async def cancel_after_the_first(operation: Callable[..., Coroutine[Any, Any, OperationResult]]) -> None:
+    """Begin a paced operation on all messages, and cancel it after the first one."""
     begun = asyncio.Event()
     moving = asyncio.create_task(
-        queue.retry(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
+        operation(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
     )
     async with asyncio.timeout(TIMEOUT):
         await begun.wait()
     moving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await moving
+
+
+async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Client) -> None:
+    name, orders = fresh("error"), fresh("orders")
+    await park(client, name, 6, orders)
+    queue = ErrorQueue(client, name)
+    await cancel_after_the_first(queue.retry)
     assert queue.interrupted is not None
     assert (queue.interrupted.done, queue.interrupted.left) == (1, 5)
     assert await queue.count() == 5
@@ -247,15 +252,7 @@ async def test_a_cancelled_discard_or_archive_keeps_the_rest(client: bide.Client
     name = fresh("error")
     await park(client, name, 6, fresh("orders"))
     queue = ErrorQueue(client, name)
-    begun = asyncio.Event()
-    moving = asyncio.create_task(
-        getattr(queue, operation)(Selection(), over="1h", progress=lambda done, _: begun.set() if done else None)
-    )
-    async with asyncio.timeout(TIMEOUT):
-        await begun.wait()
-    moving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await moving
+    await cancel_after_the_first(getattr(queue, operation))
     assert queue.interrupted is not None
     assert (queue.interrupted.done, queue.interrupted.left, await queue.count()) == (1, 5, 5)
     records = [one async for one in read_audit(client) if one.queue == name]
