@@ -74,15 +74,18 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
             encoder = StreamMessageEncoder(stream, connection.release)
             room = (connection.max_frame or _FRAME_BYTES) - frames.PUBLISH_OVERHEAD - frames.MESSAGE_OVERHEAD
         ids = _check_and_buffer(batches, rows, spool, encoder, str(place), room)
+        publisher = StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds())
         if not len(ids):
-            _check_empty(address, stream, settings, place)
+            # If another attempt had rows, they are in another partition now, and would come twice.
+            with publisher, suppress(TargetNotFoundError):
+                _check_digest(publisher, None, place)
             return Sent(confirmed=0)
         is_sorted = bool(pc.all(pc.less(ids.slice(0, len(ids) - 1), ids.slice(1))).as_py())
         if not is_sorted:
             ids = ids.take(pc.sort_indices(ids))
             _refuse_repeated(ids)
         digest = _digest(ids)
-        with StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds()) as publisher:
+        with publisher:
             complete = digest << _PLACE_BITS | len(ids)
             if _check_digest(publisher, digest, place) == complete:
                 log.warning(
@@ -163,15 +166,6 @@ def _refuse_repeated(ids: pa.ChunkedArray) -> None:
             f"several rows of this partition have the {PUBLISHING_ID} {ids[at].as_py()!r}, and nothing was sent: give "
             "each row its own id"
         )
-
-
-def _check_empty(address: Address, stream: str, settings: SinkSettings, place: SinkPlace) -> None:
-    """Check that no attempt at a task without rows had rows: they would be in another partition now, and come twice."""
-    with (
-        StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds()) as publisher,
-        suppress(TargetNotFoundError),
-    ):
-        _check_digest(publisher, None, place)
 
 
 def _digest(ids: pa.ChunkedArray) -> int:
