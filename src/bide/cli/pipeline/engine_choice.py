@@ -86,20 +86,41 @@ class EngineChoice:
         Raises:
             InvalidInputError: only Spark can read the table, and ``--engine local`` was given.
         """
+
+        def work(largest: int | None) -> tuple[str, _Converted]:
+            from bide.pipelines.small_table import read_small
+            from bide.pipelines.small_times import zone_of
+
+            table, size = read_small(source, format=format, options=options, largest=largest)
+            return size, convert(table, zone_of(time_zone))
+
+        return self.in_process(work, reads_here=reads_here)
+
+    def in_process(
+        self, work: Callable[[int | None], tuple[str, _Converted]], *, reads_here: bool
+    ) -> tuple[Engine, _Converted | None]:
+        """The engine for some work, and its result if that is this process.
+
+        Args:
+            work: takes the largest size of its input in bytes, None for any size. It returns why this process is the
+                engine, and its result, or raises :class:`NeedsSparkError`.
+            reads_here: whether a path refers to this machine.
+
+        Raises:
+            InvalidInputError: only Spark can do the work, and ``--engine local`` was given.
+        """
         forced = self.forced()
         if forced is not None and forced.is_spark:
             return forced, None
         try:
             if forced is None and not reads_here:
                 raise NeedsSparkError(ON_A_CLUSTER)
-            from bide.pipelines.small_table import SMALL, read_small
-            from bide.pipelines.small_times import zone_of
+            from bide.pipelines.small_table import SMALL
 
-            largest = SMALL if forced is None else None
-            table, size = read_small(source, format=format, options=options, largest=largest)
-            return forced or Engine(False, size), convert(table, zone_of(time_zone))
+            why, result = work(SMALL if forced is None else None)
         except NeedsSparkError as error:
             return self.refuse(error), None
+        return forced or Engine(False, why), result
 
     def refuse(self, error: NeedsSparkError) -> Engine:
         """Spark for an input that this process cannot read.

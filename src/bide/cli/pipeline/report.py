@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.engine_choice import ON_A_CLUSTER
 from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
@@ -91,24 +90,19 @@ def _count_here(
     folder: str, choice: EngineChoice, grace: timedelta, *, reads_here: bool
 ) -> tuple[Engine, Figures | None]:
     """The engine of a report, with the figures if that is this process."""
-    from bide.pipelines.engine import Engine, NeedsSparkError
 
-    forced = choice.forced()
-    if forced is not None and forced.is_spark:
-        return forced, None
-    try:
-        if forced is None and not reads_here:
-            raise NeedsSparkError(ON_A_CLUSTER)
+    def work(largest: int | None) -> tuple[str, Figures]:
+        from bide.pipelines.engine import NeedsSparkError
+
         if find_spec("duckdb") is None:
             raise NeedsSparkError("DuckDB is missing")
         from bide.pipelines.report.collecting import collect
         from bide.pipelines.report.duckdb_tables import small_tables
-        from bide.pipelines.small_table import SMALL
 
-        with small_tables(folder, largest=SMALL if forced is None else None) as tables:
-            return forced or Engine(False, tables.size), collect(tables, grace=grace)
-    except NeedsSparkError as error:
-        return choice.refuse(error), None
+        with small_tables(folder, largest=largest) as tables:
+            return tables.size, collect(tables, grace=grace)
+
+    return choice.in_process(work, reads_here=reads_here)
 
 
 def _count_with_spark(spark: SparkSession, folder: str, grace: timedelta) -> Figures:
