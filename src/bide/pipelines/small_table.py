@@ -56,7 +56,7 @@ _GROWTH: Final = 2
 """Bytes in memory for each byte of the largest size: the columns of an audit take more than in a file."""
 
 _BATCH: Final = 8192
-"""Rows that are read at once to find out their size."""
+"""Rows that are read at once, while their size is counted."""
 
 _WHOLE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
@@ -201,9 +201,11 @@ def _parquet(files: list[Path], columns: Collection[str] | None = None, *, most:
             wanted = [name for name in names if columns is None or name in columns]
             _refuse_spark_types(file, marks, wanted)
             _refuse_logical_types(file, whole.schema, wanted)
-            if most is not None:
-                most = _refuse_long_texts(file, whole, wanted, most)
-            table = whole.read(None if columns is None else wanted)
+            if most is None:
+                table = whole.read(None if columns is None else wanted)
+            else:
+                table = _read_within(file, whole, wanted, most)
+                most -= table.nbytes
             table = pa.table({name: _normal(file, name, table.column(name)) for name in wanted})
             for name in _int96(file, whole.schema, marks, wanted):
                 place = wanted.index(name)
@@ -216,13 +218,15 @@ def _parquet(files: list[Path], columns: Collection[str] | None = None, *, most:
     return pa.concat_tables(tables)
 
 
-def _refuse_long_texts(file: Path, whole: parquet.ParquetFile, names: list[str], most: int) -> int:
-    """Refuse a file whose texts are repeated, so that they are small in the file; returns how many bytes are left."""
+def _read_within(file: Path, whole: parquet.ParquetFile, names: list[str], most: int) -> pa.Table:
+    """Read columns, and stop if they are too large: repeated texts are small in the file."""
+    batches: list[pa.RecordBatch] = []
     for batch in whole.iter_batches(_BATCH, columns=names):
         most -= batch.nbytes
         if most < 0:
             raise NeedsSparkError(f"{file} is too large in memory, with {whole.metadata.num_rows:,} rows")
-    return most
+        batches.append(batch)
+    return pa.Table.from_batches(batches, pa.schema([whole.schema_arrow.field(name) for name in names]))
 
 
 def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes], names: Collection[str]) -> None:
