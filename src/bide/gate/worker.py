@@ -14,24 +14,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from bide.admin.apply import apply, check_release, check_streams, exists
 from bide.admin.schedule_log import schedule_log_mark
-from bide.admin.settling import settle
+from bide.admin.worker_topology import prepare_topology
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.reconnecting_worker import ReconnectingWorker
 from bide.delay.allowed_targets import AllowedTargets
 from bide.durations import DelayLike, parse_delay
-from bide.errors import AccessRefusedError, BrokerError, InvalidInputError, NotAppliedError
+from bide.errors import BrokerError, InvalidInputError, NotAppliedError
 from bide.gate.connection_loop import GateConnectionLoop
 from bide.gate.observer import GateObserver, GateObservers, PartitionStatus
 from bide.gate.partition import Gated, PartitionGate
 from bide.gate.spread import GateTime, LeadershipSpread, new_gate_name
 from bide.runtime.arguments import whole_number
-from bide.runtime.logs import logger
 from bide.schedules.names import LOG_BYTES, PARTITIONS, ScheduleNames
-
-log = logger(__name__)
 
 GRACE: Final = timedelta(seconds=10)
 """The default time that a stopping gate waits for the confirms of its messages in flight."""
@@ -141,24 +137,20 @@ class Gate:
         await loop.work(stopping, self._on_start)
 
     async def _prepare(self, connection: Connection) -> None:
-        check_release(connection)
-        await self._prepare_log(connection)
-        await self._open_indexes(connection)
-
-    async def _prepare_log(self, connection: Connection) -> None:
         topology = self._names.topology()
-        if not self._declare:
-            if not await exists(connection, topology):
-                raise self._not_applied(connection)
-            return
-        try:
-            await check_streams(connection, prefix=self._names.operations)
-            await apply(connection, topology, last=schedule_log_mark(self._names))
-            await settle(connection, prefix=self._names.operations)
-        except AccessRefusedError as error:
-            if not await exists(connection, topology):
-                raise self._not_applied(connection) from error
-            log.info("the existing schedule log is used unchanged: %s", error)
+        await prepare_topology(
+            connection,
+            topology,
+            last=schedule_log_mark(self._names),
+            probes=topology,
+            prefix=self._names.operations,
+            declare=self._declare,
+            missing=NotAppliedError(
+                f"the schedule log {self._names.operations!r} is not on the virtual host {connection.url.vhost!r} of "
+                f"{connection.address}: start a gate that may declare it"
+            ),
+        )
+        await self._open_indexes(connection)
 
     async def _open_indexes(self, connection: Connection) -> None:
         try:
@@ -189,12 +181,6 @@ class Gate:
     def _make_executor(self) -> Executor | None:
         """What runs the index of one partition; a thread of its own if None."""
         return None
-
-    def _not_applied(self, connection: Connection) -> NotAppliedError:
-        return NotAppliedError(
-            f"the schedule log {self._names.operations!r} is not on the virtual host {connection.url.vhost!r} of "
-            f"{connection.address}: start a gate that may declare it"
-        )
 
     def _check_temporary(self, error: BrokerError) -> None:
         """Errors of the log that are not permanent are handled in their partition."""

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Final
 
-from bide.admin.apply import apply, check_release, check_streams, exists
 from bide.admin.declaring import is_temporary
-from bide.admin.settling import settle
+from bide.admin.worker_topology import prepare_topology
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.consumer import MAX_PREFETCH
@@ -29,9 +28,6 @@ from bide.errors import (
 )
 from bide.relay.connection_loop import ConnectionLoop, Relayed
 from bide.runtime.arguments import whole_number
-from bide.runtime.logs import logger
-
-log = logger(__name__)
 
 PREFETCH: Final = 1000
 GRACE: Final = timedelta(seconds=10)
@@ -113,26 +109,19 @@ class Relay:
         await loop.work(stopping, self._on_start)
 
     async def _prepare(self, connection: Connection) -> None:
-        check_release(connection)
         probes = self.hall.probes()
-        if not self._declare:
-            if not await exists(connection, probes):
-                raise self._not_applied(connection)
-            return
-        try:
-            await check_streams(connection, prefix=self.hall.base)
-            await apply(connection, self.hall.topology(), last=probes)
-            await settle(connection, prefix=self.hall.base)
-        except AccessRefusedError as error:
-            if not await exists(connection, probes):
-                raise self._not_applied(connection) from error
-            log.info("the existing waiting hall is used unchanged: %s", error)
-
-    def _not_applied(self, connection: Connection) -> NotAppliedError:
-        return NotAppliedError(
-            f"the waiting hall {self.hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
-            f"{connection.address}: call bide.admin.infrastructure.install(...) for the layout {self.hall.name!r}, "
-            "with the same settings"
+        await prepare_topology(
+            connection,
+            self.hall.topology(),
+            last=probes,
+            probes=probes,
+            prefix=self.hall.base,
+            declare=self._declare,
+            missing=NotAppliedError(
+                f"the waiting hall {self.hall.base!r} is not on the virtual host {connection.url.vhost!r} of "
+                f"{connection.address}: call bide.admin.infrastructure.install(...) for the layout {self.hall.name!r}, "
+                "with the same settings"
+            ),
         )
 
     def _check_temporary(self, error: BrokerError) -> None:
