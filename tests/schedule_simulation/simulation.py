@@ -538,6 +538,8 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
         stack.enter_context(patch.object(bide.gate.log_reader, "PREFETCH", simulation.prefetch))
         stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
+        # In a third of the histories each batch goes through the thread, so that other calls come between.
+        stack.enter_context(patch.object(partition_index, "_BRIEF_RECORDS", (0, 2, 16)[seed % 3]))
         # A batch ends after 50 ms, which must not depend on this machine.
         stack.enter_context(
             patch.object(partition_index, "time", SimpleNamespace(monotonic=simulation.world.loop.time))
