@@ -53,7 +53,7 @@ def check() -> None:
 @_folder_argument
 @click.option("--workload", "workloads", multiple=True, metavar="NAME",
               help="Kind of messages, repeatable. [default: queues]")  # fmt: skip
-@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Kind of fault, repeatable; see below.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Kind of fault, repeatable; see above.")
 @click.option("--duration", default="1m", show_default=True, metavar="DELAY", help="How long messages are sent.")
 @click.option("--rate", default=100.0, show_default=True, metavar="N",
               help="Messages per second of all workloads together.")  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
-"""URL of the management API. By default, bide uses the user and host of ``BIDE_URL``, and port 15672."""
+"""URL of the management API. The default has the user and host of ``BIDE_URL``, and port 15672, or 15671 with TLS."""
 
 PORTS: Final = {"http": 15672, "https": 15671}
 
