@@ -52,12 +52,12 @@ def test_a_broken_promise_exits_with_1_and_names_the_message(tmp_path: Path) -> 
     [
         (["--workload", "cascade"], 2, "'cascade' is not a workload: give one of queues, topic,"),
         (["--fault", "flood"], 2, "'flood' is not a fault: give one of kill, pause,"),
-        (["--fault", "kill-process"], 2, "kill-process kills gates and relays, and none runs"),
+        (["--fault", "kill-process"], 2, "kill-process kills gates and relays, and no workload has one"),
         (["--duration", "soon"], 2, "--duration: "),
         (["--rate", "0"], 2, "rate=0 is too small"),
         (["--nodes", "1", "--partition-handling", "autoheal"], 2, "is for clusters, and --nodes is 1: give --nodes 2"),
-        (["--cluster", "nowhere"], 1, "bide started no cluster in "),
-        (["--cluster", "nowhere", "--fault", "clock-step"], 2, "clock faults need a cluster that is started for them"),
+        (["--cluster", "nowhere"], 1, "no cluster of bide is running in "),
+        (["--cluster", "nowhere", "--fault", "clock-step"], 2, "clock faults need a cluster that is started for"),
         (["--nodes", "1", "--fault", "partition"], 2, "partitions need several nodes"),
     ],
 )

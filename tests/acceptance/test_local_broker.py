@@ -392,7 +392,7 @@ def test_a_missing_password_file_is_an_error(rabbitmq: Rabbitmq, tmp_path: Path)
 
 def test_a_folder_with_other_files_is_refused(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it", encoding="utf-8")
-    with pytest.raises(LocalBrokerError, match="has other files than a broker's: give a new or an empty one"):
+    with pytest.raises(LocalBrokerError, match="has files that are not a broker's: give a new or an empty folder"):
         rabbitmq.start(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(LocalBrokerError, match=r"thesis\.txt cannot be used for a broker: .*[Ee]xists"):

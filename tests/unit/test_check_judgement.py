@@ -78,7 +78,7 @@ def test_a_second_run_needs_to_be_asked_for(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
-    with pytest.raises(InvalidInputError, match=r"has other files than a history's, such as thesis\.txt"):
+    with pytest.raises(InvalidInputError, match=r"has files that are not part of a history, such as thesis\.txt"):
         next_run(tmp_path, again=True)
 
 

@@ -83,7 +83,9 @@ def check_release(connection: Connection) -> None:
     """
     product = str(connection.server.get("product", ""))
     if product != "RabbitMQ":
-        raise UnsupportedBrokerError(f"the broker at {connection.address} is {product or 'unknown'}, not RabbitMQ")
+        raise UnsupportedBrokerError(
+            f"the broker at {connection.address} is {product or 'unknown'}, not RabbitMQ: give another URL"
+        )
     if connection.release < MINIMUM_RELEASE:
         release = ".".join(map(str, connection.release))
         raise UnsupportedBrokerError(
@@ -95,7 +97,7 @@ def check_release(connection: Connection) -> None:
 async def check_streams(connection: Connection, *, prefix: str = "bide") -> None:
     """Check that the feature flag ``stream_queue`` is on, which at-least-once dead-lettering needs.
 
-    Without it RabbitMQ 3.x silently falls back to at-most-once. Since 4.0 it is always on.
+    Without the flag, RabbitMQ 3.x silently falls back to at-most-once. Since 4.0 the flag is always on.
 
     Args:
         prefix: the start of the name of a temporary queue, for users with permissions for certain names only.
@@ -185,7 +187,7 @@ async def apply(
         external: names of exchanges and queues outside the topology that its bindings may use.
         last: queues of the topology to declare only after all others exist and are bound. Their existence then shows
             that everything else exists too, even if an earlier apply was interrupted.
-        retry_for: how long to retry after a first refusal without a success in between.
+        retry_for: how long to keep retrying after a refusal; each success resets the time.
         can_move: whether to continue over another connection; if not, the loss of the given connection is an error.
 
     Raises:
@@ -193,8 +195,8 @@ async def apply(
         DeclarationMismatchError: an item exists with other properties. The error names the argument, and ``applied``
             says what was declared before.
         UnsupportedBrokerError: the broker lacks an exchange type, because its plugin is not enabled.
-        BrokerError: or a subclass of it: the user lacks a permission, a binding names something that does not exist,
-            or the connection was lost. The message ends with what was declared before.
+        BrokerError: the user lacks a permission, a binding names something that does not exist, or the connection was
+            lost. It can be a subclass. The message ends with what was declared before.
     """
     # Imported here, so that "import bide" does not import the routing model.
     from bide.topology.validation import validate
@@ -318,7 +320,7 @@ async def destroy(
         retry_for: how long refusals are retried, as for :func:`apply`.
 
     Raises:
-        NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
+        NotEmptyError: queues hold messages and ``force`` is false. Everything that was deleted was declared again.
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
         there = await message_counts(connection, topology.queues)

@@ -23,8 +23,8 @@ class Redeclared:
 
     Attributes:
         wanted: the items that should exist.
-        found: those that exist, with any properties.
-        answers: the answer or error for each that was found, when it was declared again.
+        found: the items that exist, with any properties.
+        answers: for each item in *found*, the broker's reply to declaring it again, or the error.
     """
 
     wanted: _Items
@@ -34,11 +34,12 @@ class Redeclared:
     def findings(
         self, check: Check, kind: str, way_out: str, *, needed: _Items | None = None, fine: str = ""
     ) -> list[Finding]:
-        """What is missing, and what is declared in another way.
+        """The findings about items that are missing or have other properties.
 
         Args:
+            check: the check that these findings belong to.
             kind: ``exchanges`` or ``queues``.
-            way_out: how to declare what is missing.
+            way_out: how to declare missing items.
             needed: the items that must exist; None for all.
             fine: the text if nothing is wrong.
         """
@@ -61,12 +62,12 @@ class Redeclared:
 
 
 def is_missing(answer: Any) -> bool:
-    """Whether the answer to a passive declaration says that there is no such exchange or queue."""
+    """Whether a passive declaration failed because the exchange or queue does not exist."""
     return isinstance(answer, TargetNotFoundError) and not is_temporary(answer)
 
 
 async def redeclare_exchanges(connection: Connection, exchanges: Sequence[Exchange]) -> Redeclared:
-    """Declare those of these exchanges again that exist.
+    """Declare again those exchanges that exist.
 
     Raises:
         BideError: the connection was lost.
@@ -77,7 +78,7 @@ async def redeclare_exchanges(connection: Connection, exchanges: Sequence[Exchan
 
 
 async def redeclare_queues(connection: Connection, queues: Sequence[Queue]) -> Redeclared:
-    """Declare those of these queues again that exist.
+    """Declare again those queues that exist.
 
     Raises:
         BideError: the connection was lost.

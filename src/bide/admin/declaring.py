@@ -19,16 +19,16 @@ Could not add (or remove) binding due to timeout                    4.0-4.3   ra
 The operation to delete the queue from the metadata store timed     4.0-4.3   rabbit_amqqueue:delete_with/6
 out
 Cannot delete queue ... on node ... (a stream)                      3.10-4.3  rabbit_stream_queue:delete/4
-no text: the process of the channel died, as of a timeout of        3.10-4.3  rabbit_binary_generator:
-Mnesia, Khepri or Ra that it does not expect                                  map_exception
+no text: the process of the channel died, for example of an         3.10-4.3  rabbit_binary_generator:
+unexpected timeout of Mnesia, Khepri or Ra                                    map_exception
 access to vhost ... refused ...: vhost ... is down                  3.10-4.3  rabbit_reader:is_vhost_alive/2
 404 home node ... of durable queue ... is down or inaccessible      3.10-4.3  rabbit_amqqueue:priv_absent/4
 404 queue ... process is stopped by supervisor                      3.10-4.3  rabbit_amqqueue:priv_absent/4
 404 failed to perform operation on queue ... due to timeout, or     3.10-4.3  rabbit_amqqueue:priv_absent/4
 ...: its leader (3.10: master replica) may be stopping ...
 320 broker forced connection closure with reason 'shutdown'         3.10-4.3  rabbit_reader:handle_other/2
-no broker answers: the node starts, which on 4.0 and later can end  4.0-4.3   rabbit_khepri:setup/1
-with timeout_waiting_for_leader in its log
+no broker answers: the node is starting; since 4.0 the start can    4.0-4.3   rabbit_khepri:setup/1
+fail with timeout_waiting_for_leader in the log
 ==================================================================  ========  ==================================
 
 Other replies are errors at once: a refused permission (403), other properties or a limit on queues (406), an exchange
@@ -56,7 +56,7 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 RETRY_FOR: Final = timedelta(seconds=30)
-"""How long to retry after a first refusal without a success in between."""
+"""How long to keep retrying after a refusal; each success resets the time."""
 
 _MAX_IN_FLIGHT: Final = 256
 _FIRST_PAUSE: Final = 0.1
@@ -88,13 +88,13 @@ def is_temporary(error: BaseException) -> bool:
 class Declaring:
     """Calls of channels, such as ``Channel.bind``, retried if the broker refuses them temporarily.
 
-    After a refusal, fewer calls are in flight at once, after a randomised pause with backoff. If the connection is
-    lost, another one is opened, and calls that were answered are not repeated. The first connection is used as long as
-    it is open, because a node of RabbitMQ 4 sees its own declarations at once, and other nodes see them a moment later.
+    A retry follows a randomised pause with backoff, and has fewer calls in flight. If the connection is lost, another
+    connection is opened, and calls that were answered are not repeated. The first connection is used as long as it is
+    open, because a node of RabbitMQ 4 sees its own declarations at once, and other nodes see them a moment later.
 
     Args:
         connection: the first connection. It is not closed.
-        retry_for: how long to retry after a first refusal without a success in between.
+        retry_for: how long to keep retrying after a refusal; each success resets the time.
         can_move: whether to continue over another connection.
     """
 
@@ -146,8 +146,8 @@ class Declaring:
             batch = list(islice(pending, min(size, self._batch_limit)))
             for item, result in zip(batch, await self._results(call, batch), strict=False):
                 if skip_missing and isinstance(result, TargetNotFoundError) and not is_temporary(result):
-                    # The broker closed the channel and answers no later call of the batch, so those are repeated one
-                    # by one at first: more items may be missing.
+                    # The broker closed the channel and answers no later call of the batch. These calls are repeated,
+                    # at first one by one, because more items may be missing.
                     pending.popleft()
                     size = 1
                     break
@@ -195,7 +195,7 @@ class Declaring:
         if not is_temporary(error):
             raise error
         if not (self._can_move or self._connection.is_open):
-            log.warning("the broker refused a declaration for a moment: %s", error)
+            log.warning("the broker refused a declaration temporarily: %s", error)
             raise error
         assert isinstance(error, BrokerError)
         if seconds >= self._retry_for:

@@ -1,4 +1,4 @@
-"""The delivery limits of quorum queues: which are in effect, and policies that raise them."""
+"""Delivery limits of quorum queues: the limits in effect, and policies that raise them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LimitedQueue:
         source: where the limit is from: ``default``, ``argument``, ``policy NAME`` or ``operator policy NAME``.
         policy: the policy that raises the limit; None if no policy can, because an argument or an operator policy
             limits the queue.
-        displaced: the name of the policy that applies now. The new policy has its definition too.
+        displaced: the name of the policy that applies now. The new policy repeats its definition.
     """
 
     queue: str
@@ -75,7 +75,7 @@ async def limited_queues(
         vhost: the virtual host.
         release: the broker's release.
         least: how many deliveries a queue has to allow; None for no limit.
-        names: look only at these queues; by default at all but those of delay infrastructures, which have no consumers.
+        names: the queues to check; by default all except those of delay infrastructures, which have no consumers.
 
     Raises:
         ManagementApiError: the management API gives an unexpected answer.
@@ -131,8 +131,8 @@ def _limited(
 
 
 def _raising_policy(queue: str, own: Policy | None, policies: list[Policy], wanted: int) -> Policy:
-    """A policy for one queue, with the definition of the policy that it displaces, because only one applies to a
-    queue."""
+    """A policy for one queue. It repeats the definition of the policy that it displaces, because RabbitMQ applies only
+    one policy to a queue."""
     name = _POLICY_NAME + queue
     if own is not None and own.name == name:
         return replace(own, definition={**own.definition, "delivery-limit": wanted})

@@ -26,7 +26,7 @@ def endpoint_topology(
     publications: Iterable[MessageType] = (),
     queue_type: QueueType = "quorum",
 ) -> Topology:
-    """The queues, exchanges and bindings of an endpoint, with which senders can address it, delayed or not.
+    """The queues, exchanges and bindings of an endpoint, through which it receives messages, delayed or not.
 
     Args:
         name: the queue of the endpoint.
@@ -46,7 +46,7 @@ def endpoint_topology(
     for queue in names:
         check_name("queue", queue)
         if names.count(queue) > 1:
-            raise InvalidInputError(f"the queue {queue!r} is given twice: each queue has one purpose")
+            raise InvalidInputError(f"the queue {queue!r} is given twice: give each queue once")
     topology = Topology()
     for queue in names:
         topology |= Topology(queues=[Queue.quorum(queue) if queue_type == "quorum" else Queue(queue)])
@@ -80,7 +80,7 @@ def _event_routing(infrastructure: DelayInfrastructure, kind: MessageType) -> Ev
 
 
 async def create_endpoint(connection: Connection, infrastructure: DelayInfrastructure, topology: Topology) -> Applied:
-    """Declare what :func:`endpoint_topology` lists. What exists already stays unchanged.
+    """Declare a topology of :func:`endpoint_topology`. Existing items stay unchanged.
 
     Raises:
         NotAppliedError: the delay infrastructure is missing.

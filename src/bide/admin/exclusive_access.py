@@ -1,7 +1,8 @@
 """Temporary exclusive access to a virtual host: other connections are closed and refused.
 
 If a classic queue is deleted while a message is on its way to it, RabbitMQ confirms the message and drops it. So a
-queue that publishers reach through the default exchange can be replaced without loss only while none is connected.
+queue that publishers reach through the default exchange can be replaced without loss only while no publisher is
+connected.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ log = logger(__name__)
 
 _LIMIT: Final = "max-connections"
 _PAUSE: Final = 0.1
-"""Seconds between two looks whether other connections are closed."""
+"""Seconds between two checks whether other connections are closed."""
 
 _ROUNDS: Final = 200
 
@@ -55,7 +56,7 @@ async def without_other_connections(connection: Connection, api: ManagementApi) 
 
 
 async def allow_connections(api: ManagementApi, vhost: str) -> None:
-    """Undo :func:`without_other_connections`, also after its process was killed."""
+    """Undo :func:`without_other_connections`, for example after the process that called it was killed."""
     if await _connection_limit(api, vhost) == 0:
         await api.call("DELETE", "vhost-limits", vhost, _LIMIT)
         log.info("the virtual host %s accepts connections again", vhost)

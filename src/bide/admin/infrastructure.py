@@ -47,8 +47,8 @@ class RemovedInfrastructure:
 async def install(connection: Connection, infrastructure: DelayInfrastructure) -> Applied:
     """Declare the infrastructure, after checking that the broker supports it.
 
-    For an infrastructure that grows, the mark is declared last. Clients without the permission to declare check for the
-    mark.
+    If clients declare queues of the infrastructure at first use, an exchange that marks it as complete is declared
+    last. Clients without the permission to declare look for this exchange.
 
     Raises:
         UnsupportedBrokerError: the broker is too old, or streams are disabled.
@@ -123,7 +123,7 @@ async def remove(
         force: also delete messages that still wait.
 
     Raises:
-        NotEmptyError: messages wait in it and ``force`` is off; nothing was deleted.
+        NotEmptyError: messages wait in the infrastructure and ``force`` is false; nothing was deleted.
     """
     topology = infrastructure.topology()
     guard = infrastructure.guard_topology() if isinstance(infrastructure, Guarded) else Topology()
@@ -153,7 +153,7 @@ async def remove(
     topology |= _missing_from(topology, guard)
     if api is None:
         taps = await find_tap_bindings(connection, infrastructure, None)
-    # If the entry exchanges have to be declared again, the taps are bound to them again.
+    # These bindings let destroy() bind the taps again if it has to declare the entry exchanges again.
     ways_in = {one.source for one in topology.bindings}
     topology |= Topology(bindings=[one for group in taps.values() for one in group if one.source in ways_in])
     arguments = ("x-dead-letter-exchange", "x-dead-letter-routing-key")
@@ -162,7 +162,7 @@ async def remove(
     is_marked = await exists(connection, mark)
     async with await connection.channel() as channel:
         for one in mark.exchanges:
-            # First, so that the mark never exists without the queues.
+            # The mark is deleted first, so that it never exists without the queues.
             await channel.delete_exchange(one.name)
     try:
         removed = await destroy(connection, topology, force=force, external=external)

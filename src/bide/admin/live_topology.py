@@ -35,7 +35,7 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
     """All exchanges, queues and bindings of a virtual host.
 
     Args:
-        policies: show the effect of policies as arguments, so that the topology is the one in effect.
+        policies: replace arguments by the values in effect under the policies.
 
     Raises:
         ManagementApiError: the API gives an unexpected answer.
@@ -100,7 +100,7 @@ class Comparison:
 
     Attributes:
         diff: the difference from the broker to the topology: items that are missing, or exist with other properties.
-        beside: bindings that other programs made to the topology's exchanges. They do not count as a difference.
+        beside: bindings of the topology's exchanges that other programs made. They do not count as a difference.
         policies: harmful effects of policies on the queues of the topology.
     """
 

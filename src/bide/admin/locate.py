@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bide.local_broker import LocalBroker, LocalCluster
 
 STREAM_PORT_VARIABLE: Final = "BIDE_STREAM_PORT"
-"""Port of the stream protocol of the broker of ``BIDE_URL``; the default is 5552, with TLS 5551."""
+"""Port of the stream protocol on the broker of ``BIDE_URL``. The default is 5552, or 5551 with TLS."""
 
 URL_VARIABLE: Final = "BIDE_URL"
 
@@ -36,8 +36,7 @@ def stream_port(url: str, environment: Mapping[str, str]) -> int | None:
         None if neither exists: RabbitMQ's default port applies.
 
     Raises:
-        InvalidUrlError: the URL cannot be read; the variable is not a port; or the variable is set, and ``BIDE_URL``,
-            which names the broker that the variable belongs to, cannot be read.
+        InvalidUrlError: the URL is invalid; or the variable is set, and is not a port, or ``BIDE_URL`` is invalid.
     """
     broker = BrokerUrl.parse(url)
     if given := of_environment(STREAM_PORT_VARIABLE, broker, environment):
@@ -88,16 +87,17 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
 
 
 def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]) -> str | None:
-    """The value of an environment variable about a broker, if it is about this broker.
+    """The value of an environment variable that describes the broker of ``BIDE_URL``.
 
-    If ``BIDE_URL`` names another broker, the other variables belong to that broker too.
+    Returns:
+        None if the variable is not set, or ``BIDE_URL`` names another broker than *url*.
 
     Raises:
-        InvalidUrlError: the variable is set, and ``BIDE_URL``, which names its broker, cannot be read.
+        InvalidUrlError: the variable is set, and ``BIDE_URL`` is invalid.
     """
     found = environment.get(variable)
     if not found:
-        # BIDE_URL does not matter then: this broker was named in another way.
+        # BIDE_URL is not parsed, because it may be unused and invalid.
         return None
     if other := environment.get(URL_VARIABLE):
         try:
@@ -112,7 +112,7 @@ def of_environment(variable: str, url: BrokerUrl, environment: Mapping[str, str]
 
 
 def private_broker(url: BrokerUrl) -> LocalBroker | LocalCluster | None:
-    """The broker or cluster that ``bide broker start`` started, if this URL leads to it."""
+    """The broker or cluster that ``bide broker start`` started, if this URL leads to it; otherwise None."""
     ports = {port for host, port in url.hosts if host in _LOOPBACK}
     if not ports:
         return None

@@ -68,7 +68,7 @@ def policy_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure, rel
     problems = policy_problems(snapshot, queues, release, ways_out=_FIXES, planned=planned)
     unreadable = [one for one in snapshot.operator_policies.values() if not is_readable(one)]
     if planned:
-        # The broker reports only which policy applies to a queue that exists.
+        # For a queue that does not exist yet, the broker does not report which policy applies.
         unreadable += [one for one in snapshot.policies.values() if not is_readable(one)]
     if unreadable:
         names = listed(one.name for one in unreadable)
@@ -91,8 +91,8 @@ def policy_problems(
         snapshot: a snapshot with the policies.
         queues: the queues to check, by name.
         release: the broker's release.
-        ways_out: how to fix it, for a ``policy`` and an ``operator policy``.
-        planned: queues that do not exist yet. They are named if no existing queue has the same problem.
+        ways_out: how to fix the problem, for a ``policy`` and for an ``operator policy``.
+        planned: queues that do not exist yet. A text is about them only if no existing queue has the same problem.
     """
     texts: dict[tuple[str, str, str], str] = {}
     for group, description in ((queues, f"of {len(queues)} queues"), (planned or {}, "queues that do not exist yet")):
@@ -115,7 +115,7 @@ def policy_problems(
 async def harmful_policies(
     api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure, release: tuple[int, ...]
 ) -> list[str]:
-    """The problems of :func:`policy_findings`, read from the management API.
+    """The texts of the problems that :func:`policy_findings` finds in a new snapshot.
 
     Raises:
         ManagementApiError: the API gives an unexpected answer.

@@ -23,7 +23,7 @@ _NEUTRAL_KEY: Final = "alternate-exchange"
 
 
 _NOT_THE_LOG: Final = r"(?!schedule\.)"
-"""After the base of an infrastructure: any name but those of the schedule log."""
+"""The end of a pattern: after the base of an infrastructure, any name except those of the schedule log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Protection:
     left_out: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
+        """The result as ``--json`` prints it."""
         return {
             "policy": self.policy.name,
             "priority": self.policy.priority,
@@ -59,7 +59,7 @@ def protection_name(infrastructure: DelayInfrastructure) -> str:
 
 
 def queue_pattern(infrastructure: DelayInfrastructure) -> str:
-    """The regular expression for the names of an infrastructure's queues, including later ones."""
+    """The regular expression for the names of an infrastructure's queues, including queues that do not exist yet."""
     if infrastructure.base:
         return f"^{re.escape(f'{infrastructure.base}.')}"
     # NServiceBus or Celery defines the names in a cascade; bide defines those of its guard and taps.
@@ -89,7 +89,7 @@ async def protect(
         queues.setdefault(queue.name, FoundQueue(queue=queue, type=queue.type))
     neutral = Policy(
         name=protection_name(infrastructure),
-        # A policy may give the streams of the schedule log a longer retention, and must still apply.
+        # A policy that gives the streams of the schedule log a longer retention must stay in effect.
         pattern=f"{queue_pattern(infrastructure)}{_NOT_THE_LOG if infrastructure.base else ''}",
         definition={_NEUTRAL_KEY: infrastructure.undeliverable},
         apply_to="queues",
@@ -156,7 +156,7 @@ def _common(definitions: list[Mapping[str, Argument]]) -> dict[str, Argument]:
 
 
 def protection_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether the policy of :func:`protect` still applies to all queues; no findings if it was never set."""
+    """Check whether the policy of :func:`protect` still applies to all queues; no findings if it was never set."""
     name = protection_name(infrastructure)
     policy = snapshot.policies.get(name)
     if policy is None:

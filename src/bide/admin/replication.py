@@ -20,7 +20,7 @@ _DEFAULT_MEMBERS: Final = 3
 """The default number of members of a quorum queue, on a cluster of at least as many nodes."""
 
 _MAX_LEADER_SHARE: Final = 2 / 3
-"""The largest share of the queues that one node should lead: it does their work, and all of them fail over at once."""
+"""The largest share of the queues that one node should lead: their leaders do most of the work, and fail together."""
 
 
 async def replication_findings(
@@ -54,7 +54,7 @@ async def queue_replication(
     except ManagementApiError as error:
         return [unchecked("replication", str(error))]
     if len(nodes) < 2:
-        return [Finding(check="replication", status="ok", text="the cluster has one node, which all queues are on")]
+        return [Finding(check="replication", status="ok", text="the cluster has one node, with all queues")]
     replicated = {name: one for name, one in queues.items() if one.type != "classic"}
     for name, one in replicated.items():
         if one.members is None:
@@ -99,7 +99,7 @@ def _member_findings(
 
 
 def _nodes_without_member(queues: Sequence[FoundQueue], nodes: Mapping[str, bool]) -> list[str]:
-    """Running nodes without a member of one of these queues; on a large cluster, as many as are needed."""
+    """Running nodes without a member of one of these queues; on a large cluster, only as many as are needed."""
     lacking = [name for name, up in nodes.items() if up and any(name not in (one.members or ()) for one in queues)]
     return (
         lacking

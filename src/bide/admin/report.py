@@ -53,7 +53,7 @@ class Finding:
     text: str
 
     def to_dict(self) -> dict[str, str]:
-        """As ``--json`` prints it."""
+        """The finding as ``--json`` prints it."""
         return {"check": self.check, "status": self.status, "text": self.text}
 
 
@@ -84,7 +84,7 @@ class VerifyReport:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
+        """The report as ``--json`` prints it."""
         return {
             "ok": self.ok,
             "layout": self.layout,

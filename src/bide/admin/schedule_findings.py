@@ -27,13 +27,13 @@ _LISTEN: Final = 2.5
 """Seconds in which each gate appends two beats to each partition."""
 
 _MAX_CLOCK_DIFFERENCE: Final = 1000
-"""Milliseconds. A beat of a busy gate arrives late, so a smaller difference means nothing."""
+"""Milliseconds. The beats of a busy gate arrive late, so a smaller difference is not reported."""
 
 _DECLARE: Final = "start a gate with bide.Gate(allow=[...]), which declares it if the whole log is missing"
 
 _POLICY_FIXES: Final = {
-    "policy": "change its pattern to leave the schedule log out; bide.admin.protection.protect(...) does so for the "
-    "queues beside the streams",
+    "policy": "change its pattern to leave the schedule log out; bide.admin.protection.protect(...) does so for all "
+    "queues of the log except its streams",
     "operator policy": "no other policy can override it, so change its pattern to leave the schedule log out",
 }
 
@@ -117,7 +117,7 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
 
 
 async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, list[Finding]]:
-    """Whether a gate consumes the questions of any partition, and the findings."""
+    """Whether a gate leads any partition, and the findings about gates."""
     answers = await _ask(connection, [names.queries(number) for number in range(PARTITIONS)])
     rooms = await _ask(connection, [names.room(number) for number in range(PARTITIONS)])
     led = [number for number, one in enumerate(answers) if not isinstance(one, BrokerError) and one.consumer_count]
@@ -186,7 +186,7 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
 
 
 def _ignore(_: BideError) -> None:
-    """Ignore that the channel was closed: the beats received so far count."""
+    """Ignore a closed channel: the beats received so far count."""
 
 
 async def _ask(connection: Connection, queues: Sequence[str]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The schedule log on a broker: found, or declared."""
+"""Declaration of the schedule log on a broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def ensure_schedule_log(connection: Connection, names: ScheduleNames, *, d
     """Declare the exchanges, streams and queues of the schedule log if they are missing.
 
     Args:
-        declare: whether to declare them; if not, their absence is an error.
+        declare: whether to declare missing items; if not, they are an error.
 
     Raises:
         NotAppliedError: the log is missing, and may not be declared.
@@ -29,8 +29,8 @@ async def ensure_schedule_log(connection: Connection, names: ScheduleNames, *, d
         if await exists(connection, Topology([Exchange(names.operations, "direct")], mark.queues)):
             return
     except AccessRefusedError as error:
-        # Since 4.3 a user needs a permission for a queue to see whether it exists, and an application has none. If
-        # something is missing, the broker returns the first message.
+        # Since 4.3 a user needs a permission on a queue to see whether it exists, and an application has none. If
+        # something is missing, publishing the first operation fails.
         log.debug("it is not known whether the schedule log %s is complete: %s", names.operations, error)
         return
     if not declare:
@@ -39,10 +39,10 @@ async def ensure_schedule_log(connection: Connection, names: ScheduleNames, *, d
 
 
 async def declare_schedule_log(connection: Connection, names: ScheduleNames) -> None:
-    """Declare everything that the schedule log consists of, even if some of it exists.
+    """Declare all parts of the schedule log, even if some of them exist.
 
     Raises:
-        NotAppliedError: this user may not declare it.
+        NotAppliedError: this user may not declare the log.
         DeclarationMismatchError: an exchange or queue exists with other properties.
         BrokerError: the broker refuses, or the connection was lost.
     """

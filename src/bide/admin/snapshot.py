@@ -1,4 +1,4 @@
-"""A snapshot of a delay infrastructure on a broker, and of the objects that it leads to."""
+"""Snapshots of a delay infrastructure, with the exchanges and queues that it leads to."""
 
 from __future__ import annotations
 
@@ -70,10 +70,12 @@ _UNSUPPORTED_KEYS: Final[Mapping[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The infrastructure's exchanges and queues, and those that its bindings lead to, by name.
+    """The exchanges and queues of an infrastructure, and those behind its bindings, by name.
 
     Attributes:
-        bindings: the bindings whose source is an exchange of the infrastructure, or one that it leads to.
+        bindings: the bindings whose source is one of these exchanges.
+        policies: the policies of the virtual host, by name.
+        operator_policies: the operator policies of the virtual host, by name.
     """
 
     exchanges: Mapping[str, FoundExchange] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class Snapshot:
     def policy_of(self, queue: FoundQueue) -> dict[str, Argument]:
         """The definition in effect for a queue: its policy merged with its operator policy.
 
-        By RabbitMQ's rules, the smaller of two numbers is in effect, and for other values the operator policy's.
+        By RabbitMQ's rules, the smaller of two numbers is in effect, and otherwise the value of the operator policy.
         """
         own = self.own_policy_of(queue)
         effective: dict[str, Argument] = dict(own.definition) if own is not None else {}
@@ -147,7 +149,7 @@ def is_readable(policy: Policy) -> bool:
 def _merge_value(name: str, other: Argument | None, value: Argument) -> Argument:
     """The value in effect of a policy and an operator policy (rabbit_policies:merge_policy_value, 3.10 to 4.3)."""
     if isinstance(other, int | float) and isinstance(value, int | float):
-        # A negative delivery limit means no limit, so the other one is in effect.
+        # A negative delivery limit means no limit, so the other value is in effect.
         return max(other, value) if name == "delivery-limit" and min(other, value) < 0 else min(other, value)
     return value
 
@@ -163,7 +165,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     bindings = await _bindings_of_each(api, vhost, exchanges)
     snapshot = Snapshot(exchanges=exchanges, queues=queues, bindings=tuple(bindings), policies=policies)
 
-    # Targets that messages reach without a binding of bide. Routes from there on are not part of the snapshot.
+    # Exchanges that messages reach without a binding of bide. Exchanges and queues behind them are not read.
     beyond = {snapshot.alternate_of(name) for name in exchanges} | {release_exchange(one) for one in queues.values()}
     beyond_exchanges = sorted(name for name in beyond if name and name not in exchanges)
     found = await _call_concurrently(lambda name: api.exchange(vhost, name), beyond_exchanges)
@@ -176,7 +178,7 @@ async def take_snapshot(api: ManagementApi, vhost: str, infrastructure: DelayInf
     # A tap that is off leaves its streams, without bindings.
     follow |= {("queue", name) for name in (taps.names if taps else ())}
 
-    # An endpoint's exchange leads to its queue, maybe through other exchanges.
+    # The exchange of an endpoint may lead to the queue through other exchanges.
     seen: set[tuple[DestinationType, str]] = {("queue", name) for name in queues}
     seen |= {("exchange", name) for name in exchanges}
     while follow := follow - seen:
@@ -258,7 +260,7 @@ async def _bindings_of_each(api: ManagementApi, vhost: str, exchanges: Iterable[
 
 
 async def _call_concurrently(call: Callable[[str], Awaitable[_Answer]], names: Iterable[str]) -> list[_Answer]:
-    """Call for every name, a few at a time."""
+    """Call a function with each name, a few at a time."""
     permits = asyncio.Semaphore(_MAX_CALLS)
 
     async def one(name: str) -> _Answer:
@@ -290,7 +292,7 @@ async def ask_each(
                 raise result
             answers.append(result)
             if isinstance(result, BrokerError):
-                # Others may be refused too, for example many queues of a Clock that do not exist yet.
+                # More calls may be refused, for example if many queues of a Clock do not exist yet.
                 size = 1
                 break
         if channel.is_open:

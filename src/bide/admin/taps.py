@@ -60,7 +60,7 @@ class TurnedOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
-    """One of the two streams.
+    """The status of one of the two streams.
 
     Attributes:
         exists: whether the stream is declared.
@@ -81,7 +81,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapStatus:
-    """The taps of one infrastructure.
+    """The status of the taps of one infrastructure.
 
     Attributes:
         state: ``on``: all streams and bindings exist; ``off``: the streams have no bindings; ``incomplete``: some are
@@ -101,14 +101,14 @@ class TapStatus:
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` prints it."""
+        """The status as ``--json`` prints it."""
         return asdict(self)
 
 
 async def turn_on(
     connection: Connection, infrastructure: DelayInfrastructure, *, retention: Retention | None = None
 ) -> TurnedOn:
-    """Declare the streams and bind them. Existing streams and bindings stay unchanged.
+    """Declare the streams of the taps and bind them. Existing streams and bindings stay unchanged.
 
     Args:
         connection: a connection to the virtual host.
@@ -276,7 +276,7 @@ def bound_taps(snapshot: Snapshot, taps: Taps) -> list[Binding]:
 async def find_tap_bindings(
     connection: Connection, infrastructure: DelayInfrastructure, api: ManagementApi | None
 ) -> dict[str, list[Binding]]:
-    """The existing streams of the taps, each with its bindings, which are unknown without the API."""
+    """The existing streams of the taps, each with its bindings; without the API the lists of bindings are empty."""
     taps = infrastructure.taps()
     if taps is None:
         return {}

@@ -1,4 +1,4 @@
-"""Findings about the target queues of a delay infrastructure: their limits."""
+"""Findings about the limits of a delay infrastructure's target queues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bide.runtime.wording import quantity
 
 
 def target_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether a bound queue refuses messages once it is full."""
+    """Check whether a bound queue refuses messages once it is full."""
     if infrastructure.relay_queues:
         # If a target refuses a message, the relay lets it wait and continues with the others.
         return []
@@ -33,7 +33,7 @@ def target_findings(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> 
 def delivery_limit_findings(
     snapshot: Snapshot, infrastructure: DelayInfrastructure, release: tuple[int, ...]
 ) -> list[Finding]:
-    """Whether bound quorum queues deliver a message often enough for the default retries of endpoints."""
+    """Check whether bound quorum queues deliver a message often enough for the default retries of endpoints."""
     least = poison_limit(Retry())
     queues = [
         found

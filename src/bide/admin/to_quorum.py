@@ -8,7 +8,7 @@ queue          holding queue  next steps
 =============  =============  =================================================================================
 classic        any            declare the holding queue, move the bindings to it, move the messages to it, then
                               delete the classic queue and declare the quorum queue
-missing        exists         declare the quorum queue; the holding queue's arguments have its arguments
+missing        exists         declare the quorum queue, with the arguments that the holding queue keeps
 quorum         exists         move the bindings back, then the messages, and delete the holding queue
 quorum         missing        none
 =============  =============  =================================================================================
@@ -43,7 +43,7 @@ HOLDING: Final = ".to-quorum"
 """End of the name of the holding queue, and of the exchange that moves messages."""
 
 _WINDOW: Final = 2000
-"""Messages that are moved at a time. A crash can repeat these."""
+"""Messages that are moved at a time. A crash can duplicate these messages."""
 
 _IDLE_PAUSE: Final = 0.05
 _EMPTY_WITHIN: Final = 30.0
@@ -53,7 +53,7 @@ _KEPT_ARGUMENT: Final = "bide-to-quorum"
 """Argument of the holding queue: the arguments of the quorum queue as JSON. The broker ignores and keeps it."""
 
 _DROPPED: Final = frozenset({"x-queue-type", "x-queue-mode", "x-queue-version", "x-queue-master-locator"})
-"""Arguments of classic queues that quorum queues do without."""
+"""Arguments of classic queues that are left out of the quorum queue."""
 
 _REFUSED: Final = {
     "x-max-priority": "quorum queues have no such argument, so the order of its messages would change",
@@ -144,7 +144,7 @@ async def convert(
     Raises:
         TargetNotFoundError: the queue does not exist.
         InvalidInputError: the queue cannot become a quorum queue, or has consumers.
-        BrokerError: the broker refuses, or the connection was lost: run it again.
+        BrokerError: the broker refuses, or the connection was lost. Run the conversion again.
     """
     plan = await plan_conversion(connection, api, name)
     if not plan.holding:
@@ -238,14 +238,14 @@ class _Conversion:
         return moved
 
     async def _move_bindings(self, channel: Channel, source: str, destination: str) -> None:
-        """Move the bindings of one queue to another. For each binding, both commands are sent at once."""
+        """Move the bindings of one queue to another. Bind and unbind are sent together, one pair for each binding."""
         bindings = await _bindings(self._api, self._vhost, source, self._holding)
         calls = []
         for one in bindings:
             new = Binding(one.source, destination, one.routing_key, arguments=one.arguments)
             calls += [channel.bind(new), channel.unbind(one)]
         await asyncio.gather(*calls)
-        # The management API does not report the types of arguments, and the broker unbinds only what is identical.
+        # Over AMQP, an unbind needs the exact types of the arguments, which the management API does not report.
         for one in await self._api.call("GET", "queues", self._vhost, source, "bindings") or []:
             if one["source"] not in ("", self._holding):
                 path = ("bindings", self._vhost, "e", one["source"], "q", source, one["properties_key"])
@@ -257,7 +257,7 @@ class _Conversion:
 
         Args:
             queue: the queue.
-            most: about how many to move; None for all, from a queue that gets no new ones.
+            most: about how many messages to move; None for all messages of a queue that gets no new ones.
         """
         log.info("moving the messages of %s", queue)
         async with (
@@ -333,7 +333,7 @@ def _quorum_arguments(found: FoundQueue) -> dict[str, Argument]:
     if found.type != "classic":
         problems.append(f"it is a {found.type} queue")
     if queue.exclusive or queue.auto_delete:
-        problems.append("it is exclusive or auto-delete, so it belongs to its client, which has to declare another")
+        problems.append("it is exclusive or auto-delete, so it belongs to its client, which has to declare another one")
     if queue.arguments.get("x-overflow") == "reject-publish-dlx":
         problems.append("it has x-overflow 'reject-publish-dlx', which quorum queues treat like 'drop-head'")
     if problems:

@@ -181,7 +181,7 @@ async def _check_declared(
 
 
 async def _check_relays(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
-    """Whether the queues for relays have a consumer."""
+    """Check whether the queues for relays have a consumer."""
     if not infrastructure.relay_queues:
         return []
     queues = [Queue(name) for name in infrastructure.relay_queues]
@@ -231,7 +231,7 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
     topology = infrastructure.topology()
     names = [one.name for one in topology.exchanges if one.name in snapshot.exchanges]
     if not isinstance(infrastructure, Guarded):
-        # Its alternate exchanges are arguments, which the check of the exchanges has compared.
+        # The alternate exchanges of this infrastructure are arguments, and the check "exchanges" compares arguments.
         return []
     alternates = {name: snapshot.alternate_of(name) for name in names}
     bare = [name for name, alternate in alternates.items() if alternate is None]
@@ -253,7 +253,7 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
         problems.append(
             f"{len(diverted)} of {len(names)} exchanges have another alternate exchange, {listed(sorted(others))} "
             f"({listed(diverted, limit=2)}): a message whose target is gone goes there, or stays in its delay queue if "
-            f"no queue is bound there. Set {infrastructure.undeliverable!r} in the policy that names it"
+            f"no queue is bound there. Set {infrastructure.undeliverable!r} in the policy that names the other exchange"
         )
     fine = f"messages without a target go to {infrastructure.undeliverable}"
     taps = infrastructure.taps()
@@ -264,7 +264,7 @@ def _check_guard(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> lis
 
 def _check_cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructure) -> list[Finding]:
     if not isinstance(infrastructure, Guarded):
-        # Each of its binding keys is for one target.
+        # Each binding key of this infrastructure leads to one target.
         return []
     bindings = snapshot.bindings_from(infrastructure.delivery_exchange)
     problems = [
@@ -303,7 +303,7 @@ async def _check_undeliverable(connection: Connection, infrastructure: DelayInfr
     problems = []
     if answer.message_count:
         problems.append(
-            f"{quantity(answer.message_count, 'message')} in {name!r} found no target, or no queue of their delay: "
+            f"{quantity(answer.message_count, 'message')} in {name!r} had no target, or no queue for the delay: "
             f"list them with bide.error_queues.ErrorQueue(client, queue={name!r}), create what is missing, and call "
             "bide.error_queues.undeliverable.resend(allow=[...])"
         )

@@ -1,4 +1,4 @@
-"""The topology that a worker process needs: declared, or found as it is."""
+"""Preparation of the topology that a worker process needs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def prepare_topology(
     declare: bool,
     missing: NotAppliedError,
 ) -> None:
-    """Declare a topology, or use the existing one if it may not be declared.
+    """Declare a topology, or use the existing one if the user may not declare it.
 
     Args:
-        last: what is declared last; see :func:`bide.admin.apply.apply`.
-        probes: exchanges and queues of the topology. If they exist, so does the rest.
+        last: the part to declare last; see :func:`bide.admin.apply.apply`.
+        probes: exchanges and queues of the topology. If they exist, the rest exists too.
         prefix: the start of the names of temporary queues.
-        declare: whether to declare what is missing.
-        missing: raised if something is missing, and may not be declared.
+        declare: whether to declare the topology; if not, missing items are an error.
+        missing: the error to raise if something is missing and cannot be declared.
 
     Raises:
         NotAppliedError: *missing*.
@@ -49,4 +49,4 @@ async def prepare_topology(
     except AccessRefusedError as error:
         if not await exists(connection, probes):
             raise missing from error
-        log.info("the existing %s is used unchanged: %s", prefix, error)
+        log.info("using the existing %s unchanged: %s", prefix, error)

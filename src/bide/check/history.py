@@ -1,4 +1,4 @@
-"""The history of checked runs: what was sent, delivered and broken, as Parquet files."""
+"""The history of checked runs: sent messages, deliveries and faults, as Parquet files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bide.errors import InvalidInputError
 from bide.runtime.wording import quantity
 
 UNDELIVERABLE: Final = "undeliverable"
-"""The place of messages that were found in an undeliverable queue."""
+"""The ``place`` of messages that were found in an undeliverable queue."""
 
 _ROWS: Final = 50_000
 """Rows of a file, at most."""
@@ -29,18 +29,21 @@ _DIGEST_BYTES: Final = 16
 class SentRow:
     """A message that has to arrive, may arrive or must not arrive in a queue.
 
-    A message with several queues has a row for each. If a message and queue have several rows, the earliest due time
-    counts. All times are microseconds on the clock of the run.
+    A message to several queues has a row for each queue. If a message has several rows for one queue, it must not
+    arrive before the earliest due time, and is late only after the last one. All times are microseconds on the clock
+    of the run.
 
     Attributes:
         place: the queue.
-        role: ``message``; ``neighbour`` of a message to a bad target; ``blocked`` for that message, which may be late.
-        outcome: the result of the call, for people.
-        expected: ``delivered``, ``nothing`` or ``unknown``; ``impossible`` after an answer that cannot be.
+        role: ``blocked`` for a message that may be late, such as one to a full queue; ``neighbour`` for a message that
+            a full queue must not delay; otherwise ``message``.
+        outcome: the result of the call, as text.
+        expected: ``delivered``, ``nothing`` or ``unknown``; ``impossible`` if the gate gave an answer that it must not
+            give.
         sent_at: when the call began.
         due: the due time.
-        due_error: how far the due time may be off.
-        attempts: how often the message was sent.
+        due_error: the largest error of the due time.
+        attempts: how often the message was published.
         body: the digest of the body.
         headers: the digest of the headers.
     """
@@ -80,15 +83,15 @@ class InjectedFault:
     """A fault, and what it may do to messages.
 
     Attributes:
-        number: counts the faults of a run from 1 on.
+        number: the number of the fault in its run, from 1.
         kind: the name of the fault.
-        what: the node and the like.
-        began: before the fault.
-        ended: after its repair.
-        settled: when its effects have to be over.
+        what: the target of the fault as text, such as the name of a node.
+        began: the time just before the fault, in microseconds on the clock of the run, like the next two.
+        ended: the time just after the repair.
+        settled: the time at which the effects of the fault have to be over.
         late: whether messages may be late until then.
-        twice: whether messages may arrive twice.
-        clock_step: by how many microseconds the clock of a node was wrong.
+        twice: whether messages may arrive twice until then.
+        clock_step: the largest error of a node's clock, in microseconds.
     """
 
     run: str
@@ -111,20 +114,20 @@ TABLES: Final[dict[str, type[Row]]] = {"sent": SentRow, "delivered": DeliveredRo
 
 
 def schema_of(kind: type[Row]) -> pa.Schema:
-    """The columns of a table."""
+    """The Arrow schema of a table whose rows have this class."""
     return pa.schema([(name, _TYPES[str(one)]) for name, one in kind.__annotations__.items()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a run was, in ``run.json``.
+    """The description of a run, stored as ``run.json``.
 
     Attributes:
         seconds: how long messages were sent.
-        finished: whether it came to its end. Only such a run can be judged: others did not wait for their messages.
-        clock_drift: by how many microseconds the system clock of the checker has moved against the clock of the run.
-        clock_change: by how many of them at most during one publish: the bound of the error of due times.
-        settings: the arguments.
+        finished: whether the run came to its end. Other runs cannot be judged: they did not wait for their messages.
+        clock_drift: how far the system clock of the checker moved against the clock of the run, in microseconds.
+        clock_change: the most by which it moved during one publish, in microseconds: the largest error of a due time.
+        settings: the fields of the plan.
     """
 
     run: str
@@ -138,7 +141,7 @@ class RunRecord:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write it into the folder of the run."""
+        """Write the record into the folder of its run."""
         path = folder / _RUN_FILE
         part = path.with_suffix(".part")
         part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
@@ -146,7 +149,7 @@ class RunRecord:
 
 
 class HistoryWriter:
-    """Writes the tables of a run. Files appear under their names when they are complete."""
+    """Writes the tables of a run. A file gets its final name when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -217,7 +220,7 @@ class CheckHistory:
         return [str(path) for one in self.runs for path in sorted((self.folder / one.run).glob(f"{table}-*.parquet"))]
 
     def digest(self) -> str:
-        """The SHA-256 of all files of the finished runs, in the order of their names."""
+        """The SHA-256 of the lines that ``sha256sum`` prints for the files of the finished runs, sorted by name."""
         whole = hashlib.sha256()
         for path in self._all_files():
             with path.open("rb") as file:
@@ -237,12 +240,14 @@ def next_run(folder: Path, *, again: bool) -> str:
         again: whether the folder may have runs already.
 
     Raises:
-        InvalidInputError: the folder has other files, or runs that were not expected.
+        InvalidInputError: the folder has other files, or has runs although *again* is false.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
     runs = [name for name in names if (folder / name / _RUN_FILE).exists()]
     if others := sorted(set(names) - set(runs)):
-        raise InvalidInputError(f"{folder} has other files than a history's, such as {others[0]}: give a new folder")
+        raise InvalidInputError(
+            f"{folder} has files that are not part of a history, such as {others[0]}: give a new folder"
+        )
     if runs and not again:
         raise InvalidInputError(
             f"{folder} has {quantity(len(runs), 'run')} already: add another run with --continue, or give a new folder"
@@ -251,10 +256,10 @@ def next_run(folder: Path, *, again: bool) -> str:
 
 
 def digest_of(content: bytes) -> bytes:
-    """The digest of a body."""
+    """The digest of a body or of other bytes."""
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def digest_of_headers(headers: Iterable[tuple[str, Any]]) -> bytes:
-    """The digest of headers, whatever their order. Text, numbers, booleans and bytes of the same value are equal."""
+    """The digest of headers in any order, with values that are text, numbers, booleans or bytes."""
     return digest_of(repr(sorted(headers)).encode())

@@ -1,4 +1,4 @@
-"""Injects the faults of a plan, and records when they began and when they were repaired."""
+"""Injection of planned faults, with a record of their beginnings and repairs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bide.check.site import make_whole
 from bide.local_broker import LocalBroker
 
 SETTLE_SECONDS: Final = 40
-"""After a repair. RabbitMQ sends a dead letter without a confirm again after 20 s on private brokers, and it may need a
-second attempt."""
+"""Seconds after a repair in which messages may still be late: a private broker resends an unconfirmed dead letter after
+20 s, and may need a second attempt."""
 
 _SECOND: Final = 1_000_000
 
 
 class Injector:
-    """The faults of a run.
+    """The injector of a run's faults.
 
     Args:
-        on_fault: called with a line for people when a fault was repaired.
+        on_fault: called after each repair with a line of text.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Injector:
         self.count = 0
 
     async def inject_all(self, ending: asyncio.Event) -> None:
-        """Inject faults until the run is ending; return when all are repaired."""
+        """Inject faults until the run is ending; return when all of them are repaired."""
         async with asyncio.TaskGroup() as tasks:
             for planned in self._plan.planned_faults():
                 try:
@@ -79,7 +79,7 @@ class Injector:
                 await asyncio.sleep(planned.length)  # while the fault lasts
             finally:
                 await asyncio.shield(asyncio.to_thread(manager.__exit__, None, None, None))
-            # Faults of other nodes keep the cluster from being whole. The last repair waits for all.
+            # While another node has a fault, the cluster cannot be whole. The last repair waits for all nodes.
             if fault.hits_node and len(site.busy) == 1:
                 await asyncio.to_thread(make_whole, site.cluster)
         finally:
@@ -94,7 +94,7 @@ class Injector:
                 what=what,
                 began=began,
                 ended=ended,
-                # A message that a leader with a fast clock stored is late by that much under another leader.
+                # If the clock of the leader that stored a message is fast, the message is late under another leader.
                 settled=ended + round((SETTLE_SECONDS + step) * _SECOND),
                 late=fault.late,
                 twice=fault.twice,

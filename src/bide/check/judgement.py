@@ -1,4 +1,4 @@
-"""The judgement of a history: its promises, the messages that break them, and figures."""
+"""The judgement of a history: kept and broken promises, examples, and figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Engine = Literal["duckdb", "spark"]
 MAX_LATENESS: Final = timedelta(seconds=5)
 
 _SHOWN: Final = 5
-"""Messages that a finding names."""
+"""The most examples of a broken promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class BrokenPromise:
     """A message that breaks a promise.
 
     Attributes:
-        off: by how many microseconds it was early or late, or how many copies came.
+        off: the microseconds by which the message was early or late, or the number of its copies.
     """
 
     run: str
@@ -58,14 +58,15 @@ class JudgedPromise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadFigures:
-    """The numbers of a workload.
+    """The figures of a workload. A message to three queues counts three times.
 
     Attributes:
-        sent: messages and queues; a message to three queues counts three times.
-        confirmed: those that had to arrive.
-        refused: those that must not arrive.
-        twice: those that came more than once.
-        latest: the largest lateness, in microseconds, faults included.
+        sent: messages that were sent.
+        confirmed: messages that had to arrive.
+        refused: messages that must not arrive.
+        delivered: messages that arrived.
+        twice: messages that arrived more than once.
+        latest: the largest lateness, during faults too, in microseconds.
     """
 
     workload: str
@@ -79,14 +80,17 @@ class WorkloadFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the runs in a folder show.
+    """The result of judging the runs in a folder.
 
     Attributes:
-        seconds: how long messages were sent, all runs together.
-        early_by_clock: messages that were early because the clock of a node was wrong.
-        earliest_by_clock: the most by which one of these was early, in microseconds.
-        clock_error: how far due times may be off, in microseconds: the bound within which "early" is judged.
-        digest: the SHA-256 of the raw history.
+        seconds: how long messages were sent, in all runs together.
+        max_lateness: the lateness that was allowed outside faults, in seconds.
+        faults: the number of faults of each kind.
+        undeliverable: the number of messages in undeliverable queues.
+        early_by_clock: the number of messages that were early because the clock of a node was wrong.
+        earliest_by_clock: the most by which one of these messages was early, in microseconds.
+        clock_error: the largest error of a due time, in microseconds.
+        digest: the SHA-256 of the history; see :meth:`CheckHistory.digest`.
     """
 
     folder: str
@@ -129,9 +133,9 @@ def judge(
     """Judge all finished runs in a folder.
 
     Args:
-        engine: ``duckdb``, in this process, or ``spark``, for histories that are too large for that.
+        engine: ``duckdb`` in this process, or ``spark`` for histories that are too large for one process.
         max_lateness: the lateness that is allowed outside faults.
-        master: the master of Spark.
+        master: the URL of the Spark master; see :func:`bide.pipelines.session.session`.
 
     Raises:
         InvalidInputError: the folder has no finished run, or the engine is not installed.

@@ -1,4 +1,4 @@
-"""The plan of a run: its workloads, faults, rates and times."""
+"""The plan of a run: workloads, faults, rates and durations."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class PlannedFault:
     """A fault of the plan.
 
     Attributes:
-        pause: seconds after the beginning of the fault before it.
-        length: seconds until it is repaired.
-        choice: chooses the node.
+        pause: seconds between the beginning of the previous fault and that of this one.
+        length: seconds from the beginning to the repair.
+        choice: a number from 0 to 1 that selects the node.
     """
 
     fault: Fault
@@ -66,16 +66,16 @@ class PlannedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """What a run does.
+    """The workloads and faults of a run.
 
     Attributes:
         duration: how long messages are sent.
-        rate: messages per second, all workloads together.
-        longest: the longest delay.
+        rate: messages per second of all workloads together.
+        longest: the longest delay of a message.
         every: the mean time between the beginnings of two faults.
         length: the longest time from a fault to its repair.
-        at_once: faults at the same time, at most.
-        patience: how long a run waits at its end for messages that have not arrived.
+        at_once: the largest number of simultaneous faults.
+        patience: how long the run waits at its end for messages that have not arrived.
 
     Raises:
         InvalidInputError: a name is unknown, a value is out of range, or faults do not fit the workloads.
@@ -103,24 +103,24 @@ class CheckPlan:
             raise InvalidInputError(f"no workload was given: give one of {', '.join(WORKLOADS)}")
         if self.needs("processes") and not _WITH_PROCESSES & set(self.workloads):
             raise InvalidInputError(
-                "kill-process kills gates and relays, and none runs: add the workload gate or relay"
+                "kill-process kills gates and relays, and no workload has one: add the workload gate or relay"
             )
-        for name, value, least in (
-            ("rate", self.rate, 0.1),
-            ("duration", self.duration.total_seconds(), 1),
-            ("longest", self.longest.total_seconds(), 0.05),
-            ("every", self.every.total_seconds(), 1),
-            ("at_once", self.at_once, 1),
+        for name, value, least, unit in (
+            ("rate", self.rate, 0.1, ""),
+            ("duration", self.duration.total_seconds(), 1, " s"),
+            ("longest", self.longest.total_seconds(), 0.05, " s"),
+            ("every", self.every.total_seconds(), 1, " s"),
+            ("at_once", self.at_once, 1, ""),
         ):
             if value < least:
-                raise InvalidInputError(f"{name}={value:g} is too small: give {least:g} or more")
+                raise InvalidInputError(f"{name}={value:g}{unit} is too small: give {least:g}{unit} or more")
 
     def needs(self, what: str) -> bool:
-        """Whether a fault needs this."""
+        """Whether one of the faults has this need."""
         return any(FAULTS[name].need == what for name in self.faults)
 
     def planned_faults(self) -> Iterator[PlannedFault]:
-        """The faults in their order, without end. Equal seeds give equal faults."""
+        """Yield faults without end. Equal seeds yield equal faults."""
         rng = random.Random(self.seed)  # noqa: S311 (repeatable, not secret)
         every, length = self.every.total_seconds(), self.length.total_seconds()
         while self.faults:

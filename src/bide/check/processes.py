@@ -1,4 +1,4 @@
-"""A command of bide as a process that can be killed, and is started again."""
+"""A bide command as a process that is restarted whenever it ends."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Final
 
 _RESTART_AFTER: Final = 0.5
-"""Seconds until a process that has ended is started again: it ends if the broker cannot be reached when it starts."""
+"""Seconds before a process that ended by itself is restarted, for example because the broker was unreachable."""
 
 
 class CommandProcess:
-    """A command that is started again whenever it ends.
+    """A bide command that is restarted whenever it ends.
 
     Args:
-        name: of its log file.
-        arguments: of ``bide``.
-        url: the broker, as ``BIDE_URL``.
-        folder: of its log.
-        on_end: called after each end with the exit code; None if it was killed here.
+        name: the name of the process, and of its log file without ``.log``.
+        arguments: the arguments of ``bide``.
+        url: the AMQP URL of the broker, passed as ``BIDE_URL``.
+        folder: the folder of the log file.
+        on_end: called each time the process ends, with its name and its exit code, or with None if :meth:`kill` ended
+            it. It is not called for exit code 0 after :meth:`stop`.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class CommandProcess:
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Run the command until it is stopped. It is killed if this is cancelled."""
+        """Run the command until :meth:`stop` is called. Cancelling this coroutine kills the process."""
         self._folder.mkdir(exist_ok=True)
         with (self._folder / f"{self.name}.log").open("ab") as output:
             while not self._is_stopping:
@@ -66,13 +67,13 @@ class CommandProcess:
                 await asyncio.sleep(0 if self._was_killed else _RESTART_AFTER)
 
     def kill(self) -> None:
-        """Kill it with SIGKILL."""
+        """Kill the process with SIGKILL. It is restarted at once."""
         if self._process is not None and self._process.returncode is None:
             self._was_killed = True
             self._process.kill()
 
     def stop(self) -> None:
-        """End it with SIGTERM."""
+        """End the process with SIGTERM, and do not restart it."""
         self._is_stopping = True
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Records what workloads send and receive, and waits until everything has arrived."""
+"""Recorder of the messages that workloads send and receive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bide.client.message import Message
 
 OWN_HEADER: Final = "check"
-"""The prefix of the headers that are compared. Others, such as those of retries, may change."""
+"""The prefix of the headers that are compared. Other headers, such as those of retries, may change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class Draft:
     """A message that is about to be sent.
 
     Attributes:
-        at: when the call begins.
-        offset: of the system clock at that time.
+        at: when the call began, in microseconds on the clock of the run.
+        offset: the system clock minus the clock of the run at that time, in microseconds.
     """
 
     id: str
@@ -80,10 +80,12 @@ class Recorder:
         attempts: int = 1,
         role: str = "message",
     ) -> None:
-        """Record the result of a message.
+        """Record the result of sending a message. For *expected* and *role* see :class:`SentRow`.
 
         Args:
-            due: by the system clock, or on the clock of the run; None for a message without a delay.
+            places: the queues in which the message has to arrive.
+            due: the due time, as a datetime of the system clock, or as microseconds on the clock of the run; None for
+                a message without a delay.
         """
         change = 0
         if isinstance(due, datetime):
@@ -120,7 +122,7 @@ class Recorder:
         """Record a delivery.
 
         Args:
-            message_id: instead of that of the message.
+            message_id: an id to record in place of the message's own.
         """
         name = message_id or message.message_id or ""
         own = [(key, value) for key, value in message.headers.items() if key.startswith(OWN_HEADER)]

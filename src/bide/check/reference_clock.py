@@ -11,8 +11,8 @@ from bide.durations import to_microseconds
 class ReferenceClock:
     """Microseconds since the start of a run, by the monotonic clock of this process.
 
-    bide computes due times with the system clock. Right before and after each publish, the offset between both clocks
-    is read, so that a due time is known on this clock, with an error of what the offset changed meanwhile.
+    bide computes due times with the system clock. The offset between the two clocks, read just before each publish,
+    converts a due time to this clock. The change of the offset during the publish is the largest error.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class ReferenceClock:
         return self.last_offset
 
     def of(self, moment: datetime, offset: int) -> int:
-        """A time of the system clock on this clock, by an offset that was read at about that time."""
+        """Convert a time of the system clock to this clock, with an offset that was read at about that time."""
         return to_microseconds(moment) - offset
 
     @property
     def drift(self) -> int:
-        """By how much the system clock has moved against this clock since the start, in microseconds."""
+        """How far the system clock has moved against this clock since the start, in microseconds."""
         return abs(self.offset() - self.first_offset)

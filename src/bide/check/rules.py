@@ -1,7 +1,7 @@
-"""The promises as SQL queries over a history, which return the messages that break them.
+"""The promises of bide as SQL queries, which return the messages that break them.
 
-The same text runs in DuckDB and in Spark. ``{lateness}`` stands for the microseconds that a message may be late without
-faults.
+The same queries run in DuckDB and in Spark. ``{lateness}`` stands for the lateness that is allowed outside faults, in
+microseconds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 BROKER_TICK: Final = 1_000
-"""Microseconds. RabbitMQ counts whole milliseconds, so a wait may be shorter by one."""
+"""Microseconds. RabbitMQ counts whole milliseconds, so a wait may be one millisecond too short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Rule:
 
     Attributes:
         name: one word.
-        promise: what holds if the query returns nothing.
-        query: returns run, id, place, workload and a number of microseconds or messages that says how far it is off.
+        promise: the statement that holds if the query returns no rows.
+        query: returns run, id, place, workload, and ``off`` of :class:`bide.check.judgement.BrokenPromise`.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Rule:
 
 
 VIEWS: Final = (
-    # One row for each message and queue. A message that was sent on several times is due at the earliest of the times.
+    # One row for each message and queue. A retry that was recorded several times has several due times.
     """
     CREATE OR REPLACE TEMPORARY VIEW expectation AS
     SELECT run, id, place, min(workload) AS workload, min(role) AS role,
@@ -45,7 +45,7 @@ VIEWS: Final = (
            sum(CASE WHEN redelivered THEN 1 ELSE 0 END) AS redelivered
     FROM delivered WHERE place <> 'undeliverable' GROUP BY run, id, place
     """,
-    # Times in which messages may be late. Faults that follow each other closely are one such time.
+    # Periods in which messages may be late. Faults that follow each other closely share one period.
     """
     CREATE OR REPLACE TEMPORARY VIEW disturbance AS
     WITH ordered AS (
@@ -62,7 +62,7 @@ VIEWS: Final = (
     )
     SELECT run, min(began) AS began, max(settled) AS settled FROM numbered GROUP BY run, island
     """,
-    # Arrivals after the due time plus the allowed lateness, or plus the rest of a time with faults.
+    # Arrivals that exceed the allowed lateness, which counts from the due time or from the end of a period of faults.
     """
     CREATE OR REPLACE TEMPORARY VIEW overdue AS
     SELECT run, id, place, workload, role, first_at - due AS off FROM (
@@ -107,12 +107,12 @@ _COLUMNS: Final = "run, id, place, workload, off"
 RULES: Final = (
     Rule(
         "lost",
-        "what was confirmed was delivered, undeliverable or cancelled",
+        "confirmed messages were delivered, undeliverable or cancelled",
         f"SELECT {_COLUMNS} FROM missing WHERE workload <> 'gate' AND role <> 'neighbour'",
     ),
     Rule(
         "early",
-        "nothing was early, by more than the step of a node's clock",
+        "nothing was early by more than the error of a node's clock",
         f"SELECT {_COLUMNS} FROM early WHERE off > allowed",
     ),
     Rule(
@@ -134,7 +134,7 @@ RULES: Final = (
     ),
     Rule(
         "refused",
-        "what was refused was never delivered",
+        "refused messages were never delivered",
         f"SELECT {_COLUMNS} FROM forbidden WHERE workload <> 'gate'",
     ),
     Rule(
@@ -149,7 +149,7 @@ RULES: Final = (
     ),
     Rule(
         "strange",
-        "nothing was delivered to a queue that it was not for",
+        "no queue received a message that was not sent to it",
         """
         SELECT a.run, a.id, a.place, '' AS workload, a.copies AS off FROM arrival a
         WHERE NOT EXISTS (
@@ -158,7 +158,7 @@ RULES: Final = (
     ),
     Rule(
         "schedules",
-        "each schedule was delivered, or cancelled or replaced, as its answer said",
+        "each schedule was delivered, cancelled or replaced as its answer said",
         f"""
         SELECT {_COLUMNS} FROM forbidden WHERE workload = 'gate'
         UNION ALL SELECT {_COLUMNS} FROM missing WHERE workload = 'gate'
@@ -182,7 +182,7 @@ SUMMARY: Final = """
     FROM expectation e LEFT JOIN arrival a ON a.run = e.run AND a.id = e.id AND a.place = e.place
     GROUP BY e.workload ORDER BY e.workload
 """
-"""The numbers of each workload."""
+"""The rows of :class:`bide.check.judgement.WorkloadFigures`."""
 
 FAULTS: Final = "SELECT kind, count(*) AS number FROM faults GROUP BY kind ORDER BY kind"
 

@@ -1,4 +1,4 @@
-"""A run: prepares the cluster, sends and receives with faults, and writes the history."""
+"""A run of ``bide check``, from preparing the cluster to writing the history."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from bide.schedules.names import ScheduleNames
 
 _RESOLUTION: Final = "50ms"
 _LEAST: Final = timedelta(seconds=5)
-"""Longer than the delays of retries."""
+"""The least ``max_delay`` of the run's ``Clock``: longer than the delays of the workload ``retries``."""
 
 _STRAY_SECONDS: Final = 3.0
-"""After everything has arrived: copies that should not come get this time to show up."""
+"""Seconds to wait for unwanted copies, in addition to the longest delay, after everything has arrived."""
 
 
 async def run_check(
@@ -49,13 +49,14 @@ async def run_check(
     """Run the plan on a cluster, and write the history into a new subfolder.
 
     Args:
-        folder: of the history.
-        working: for files of processes.
-        again: whether the folder may have runs already.
-        on_event: called with a line for people when something happens.
+        folder: the folder of the history.
+        working: the folder for logs and state of gates and relays.
+        again: whether *folder* may have runs already.
+        on_event: called with a line of text after each repair and at the end of sending.
 
     Raises:
-        InvalidInputError: the folder or the plan does not fit.
+        InvalidInputError: *folder* has other files or unexpected runs, or the plan needs network namespaces that the
+            cluster does not have.
         BideError: the cluster failed in a way that was not planned.
     """
     if plan.needs("namespaces") and not cluster.has_namespaces:
@@ -82,7 +83,7 @@ async def run_check(
 
 @contextmanager
 def _first_error() -> Iterator[None]:
-    """Raise the first error of tasks instead of their group."""
+    """Raise the first error of an exception group in place of the group."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -94,7 +95,7 @@ def _first_error() -> Iterator[None]:
 
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Write the log of bide to a file: faults and planned errors fill it with warnings."""
+    """Write bide's log to a file only, because faults and planned errors fill it with warnings."""
     ours = logger("bide")
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -182,7 +183,7 @@ class _CheckRun:
         return [self._clock.undeliverable, *([ScheduleNames().undeliverable] if "gate" in self._plan.workloads else [])]
 
     async def _send(self, workloads: Sequence[CheckWorkload]) -> None:
-        """Send for the duration of the plan, with faults."""
+        """Send messages and inject faults for the duration of the plan."""
         site = FaultSite(
             cluster=self._cluster,
             vhost=VHOST,
@@ -199,7 +200,7 @@ class _CheckRun:
         self._on_event(f"sent to {self._recorder.sent:,} queues; {self._recorder.missing:,} messages have to arrive")
 
     async def _drain(self) -> None:
-        """Wait for messages that have to arrive, and for copies that should not."""
+        """Wait for messages that have to arrive, and then for unwanted copies."""
         with suppress(TimeoutError):
             step = max((FAULTS[name].clock_step for name in self._plan.faults), default=0.0)
             async with asyncio.timeout(self._plan.patience.total_seconds() + step):

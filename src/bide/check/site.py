@@ -1,4 +1,4 @@
-"""The cluster of a run, and the cleanup after a run that was killed."""
+"""The cluster of a run, and the cleanup after killed runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOCK: Final = "lock"
 _CLUSTER: Final = "cluster"
 _TARGET: Final = "cluster.json"
 _POLL_SECONDS: Final = 0.5
-"""Seconds between two looks at the nodes."""
+"""Seconds between two checks of the nodes."""
 
 _RESTART_AFTER: Final = 60.0
 """Seconds after which a node that does not see the others is restarted."""
@@ -46,11 +46,11 @@ class OneNode:
         self.vhost_url = node.vhost_url
 
     def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool) -> None:
-        """Not possible."""
+        """Not possible with one node."""
         raise NotImplementedError
 
     def reconnect(self, node: LocalBroker, *others: LocalBroker) -> None:
-        """Not possible."""
+        """Not possible with one node."""
         raise NotImplementedError
 
 
@@ -60,7 +60,7 @@ def _root() -> Path:
 
 @contextmanager
 def working_folder() -> Iterator[Path]:
-    """A folder for the cluster and the processes of a run. What killed runs left behind is cleaned up first."""
+    """A folder for the cluster and the processes of a run. Leftovers of killed runs are removed first."""
     root = _root()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     clean_up()
@@ -74,7 +74,7 @@ def working_folder() -> Iterator[Path]:
 
 
 def clean_up() -> list[Path]:
-    """Clean up after runs that were killed: their clusters, and faults and messages on clusters of the user.
+    """Clean up after killed runs: stop their clusters, and undo what they did to clusters of the user.
 
     Returns:
         The folders of these runs.
@@ -99,14 +99,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove(folder: Path) -> None:
-    """End what a run started, and repair what it broke."""
+    """Stop the cluster of a run, or repair the user's cluster, and remove the working folder."""
     own, target = folder / _CLUSTER, folder / _TARGET
     if State.load(own) is not None:
         attach(own).stop()
     if target.exists():
         noted = json.loads(target.read_text())
         place = Path(noted["folder"])
-        # A cluster that was stopped meanwhile starts without the faults.
+        # If the cluster was stopped meanwhile, its next start is without the faults.
         if State.load(place) is not None and LocalCluster(place).running:
             _restore(LocalCluster(place), noted["limits"])
     shutil.rmtree(folder, ignore_errors=True)
@@ -123,12 +123,19 @@ def own_cluster(
     home: Path | None,
     chroot: Path | None,
 ) -> Iterator[Cluster]:
-    """A cluster that exists for the run only, or a single node.
+    """A cluster, or a single node, that exists for the run only.
 
     Args:
         folder: the working folder of the run.
-        clocks: whether the clocks of the nodes can be set.
-        partition_handling: the value of ``cluster_partition_handling``.
+        namespaces: whether each node gets a network namespace, for partitions.
+        clocks: whether faults can change the clocks of the nodes.
+        partition_handling: the value of ``cluster_partition_handling``; None for RabbitMQ's default.
+        home: see :meth:`LocalBroker.start`.
+        chroot: see :meth:`LocalBroker.start`.
+
+    Raises:
+        InvalidInputError: a single node was to have partitions, or libfaketime is not installed.
+        LocalBrokerError: the cluster did not start.
     """
     handling = f"cluster_partition_handling = {partition_handling}" if partition_handling else ""
     environment = faketime(folder / "faketime") if clocks else {}
@@ -155,15 +162,20 @@ def own_cluster(
 
 @contextmanager
 def users_cluster(folder: Path, place: Path) -> Iterator[LocalCluster]:
-    """A running cluster that ``bide broker start`` started. Its nodes run at the end, without faults.
+    """A running cluster that ``bide broker start`` started. At the end, all its nodes run without faults.
+
+    Args:
+        folder: the working folder of the run.
+        place: the folder of the cluster.
 
     Raises:
-        LocalBrokerError: no cluster that bide started runs in this folder.
+        LocalBrokerError: no cluster that bide started is running in *place*.
     """
     state = State.load(place)
     if state is None or not state.nodes or not LocalCluster(place).running:
         raise LocalBrokerError(
-            f"bide started no cluster in {place}: start one with 'bide broker start --nodes 3', or omit the folder"
+            f"no cluster of bide is running in {place}: start one with 'bide broker start --nodes 3', or omit the "
+            "folder"
         )
     cluster = LocalCluster(place)
     make_whole(cluster)
@@ -195,7 +207,7 @@ def _restore(cluster: LocalCluster, limits: Mapping[str, Sequence[str]]) -> None
 
 
 def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -> None:
-    """Wait until each node sees all others; restart one that does not, as an operator does after a partition.
+    """Wait until each node sees all others. Restart nodes that do not, as an operator does after a partition.
 
     Raises:
         LocalBrokerError: the nodes did not become one cluster in time.

@@ -26,14 +26,14 @@ _folder_option = click.option(
 def broker() -> None:
     """A private RabbitMQ on this machine, one node or a cluster.
 
-    It uses an installed RabbitMQ, but runs as a separate node with its own data, password and ports, and listens only
-    on this machine. Other RabbitMQ nodes are not affected.
+    The broker uses an installed RabbitMQ, but runs as a separate node with its own data, password and ports, and
+    listens only on this machine. Other RabbitMQ nodes are not affected.
     """
 
 
 @broker.command()
 @_folder_option
-@click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="Nodes of the cluster. [default: as before, or 1]")
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), help="Number of nodes. [default: as before, or 1]")
 @click.option("--namespaces", is_flag=True, help="Run nodes in network namespaces (Linux, root, iproute2).")
 @click.option("--ephemeral", is_flag=True, help="Keep everything in a temporary folder, which 'stop' removes.")
 @click.option(
@@ -60,8 +60,8 @@ def start(
 ) -> None:
     """Start the broker, and print the URL to use.
 
-    It runs until 'bide broker stop'. A broker that already runs is not changed. A shell can evaluate the output:
-    eval "$(bide broker start)". With '--nodes 3' it is a cluster, and the URL has all nodes; see 'bide broker node'.
+    The broker runs until 'bide broker stop'. A running broker is not changed. A shell can evaluate the output: eval
+    "$(bide broker start)". '--nodes 3' starts a cluster, and the URL has all nodes; see 'bide broker node'.
     """
     from bide.local_broker import LocalBroker, LocalCluster, find_running
     from bide.local_broker.state import State, find_folder

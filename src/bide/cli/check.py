@@ -1,4 +1,4 @@
-"""``bide check``: messages, faults, and a judgement of what happened."""
+"""``bide check``: messages, faults, and a judgement of what arrived."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _lateness_option(command: _Decorated) -> _Decorated:
 def check() -> None:
     """Send messages to a cluster while faults happen, and judge what arrived.
 
-    The history of each run is a folder of Parquet files. The judgement consists of SQL queries over it: nothing lost,
-    early, doubled, changed or delivered although it was refused or cancelled.
+    The history of each run is a folder of Parquet files. SQL queries over it check that no message was lost, early,
+    doubled or changed, and that none was delivered although it was refused or cancelled.
     """
 
 
@@ -53,20 +53,22 @@ def check() -> None:
 @_folder_argument
 @click.option("--workload", "workloads", multiple=True, metavar="NAME",
               help="Kind of messages, repeatable. [default: queues]")  # fmt: skip
-@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Kind of fault, repeatable; see below.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Kind of fault, repeatable; see above.")
 @click.option("--duration", default="1m", show_default=True, metavar="DELAY", help="How long messages are sent.")
-@click.option("--rate", default=100.0, show_default=True, metavar="N", help="Messages per second, all workloads.")
+@click.option("--rate", default=100.0, show_default=True, metavar="N",
+              help="Messages per second of all workloads together.")  # fmt: skip
 @click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="Longest delay of a message.")
 @click.option("--every", default="20s", show_default=True, metavar="DELAY", help="Mean time between two faults.")
-@click.option("--length", default="10s", show_default=True, metavar="DELAY", help="Longest time until a repair.")
-@click.option("--at-once", default=1, show_default=True, metavar="N", help="Most faults at the same time.")
-@click.option("--seed", type=int, metavar="N", help="Random seed. [default: another one each time]")
+@click.option("--length", default="10s", show_default=True, metavar="DELAY",
+              help="Longest time from a fault to its repair.")  # fmt: skip
+@click.option("--at-once", default=1, show_default=True, metavar="N", help="Largest number of simultaneous faults.")
+@click.option("--seed", type=int, metavar="N", help="Random seed. [default: a new one for each run]")
 @click.option("--continue", "again", is_flag=True, help="Add a run to those in the folder.")
 @click.option("--cluster", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Folder of a cluster of 'bide broker start'.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=3, show_default=True,
-              help="Nodes of the cluster that is started.")  # fmt: skip
-@click.option("--partition-handling", type=click.Choice(_HANDLING), help="How RabbitMQ handles partitions, to 4.2.")
+              help="Number of nodes of a new cluster.")  # fmt: skip
+@click.option("--partition-handling", type=click.Choice(_HANDLING), help="How RabbitMQ up to 4.2 handles partitions.")
 @click.option("--home", type=click.Path(path_type=Path, file_okay=False), help="Folder of RabbitMQ, with sbin/.")
 @click.option("--root", type=click.Path(path_type=Path, file_okay=False),
               help="Root folder of a system with RabbitMQ.")  # fmt: skip
@@ -96,16 +98,16 @@ def run(
 ) -> int:
     """Send and receive messages while faults happen, write the history to FOLDER, and judge it.
 
-    The cluster is started for the run, or is one of 'bide broker start --nodes 3' (--cluster). Faults happen on such
-    clusters only. A run uses the virtual host bide-check, which it deletes at the end. What a killed run left behind
-    is cleaned up by the next one.
+    The run starts a cluster of its own, or uses one of 'bide broker start --nodes 3' (--cluster). Faults happen on
+    such clusters only. The run uses the virtual host bide-check, and deletes it at the end. The next run cleans up
+    after a run that was killed.
 
     Workloads: queues, topic, isolated, retries, gate, relay, bulk; 'all' for all of them.
 
     Faults: kill, pause, replace (nodes), kill-process (gates and relays), partition, one-way (root, Linux), leaders,
     policy, memory, disk (alarms), clock-step, clock-drift (libfaketime).
 
-    It exits with 1 if a promise was broken.
+    Exit code 1 means that a promise was broken.
     """
     from bide.check.history import next_run
     from bide.check.plan import WORKLOADS, CheckPlan
@@ -114,7 +116,9 @@ def run(
     from bide.runtime.wording import quantity
 
     if cluster is not None and (home or root or partition_handling):
-        raise click.UsageError("--home, --root and --partition-handling are for the cluster that is started: omit them")
+        raise click.UsageError(
+            "--home, --root and --partition-handling are for new clusters: omit them, or omit --cluster"
+        )
     if partition_handling and nodes == 1:
         raise click.UsageError("--partition-handling is for clusters, and --nodes is 1: give --nodes 2 or more")
     plan = CheckPlan(
@@ -141,15 +145,15 @@ def run(
 @check.command()
 @_folder_argument
 @click.option("--engine", type=click.Choice(["duckdb", "spark"]), default="duckdb", show_default=True,
-              help="What runs the queries.")  # fmt: skip
-@click.option("--master", metavar="URL", help="Master of Spark. [default: this machine]")
+              help="Engine that runs the queries.")  # fmt: skip
+@click.option("--master", metavar="URL", help="URL of the Spark master. [default: this machine]")
 @_lateness_option
 @json_option("the verdict")
 @verbose_option
 def judge(*, folder: Path, engine: str, master: str | None, max_lateness: str, as_json: bool) -> int:
     """Judge the history in FOLDER again; exit with 1 if a promise was broken.
 
-    DuckDB judges ten million messages in this process. Spark runs the same queries, for more.
+    DuckDB runs the queries in this process, for up to ten million messages. Spark runs them for more.
     """
     return _judge(folder, engine, duration_of("--max-lateness", max_lateness), master, as_json=as_json)
 
@@ -169,7 +173,7 @@ def _cluster(
 
     if cluster is not None:
         if plan.needs("faketime"):
-            raise InvalidInputError("clock faults need a cluster that is started for them: omit --cluster")
+            raise InvalidInputError("clock faults need a cluster that is started for the run: omit --cluster")
         with users_cluster(place, cluster) as one:
             yield one
         return
@@ -204,7 +208,7 @@ def _judge(folder: Path, engine: str, bound: Any, master: str | None, *, as_json
 def _show(verdict: Verdict) -> None:
     from bide.runtime.wording import quantity
 
-    left_out = f"; {', '.join(verdict.unfinished)} did not finish and is left out" if verdict.unfinished else ""
+    left_out = f"; unfinished and left out: {', '.join(verdict.unfinished)}" if verdict.unfinished else ""
     echo(
         f"{quantity(verdict.runs, 'run')}, {verdict.seconds / 3600:.2f} h, RabbitMQ {', '.join(verdict.releases)}, "
         f"seeds {', '.join(map(str, verdict.seeds))}{left_out}"

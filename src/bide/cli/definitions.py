@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 def read_definitions(file: BinaryIO, vhost: str | None) -> Topology:
-    """Read a topology from a file of RabbitMQ definitions."""
+    """Read a topology from a file of RabbitMQ definitions.
+
+    Raises:
+        InvalidInputError: the file is not a JSON file of definitions, does not have the virtual host, or has several
+            and none is chosen.
+        InvalidTopologyError: an entry of the file is invalid.
+    """
     from bide.topology.rendering import from_definitions
 
     try:

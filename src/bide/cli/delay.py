@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bide.management.api import ManagementApi
 
 _MANAGEMENT_TIMEOUT: Final = 10.0
-"""Seconds that ``bide delay apply`` waits for the management API, which it can do without."""
+"""Seconds that ``bide delay apply`` waits for the optional answer of the management API."""
 
 _STATUS_MARKS: Final = {
     "ok": ("✓", "green"),
@@ -105,7 +105,7 @@ async def _apply(
 
     async with connected(settings, "delay") as (connection, api):
         vhost = connection.url.vhost
-        # First, so that no other policy ever applies to the queues.
+        # The policies are set before the queues exist, so that no other policy ever applies to the queues.
         protection = await set_protection(api, vhost, infrastructure, connection.release) if protect else None
         beside = await protect_schedule_log(api, vhost, ScheduleNames(), connection.release) if protect else None
         applied = await install(connection, infrastructure)
@@ -232,7 +232,7 @@ def resend(
     """Send the messages in the undeliverable queue to their targets; exit with 1 if some stay.
 
     Use it once the targets exist again. Senders name the targets in headers, so only targets that --allow names get
-    messages. Undeliverable scheduled messages are in the queue bide.v1.schedule.undeliverable.
+    messages. Undeliverable messages of schedules are in the queue bide.v1.schedule.undeliverable (--queue).
     """
     with working("sending"):
         result = run_async(_resend(settings, infrastructure, allow, queue))

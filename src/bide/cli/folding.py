@@ -1,4 +1,4 @@
-"""Text and tables within the width of a terminal, broken between words only."""
+"""Text and tables folded to the width of a terminal, between words where possible."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PART: Final = re.compile(r"[^./:,_-]*[./:,_-]*")
 
 _GAP: Final = "  "
 _NARROWEST: Final = 20
-"""Columns that are left for the text beside an indent. If there are fewer, the text goes below."""
+"""The fewest columns for a text beside its heading. If fewer are left, the text starts below the heading."""
 
 
 def fold(text: str, width: int) -> list[str]:
-    """The lines of a text of this width.
+    """Fold a text into lines of at most this width.
 
-    Lines end between words. A longer word is broken after a dot or another separator, and elsewhere only if one of its
-    parts is longer than a line.
+    Lines end between words. A word that is longer than a line is broken after a dot or another separator, and elsewhere
+    only if one of its parts is longer than a line.
     """
     lines: list[str] = []
     line = ""
@@ -40,7 +40,7 @@ def _words(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _break(line: str, width: int) -> int:
-    """The place at which to break a line that is too long: after its last separator that fits."""
+    """The place at which to break a line that is too long: after the last separator that fits."""
     end = 0
     for part in _PART.finditer(line):
         if part.end() > width:
@@ -50,7 +50,7 @@ def _break(line: str, width: int) -> int:
 
 
 def hanging(text: str, indent: int, width: int) -> list[str]:
-    """The lines of a text whose first *indent* columns are a heading, and are empty in the other lines."""
+    """Fold a text whose first *indent* columns are a heading. These columns are empty in the other lines."""
     if len(text) <= width:
         return [text]
     if width - indent < _NARROWEST:
@@ -60,9 +60,9 @@ def hanging(text: str, indent: int, width: int) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The lines of a table of at most this width, whose first row is its heading.
+    """Fold a table into lines of at most this width. Its first row is the heading.
 
-    If its words do not fit beside each other, each row becomes a block of lines with one cell each.
+    If the longest words of all columns do not fit on one line, each row becomes a block with one cell on each line.
     """
     columns = range(len(rows[0]))
     least = [max(len(word) for row in rows for word in (row[column].split() or [""])) for column in columns]
@@ -71,7 +71,7 @@ def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
         return _blocks(rows, width)
     heading, *others = rows
     widths = least
-    # What is left goes to the columns whose cells have several words, and then to those whose headings have.
+    # Spare columns of the terminal go to table columns whose cells would be folded, then to those whose headings would.
     for wanting in (others, rows):
         for column in columns:
             more = min(spare, max(0, *(len(row[column]) - widths[column] for row in wanting)))

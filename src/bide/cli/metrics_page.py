@@ -19,7 +19,7 @@ metrics_option: Final = click.option(
     "metrics_port",
     type=click.IntRange(0, 65_535),
     metavar="PORT",
-    help="Loopback port for Prometheus metrics; 0 chooses one.",
+    help="Loopback port for Prometheus metrics; 0 chooses a free one.",
 )
 
 

@@ -20,7 +20,7 @@ from bide.cli.folding import hanging
 from bide.foreign_text import visible, visible_json
 
 _NARROWEST: Final = 30
-"""Columns for text on a terminal that has fewer, or reports none."""
+"""The width to assume for a terminal that is narrower, or reports no width."""
 
 
 def echo(
@@ -41,7 +41,7 @@ def echo(
         colour: the colour of the mark; without a mark, that of the line.
         keep: characters to print unchanged: ``"\n"`` for a text of several lines, in which all names are escaped.
         fit: shorten the line to the width of the terminal.
-        hang: continue a line that is longer than the terminal is wide on lines with this indent, besides the mark.
+        hang: fold a line that is wider than the terminal. The other lines have this indent, after that of the mark.
         err: print to standard error.
     """
     shown = visible(text, keep=keep)
@@ -75,8 +75,8 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 def json_line(value: Mapping[str, Any]) -> bytes:
     """A value as one line of JSON in UTF-8, for all values of AMQP.
 
-    Times are ISO 8601. Bytes are text if they are UTF-8, and base64 otherwise. Numbers that JSON does not have are
-    text.
+    Times are ISO 8601. Bytes are text if they are UTF-8, and base64 otherwise. Numbers that JSON cannot represent
+    become text.
     """
     return visible_json(_json_value(value)).encode() + b"\n"
 

@@ -126,7 +126,7 @@ async def _plan_conversion(settings: Settings, name: str) -> QuorumConversion:
     url = settings.broker_url()
     async with management_api(url, settings.management_url) as api:
         if await api.queue(url.vhost, name + HOLDING) is not None:
-            # A conversion that was killed while it paused the publishers.
+            # The conversion may have been killed while it refused the connections of publishers.
             await allow_connections(api, url.vhost)
     async with connected(settings, "queue") as (connection, api):
         return await plan_conversion(connection, api, name)

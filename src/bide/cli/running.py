@@ -87,7 +87,7 @@ async def _run_stoppable(work: Coroutine[Any, Any, _Result], stop: Callable[[], 
 
 
 def confirm(question: str) -> None:
-    """Ask for confirmation before messages are deleted or moved. "No" ends the command.
+    """Ask for confirmation. The answer "no" ends the command.
 
     Raises:
         ClickException: the answer was no.
@@ -137,7 +137,7 @@ async def connected(settings: Settings, purpose: str) -> AsyncIterator[tuple[Con
 
     Args:
         settings: the settings of the command.
-        purpose: the text in brackets of the connection's name.
+        purpose: the text in parentheses at the end of the connection's name.
     """
     from bide.admin.locate import management_api
     from bide.amqp.connection import Connection

@@ -70,7 +70,7 @@ def on(
     if taps.defeats:
         echo(
             f"note: from now on a message for a deleted endpoint is only in {taps.delivered}: the tap on "
-            f"{taps.defeats} counts as its route, so the alternate exchange does not get it",
+            f"{taps.defeats} counts as a route, so the alternate exchange does not get the message",
             err=True,
         )
 
@@ -157,7 +157,7 @@ def _print_status(found: TapStatus) -> None:
     if found.port == 0:
         echo(
             "the broker does not speak the stream protocol: run 'rabbitmq-plugins enable rabbitmq_stream' to read the "
-            "streams with it",
+            "streams with this protocol",
             err=True,
         )
 

@@ -54,7 +54,7 @@ class _PatternGroup(click.Group):
 
     Args:
         name: the name of the group.
-        work: the function of these commands, which gets the topology and the command's options.
+        work: the function that all commands call, with the pattern, its topology and the command's options.
         purpose: the help text of the group.
     """
 
@@ -78,7 +78,7 @@ class _PatternGroup(click.Group):
             pattern.name,
             params=[*_pattern_options(pattern), *reversed(own)],
             callback=_pattern_command(pattern, self._work),
-            help="\n\n".join(filter(None, (pattern.summary, pattern.caveat and f"Take care: {pattern.caveat}"))),
+            help="\n\n".join(filter(None, (pattern.summary, pattern.caveat and f"Caveat: {pattern.caveat}"))),
             short_help=pattern.title,
         )
 
@@ -137,7 +137,7 @@ def _show(pattern: Pattern, made: Topology, *, forms: tuple[str, ...]) -> None:
             for line in topology_lines(made):
                 echo(line)
             if pattern.caveat:
-                echo(f"take care: {pattern.caveat}")
+                echo(f"caveat: {pattern.caveat}")
 
 
 @json_option("the counts")

@@ -90,7 +90,7 @@ def _argument_texts(thing: Exchange | Queue | Binding) -> list[str]:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the items that a broker lacks, those that differ, and bindings that other programs added."""
+    """Print the items that a broker lacks, the items that differ, and bindings that other programs added."""
     diff = comparison.diff
     for line in topology_lines(diff.added):
         echo(f"- missing {line}", colour="red")
@@ -101,7 +101,7 @@ def print_comparison(comparison: Comparison) -> None:
     for text in comparison.policies:
         echo(f"~ {text}", colour="yellow")
     for binding in comparison.beside:
-        echo(f"· of others: binding {_binding_text(binding)}")
+        echo(f"· of other programs: binding {_binding_text(binding)}")
 
 
 def _value_text(value: object) -> str:
@@ -133,7 +133,7 @@ def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
     """Print the itinerary of a message: each exchange that it passes, with a line for each binding.
 
     Args:
-        every: list every binding that does not match, instead of only their number if there are more than 20.
+        every: list every binding that does not match; otherwise more than 20 are only counted.
     """
     for stop in itinerary.stops:
         maybe = "" if stop.certain else ", if it gets here"
@@ -149,12 +149,12 @@ def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
         for one in shown:
             _print_decision(one)
         if len(shown) < len(stop.looks):
-            echo(f"  ✗ {len(refused)} others do not match (--all: why)")
+            echo(f"  ✗ {len(refused)} others do not match (--all lists them)")
     echo(f"queues: {', '.join(itinerary.queues) or 'none'}")
     if itinerary.possible:
         echo(f"perhaps: {', '.join(itinerary.possible)}")
     if not itinerary.queues and not itinerary.possible:
-        echo("it reaches no queue: the broker returns it if it is mandatory, and drops it otherwise")
+        echo("the message reaches no queue: the broker returns it if it is mandatory, and drops it otherwise")
     for later in itinerary.later:
         echo(later)
 

@@ -63,7 +63,7 @@ class LocalCluster:
         environment: Mapping[str, str] | None = None,
         timeout: timedelta = START_TIMEOUT,
     ) -> Self:
-        """Start a cluster, and wait until each node sees all others. A cluster that runs in *folder* is not changed.
+        """Start a cluster, and wait until each node sees all others. A running cluster in *folder* is not changed.
 
         A cluster also counts as running if some of its nodes are stopped.
 
@@ -229,14 +229,14 @@ class LocalCluster:
 
     @property
     def has_namespaces(self) -> bool:
-        """Whether each node has a network namespace of its own, for the methods that follow."""
+        """Whether each node has a network namespace of its own, which the following methods require."""
         return bool(self._state().cleanup)
 
     def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool = False) -> None:
         """Drop all packets between a node and others; clients still reach all of them.
 
         Args:
-            one_way: drop only the packets that the node sends to the others, and not those that they send to it.
+            one_way: drop only the packets from the node to the others, not those from the others to the node.
         """
         networks.cut_off(_place(node), map(_place, others), one_way=one_way)
 
@@ -245,7 +245,7 @@ class LocalCluster:
         networks.reconnect(_place(node), map(_place, others))
 
     def unplug(self, node: LocalBroker) -> None:
-        """Drop all packets of a node, of clients too."""
+        """Drop all packets to and from a node, including those of clients."""
         networks.unplug(_place(node))
 
     def plug(self, node: LocalBroker) -> None:

@@ -30,14 +30,15 @@ from bide.local_broker.state import (
 )
 
 _POLL_SECONDS: Final = 0.2
-"""Seconds between two looks at processes, whose changes give no event."""
+"""Seconds between two checks whether all nodes have joined."""
+
 _PORT_TRIES: Final = 3
 
 _T = TypeVar("_T")
 
 
 class ClusterStart:
-    """The start of the nodes of a cluster. A process that is killed meanwhile leaves none of them."""
+    """The start of the nodes of a cluster. If this process is killed meanwhile, all nodes end."""
 
     def __init__(
         self,
@@ -66,9 +67,10 @@ class ClusterStart:
         )
 
     def run(self, *, joined: bool) -> list[int]:
-        """Start the nodes; return the file descriptors that they end with, that of the cluster first.
+        """Start the nodes; return a file descriptor for the whole cluster, then one for each node.
 
-        If another program takes a port before a node does, all are started again with other ports.
+        A node ends when its descriptor is closed. If another program takes a port before a node does, all nodes are
+        started again with other ports.
         """
         self._share_secrets()
         tries = _PORT_TRIES
@@ -164,7 +166,7 @@ def on_loopback(count: int) -> list[BrokerNode]:
 
 
 def formation(nodes: Sequence[BrokerNode]) -> list[str]:
-    """Return the lines of ``rabbitmq.conf`` with which nodes that start for the first time join."""
+    """Return the lines of ``rabbitmq.conf`` with which these nodes join each other at their first start."""
     names = [f"cluster_formation.classic_config.nodes.{number} = {node.name}" for number, node in enumerate(nodes, 1)]
     return ["cluster_formation.peer_discovery_backend = classic_config", *names]
 

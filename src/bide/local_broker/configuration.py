@@ -31,7 +31,7 @@ _RETRY_MS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class BrokerNode:
-    """Name and place of a node.
+    """Name, address and network namespace of a node.
 
     Attributes:
         name: the name of the Erlang node.
@@ -149,7 +149,7 @@ def enabled_plugins(plugins: Iterable[str]) -> str:
 
 
 def inetrc(nodes: Iterable[BrokerNode]) -> str:
-    """Return the file that gives Erlang the addresses of the hosts of nodes.
+    """Return the ``inetrc`` file, in which Erlang looks up the addresses of the nodes' hosts.
 
     Some containers have no ``/etc/hosts``, and in others ``localhost`` is ``::1`` first, where nothing listens.
     """

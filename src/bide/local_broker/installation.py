@@ -14,11 +14,11 @@ from pathlib import Path
 from bide.errors import BrokerNotFoundError, LocalBrokerError
 
 HOME_VARIABLE = "BIDE_RABBITMQ_HOME"
-"""Folder of the RabbitMQ that ``bide broker start`` runs, with ``sbin``; by default it searches for one."""
+"""Folder of the RabbitMQ to start, with ``sbin`` in it. By default, bide searches for a RabbitMQ."""
 
 MINIMUM_RELEASE = (3, 10)
 
-# Folders where package managers install programs, and that an ordinary user's PATH may lack.
+# Folders in which package managers install programs, and which the PATH of an ordinary user may lack.
 _MORE_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/opt/homebrew/bin")
 # Packages of Debian, Ubuntu, Fedora and RabbitMQ itself: one folder for each release.
 _LIBRARY = "usr/lib/rabbitmq/lib"

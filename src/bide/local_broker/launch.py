@@ -22,7 +22,7 @@ from bide.local_broker.state import STATE_FILE, Pids, State
 # Time for the kernel to close files and notify the parent after SIGKILL.
 _KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.02
-"""Seconds between two looks at processes, whose changes give no event."""
+"""Seconds between two checks of a process, because the system reports no event when it pauses or continues."""
 
 
 def is_running(state: State) -> bool:
@@ -36,9 +36,10 @@ def launch(state: State, *, seconds: float, outlive: bool) -> int | None:
     """Start epmd and the node, and wait until the node is ready.
 
     Args:
-        state: the broker to start. It is saved twice: without process ids at the start, with them when it is ready.
+        state: the broker to start. The file is saved twice: without process ids at first, and with them when the
+            broker is ready.
         seconds: how long the start may take.
-        outlive: whether the broker continues when this process ends. Until it is ready, it never does.
+        outlive: whether the broker continues when this process ends. A broker that is not ready yet ends in any case.
 
     Returns:
         A file descriptor: the broker ends when this process closes it. None if the broker outlives this process.
@@ -49,7 +50,7 @@ def launch(state: State, *, seconds: float, outlive: bool) -> int | None:
     deadline = time.monotonic() + seconds
     state = state.with_pids(None)
     state.save()
-    # Remove the log of an earlier start, which would be mistaken for this one's.
+    # The log of an earlier start would be mistaken for the log of this start.
     (state.folder / "log" / "server.log").unlink(missing_ok=True)
     child_end, parent_end = os.pipe()
     try:
@@ -143,7 +144,7 @@ def halt(state: State, *, seconds: float) -> None:
 
 
 def pause(state: State) -> None:
-    """Stop the node by SIGSTOP: its sockets stay open, and it does not answer."""
+    """Stop the node with SIGSTOP: its sockets stay open, and it does not answer."""
     _signal_until_paused(state, signal.SIGSTOP, paused=True)
 
 
@@ -169,7 +170,11 @@ def crash(state: State) -> None:
 
 
 def kill(folder: Path) -> None:
-    """Kill every process of the broker in *folder*, including those of an interrupted start."""
+    """Kill every process of the broker in *folder*, including those of an interrupted start.
+
+    Raises:
+        LocalBrokerError: a process does not end.
+    """
     for pid in marked(folder):
         send_signal(pid, signal.SIGKILL)
     if left := wait_until_gone(folder, seconds=_KILL_SECONDS):

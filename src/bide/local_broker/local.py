@@ -38,7 +38,7 @@ class LocalBroker:
 
     The nodes of a :class:`bide.local_broker.LocalCluster` are local brokers too.
 
-    Its properties read the folder each time, so they stay correct if another process restarts the broker.
+    The properties read the folder each time, so they stay correct if another process restarts the broker.
     """
 
     def __init__(self, folder: Path, *, owner_fd: int | None = None) -> None:
@@ -64,15 +64,15 @@ class LocalBroker:
     ) -> Self:
         """Start a broker and wait until it is ready. If one is running in *folder*, it is returned unchanged.
 
-        A broker that was started in the folder before keeps its data and password, and those of its ports that are
-        free.
+        A broker that was started in the folder before keeps its data and password, and the ports that are still free.
 
         Args:
             folder: where the broker keeps its files; by default :func:`default_folder`, or a new temporary folder for
                 an ephemeral broker.
             ephemeral: remove the folder when the broker stops.
-            detached: let the broker continue when this process ends. Otherwise it is killed then, even after ``kill
-                -9``, unless a fork of this process is alive. True by default, except for ephemeral brokers.
+            detached: let the broker continue when this process ends. Otherwise the end of this process, even by ``kill
+                -9``, kills the broker, unless a fork of this process is alive. True by default, except for ephemeral
+                brokers.
             home: the RabbitMQ to run, see :func:`bide.local_broker.installation.find_installation`.
             chroot: run the RabbitMQ that is installed in this root folder of another system.
             dead_letter_prefetch: how many unconfirmed messages the dead-letter worker of a quorum queue may have.
@@ -248,7 +248,7 @@ class LocalBroker:
         crash(self._state())
 
     def pause(self) -> None:
-        """Stop the node by SIGSTOP until :meth:`resume`: its sockets stay open, and it does not answer."""
+        """Stop the node with SIGSTOP until :meth:`resume`: its sockets stay open, and it does not answer."""
         pause(self._state())
 
     def resume(self) -> None:
@@ -256,7 +256,7 @@ class LocalBroker:
         resume(self._state())
 
     def restart(self, *, timeout: timedelta = START_TIMEOUT) -> None:
-        """Start the broker again after :meth:`kill`, or stop and start it, with the same data and ports.
+        """Start the broker after :meth:`kill`, or stop and start a running broker, with the same data and ports.
 
         Raises:
             LocalBrokerError: the broker did not start, or another program listens on one of its ports; or it is a node

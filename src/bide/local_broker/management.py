@@ -20,7 +20,7 @@ class Management:
     timeout: timedelta = timedelta(seconds=30)
 
     def call(self, method: str, *path: str, body: dict[str, Any] | None = None) -> Any:
-        """Call ``/api/<path>`` with percent-encoded parts; return the decoded answer, or None if it is empty.
+        """Call ``/api/<path>``, percent-encoding its parts; return the decoded answer, or None if it is empty.
 
         Raises:
             ManagementApiError: the API did not answer, or refused.

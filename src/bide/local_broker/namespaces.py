@@ -47,14 +47,14 @@ def create(nodes: Sequence[BrokerNode]) -> None:
 
 
 def cleanup(nodes: Sequence[BrokerNode]) -> tuple[list[str], ...]:
-    """Return the commands that remove what :func:`create` created; they fail for what does not exist."""
+    """Return the commands that undo :func:`create`; a command fails if its link or namespace does not exist."""
     ip = _find_ip()
     each = [[ip, *words, _namespace(node)] for node in nodes for words in (("link", "del"), ("netns", "del"))]
     return (*each, [ip, "link", "del", _bridge(nodes)])
 
 
 def cut_off(node: BrokerNode, others: Iterable[BrokerNode], *, one_way: bool) -> None:
-    """Drop all packets between a node and others, or only those that it sends; clients still reach all of them."""
+    """Drop all packets between a node and others, or only those from the node; clients still reach all of them."""
     for other in others:
         _block(node, other)
         if not one_way:
@@ -92,7 +92,7 @@ def _bridge(nodes: Sequence[BrokerNode]) -> str:
 
 
 def _namespace(node: BrokerNode) -> str:
-    """Return the name of the namespace, which is that of the link into it too."""
+    """Return the name of the namespace, which is also the name of the link into it."""
     if node.namespace is None:
         raise LocalBrokerError(f"{node.name} has no network namespace: start the cluster with namespaces=True")
     return node.namespace

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 
 FOLDER_MARK = "BIDE_BROKER_FOLDER"
-# No event reports the end of a process that is not a child, so processes are checked at this interval.
 _POLL_SECONDS = 0.02
-"""Seconds between two looks at processes, whose changes give no event."""
+"""Seconds between two checks of processes, because no event reports the end of a process that is not a child."""
 
 
 def marked(folder: Path) -> list[int]:

@@ -28,7 +28,7 @@ STOP_TIMEOUT = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBrokerSettings:
-    """The arguments of :meth:`bide.local_broker.LocalBroker.start`."""
+    """The settings of a start, from the arguments of :meth:`bide.local_broker.LocalBroker.start`."""
 
     installation: Installation
     ephemeral: bool
@@ -45,9 +45,9 @@ class LocalBrokerSettings:
 
         Args:
             folder: where the node keeps its files.
-            ports: its ports.
-            node: its name and address.
-            cluster: the nodes that it may have to reach, if it is not on its own.
+            ports: the ports of the node.
+            node: the name and address of the node.
+            cluster: all nodes of its cluster; empty for a single node.
         """
         configuration = folder / "conf"
         main = rabbitmq_conf(

@@ -24,14 +24,13 @@ LOCK_FILE = "bide-broker.lock"
 COOKIE_FILE = "home/.erlang.cookie"
 _FORMAT = 1
 _SUBFOLDERS = ("conf", "conf/conf.d", "data", "home", "log")
-# flock has no timeout, so it is attempted at this interval until the deadline.
 _POLL_SECONDS = 0.02
-"""Seconds between two looks at processes, whose changes give no event."""
+"""Seconds between two attempts to lock the folder, because ``flock`` has no timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pids:
-    """The process ids of a broker; without *epmd* if the node shares that of its cluster."""
+    """The process ids of a broker. *epmd* is None if the node shares the epmd of its cluster."""
 
     supervisor: int
     server: int
@@ -46,14 +45,15 @@ class State:
         folder: the folder with all files of the broker.
         ephemeral: whether the folder is removed when the broker stops.
         release: for example ``"3.10.8"``.
-        ports: its ports.
+        ports: the ports that the node listens on.
         plugins: the enabled plugins.
-        commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``. Of a cluster as a whole, ``server`` is
-            the process that ends with it: the epmd that its nodes share.
+        commands: the command lines of ``epmd``, ``server`` and ``rabbitmqctl``. For a cluster as a whole, ``server``
+            is a process that runs as long as the cluster: the epmd that its nodes share or, with network namespaces,
+            ``sleep``.
         environment: the environment of these commands.
         stop_seconds: how long the node may take to stop before it is killed.
-        pids: the process ids when it became ready; the processes may have ended since.
-        node: name and place of the node.
+        pids: the process ids when the broker became ready; the processes may have ended since.
+        node: the name, address and network namespace of the node.
         nodes: the number of nodes of a cluster, each in a subfolder; 0 for a single node.
         cleanup: commands to run after the end, such as removing a network namespace.
     """
@@ -92,7 +92,7 @@ class State:
         write_private(self.folder / STATE_FILE, json.dumps(values, indent=2) + "\n")
 
     def taken_ports(self) -> list[int]:
-        """Return those of its ports that another program listens on. Call it while the broker does not run."""
+        """Return the ports of the broker that other programs listen on. Call this while the broker is stopped."""
         if self.node.namespace:
             return []
         shared = () if "epmd" in self.commands else (self.ports.epmd,)
@@ -157,19 +157,23 @@ def create_folder(folder: Path) -> None:
     """Create the folder, accessible only to its owner.
 
     Raises:
-        LocalBrokerError: the folder cannot be created, belongs to another user, or has other files than a broker's.
+        LocalBrokerError: the folder cannot be created, belongs to another user, or has files that are not a broker's.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.geteuid():
             raise LocalBrokerError(f"the folder {folder} belongs to another user: give one of your own")
-        # Files first, then the lock: another process may be creating this broker, and the lock is its first file.
+        # Look for files before the lock: another process may be creating this broker, and the lock is its first file.
         if any(folder.iterdir()) and not (folder / LOCK_FILE).exists():
-            raise LocalBrokerError(f"the folder {folder} has other files than a broker's: give a new or an empty one")
+            raise LocalBrokerError(
+                f"the folder {folder} has files that are not a broker's: give a new or an empty folder"
+            )
         folder.chmod(0o700)
         (folder / LOCK_FILE).touch(mode=0o600)
     except OSError as error:
-        raise LocalBrokerError(f"the folder {folder} cannot be used for a broker: {error.strerror}") from error
+        raise LocalBrokerError(
+            f"the folder {folder} cannot be used for a broker: {error.strerror}; give another folder"
+        ) from error
 
 
 def create_subfolders(folder: Path) -> None:
@@ -183,7 +187,7 @@ def create_subfolders(folder: Path) -> None:
             cookie.chmod(0o400)
     except OSError as error:
         raise LocalBrokerError(
-            f"the folder {folder} cannot be used for a broker: {error.filename}: {error.strerror}"
+            f"the folder {folder} cannot be used for a broker: {error.filename}: {error.strerror}; give another folder"
         ) from error
 
 

@@ -2,13 +2,14 @@
 
 :class:`bide.local_broker.LocalBroker` runs this file as a script, so it may import only the standard library: ``python
 -I -S supervisor.py STATE OWNER_FD REPORT_FD``. It becomes a daemon, starts epmd and the node as its children, and
-writes JSON lines to REPORT_FD: their process ids immediately, and ``{"ready": true}`` when the node is ready. For a
-cluster as a whole it starts the epmd of the nodes in place of a node. Then it waits for the first of these events:
+writes JSON lines to REPORT_FD: the process ids immediately, and ``{"ready": true}`` when the node is ready. For a
+cluster as a whole, it starts the epmd that the nodes share, or ``sleep``, in place of a node. Then it waits for the
+first of these events:
 
 - The node ends. The supervisor ends epmd too.
-- SIGTERM. The supervisor stops the node gracefully, and kills it when the time for that is over.
+- SIGTERM. The supervisor stops the node gracefully, and kills it after ``stop_seconds``.
 - The owner ends, which closes its end of the pipe OWNER_FD, even after ``kill -9``. The supervisor kills the node and
-  removes the folder of an ephemeral broker. If the owner writes the byte ``k`` first, the broker outlives it.
+  removes the folder of an ephemeral broker. If the owner writes the byte ``k`` first, the broker outlives the owner.
 
 The owner is watched through a pipe, because PR_SET_PDEATHSIG would send its signal when the *thread* that forked ends.
 The supervisor has only one thread, so it can use PR_SET_PDEATHSIG for its own children: they end even if the supervisor
@@ -104,7 +105,7 @@ class Supervisor:
         pids = {"supervisor": os.getpid(), **{name: child.pid for name, child in self._children.items()}}
         _log(f"started {pids}")
         self._report(pids)
-        if self._is_cluster:  # epmd does not notify
+        if self._is_cluster:  # neither epmd nor sleep notifies
             self._report_ready()
 
     def run(self) -> None:

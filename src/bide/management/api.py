@@ -1,7 +1,8 @@
 """Client of RabbitMQ's management HTTP API: queues, bindings, policies, cluster state.
 
-It supports RabbitMQ 3.10 to 4.3. Lists are requested without statistics, which 4.x discourages and which can be
-disabled. Numbers of messages do not depend on statistics: the broker counts them, by default every five seconds.
+It supports RabbitMQ 3.10 to 4.3. Lists are requested without statistics, because 4.x discourages them and an operator
+can disable them. Numbers of messages do not depend on statistics: the broker counts messages, by default every five
+seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class FoundExchange:
     """An exchange that exists on the broker.
 
     Attributes:
-        exchange: its properties.
+        exchange: the exchange as it was declared.
         policy: the name of the policy that applies to it, or None.
     """
 
@@ -43,8 +44,8 @@ class FoundQueue:
     """A queue that exists on the broker.
 
     Attributes:
-        queue: its properties.
-        type: its type.
+        queue: the queue as it was declared.
+        type: ``quorum``, ``classic`` or ``stream``.
         policy: the name of the policy that applies to it, or None.
         state: the state that the broker reports, such as ``running`` or ``down``; empty if it reports none.
         messages: number of messages, or None if the broker has not counted them yet. Includes dead letters
@@ -112,7 +113,7 @@ class ManagementApi:
     ) -> Any:
         """Call ``/api/<path>``; return the decoded answer, or None if it is empty.
 
-        GET and DELETE of something that does not exist return None too.
+        GET and DELETE of an object that does not exist return None too.
 
         Raises:
             ManagementApiError: the API did not answer, or refused.
@@ -159,7 +160,7 @@ class ManagementApi:
         return [_exchange(one) async for one in self._pages("exchanges", vhost, containing)]
 
     async def queue(self, vhost: str, name: str, *, statistics: bool = False) -> FoundQueue | None:
-        """A queue by name, or None. Some releases do not report its number of messages here.
+        """A queue by name, or None. Some releases do not report the number of its messages here.
 
         Args:
             vhost: the virtual host.
@@ -175,7 +176,7 @@ class ManagementApi:
         return [_queue(one) async for one in self._pages("queues", vhost, containing)]
 
     async def bindings_from(self, vhost: str, exchange: str) -> list[Binding]:
-        """The bindings whose source is this exchange; none if it does not exist."""
+        """The bindings whose source is this exchange; an empty list if the exchange does not exist."""
         found = await self.call("GET", "exchanges", vhost, exchange, "bindings", "source")
         return [_binding(one) for one in _array(found or [])]
 
@@ -218,8 +219,8 @@ class ManagementApi:
             answer = await self.call("GET", kind, vhost, query=query)
             if answer is None:
                 raise ManagementApiError(
-                    f"the management API at {self.address} has no virtual host {vhost!r}: if it belongs to another "
-                    "broker, give the right one with management_url=..."
+                    f"the management API at {self.address} has no virtual host {vhost!r}: if this is the API of "
+                    "another broker, give the right URL with management_url=..."
                 )
             found = _object(answer)
             for one in _array(found.get("items")):
@@ -243,7 +244,7 @@ def _array(value: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _arguments(found: Mapping[str, Any]) -> dict[str, Argument]:
-    # An argument can be a table or a list; as text it can still be compared and shown.
+    # Tables and lists become text, which can still be compared and shown.
     arguments = found.get("arguments") or {}
     return {
         name: value if isinstance(value, str | int | bool | float) else json.dumps(value, sort_keys=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import httpx2
 
 MANAGEMENT_VARIABLE: Final = "BIDE_MANAGEMENT_URL"
-"""URL of the management API of the broker of ``BIDE_URL``; the default has its user and host, and port 15672."""
+"""URL of the management API. The default has the user and host of ``BIDE_URL``, and port 15672, or 15671 with TLS."""
 
 PORTS: Final = {"http": 15672, "https": 15671}
 
@@ -35,9 +35,9 @@ class ManagementEndpoint:
 
     Attributes:
         base: scheme, host and port, and the path of a proxy: ``http://localhost:15672``.
-        user: the user.
-        password: the password.
-        tls: TLS settings for https; None uses the system's.
+        user: the name of the user.
+        password: the password of the user.
+        tls: TLS settings for https; None trusts the certificate authorities of the system.
         timeout: the timeout of one call.
     """
 
@@ -67,7 +67,7 @@ class ManagementEndpoint:
         }
 
     async def trace(self, event: str, details: Mapping[str, Any]) -> None:
-        """Handle an event of the HTTP client: before a password is sent unencrypted, log a warning."""
+        """Handle an event of the HTTP client: log a warning before it sends a password unencrypted."""
         if event == "connection.connect_tcp.complete":
             warn_about_http(self.base, self.user, details["return_value"].get_extra_info("socket"))
 

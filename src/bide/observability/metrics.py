@@ -91,25 +91,23 @@ class Metrics(Observer, GateObserver):
             self._discarded = Counter(
                 "bide_messages_discarded", "Messages that the retry policy dropped.", _FAILURE, registry=registry
             )
-            self._expired = Counter(
-                "bide_messages_expired", "Messages whose expiration was over.", _MESSAGE, registry=registry
-            )
+            self._expired = Counter("bide_messages_expired", "Messages that had expired.", _MESSAGE, registry=registry)
             self._duplicates = Counter(
                 "bide_messages_duplicate",
-                "Messages that were acknowledged unhandled, as duplicates.",
+                "Messages that were acknowledged as duplicates, without handling them.",
                 _MESSAGE,
                 registry=registry,
             )
             self._lateness = Histogram(
                 "bide_message_lateness_seconds",
-                "From the due time of a delayed message to its first delivery.",
+                "Time from the due time of a delayed message to its first delivery.",
                 _MESSAGE,
                 registry=registry,
                 buckets=lateness_buckets,
             )
             self._handling = Histogram(
                 "bide_message_handling_seconds",
-                "Running time of handlers, of failed ones too.",
+                "Running time of handlers, including failed ones.",
                 _MESSAGE,
                 registry=registry,
                 buckets=handling_buckets,
@@ -134,7 +132,7 @@ class Metrics(Observer, GateObserver):
             )
             self._gate_lateness = Histogram(
                 "bide_gate_lateness_seconds",
-                "From the due time of a scheduled message until the gate sent it.",
+                "Time from the due time of a scheduled message until the gate sent it.",
                 ("target",),
                 registry=registry,
                 buckets=lateness_buckets,
@@ -152,8 +150,9 @@ class Metrics(Observer, GateObserver):
             ) from error
 
     def watch(self, endpoint: Endpoint) -> None:
-        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down. A gate that the endpoint
-        hosts is exported too, as by :meth:`watch_gate`.
+        """Export ``bide_endpoint_slow``: whether consecutive failures slow this endpoint down.
+
+        If the endpoint hosts a gate, the metrics of :meth:`watch_gate` are exported for that gate too.
 
         The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
         """
@@ -161,7 +160,9 @@ class Metrics(Observer, GateObserver):
         self._slow.labels(endpoint.name).set_function(lambda: float(endpoint.slow))
 
     def watch_gate(self, gate: Gate) -> None:
-        """Export the state and the counts of a gate: ``bide_gate_partition_leading`` and the like.
+        """Export the state and the counts of a gate.
+
+        The metrics are ``bide_gate_partition_*``, ``bide_gate_occurrences_total`` and ``bide_gate_answers_total``.
 
         The values are read at each scrape. They are missing in the multiprocess mode of prometheus-client.
         """
@@ -193,7 +194,7 @@ class Metrics(Observer, GateObserver):
             yield
 
     def at_gate(self, event: GateEvent) -> None:
-        """Count and measure the result of a delivery. Other ends are counted by the gate; see :meth:`watch_gate`."""
+        """Count and measure the result of a delivery. The gate counts other events; see :meth:`watch_gate`."""
         if event.target is None:
             return
         target = self._targets.of(event.target)
@@ -351,7 +352,7 @@ _GATE_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionStatus], float | No
 
 
 class _Values:
-    """Limits the values of a label: the first ones are kept, later ones become one."""
+    """Limits the values of a label: the first 100 are kept, later ones become ``(other)``."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()

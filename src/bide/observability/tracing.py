@@ -1,8 +1,9 @@
 """OpenTelemetry spans of publishing and handling messages, linked across delays.
 
 Names of spans and attributes follow OpenTelemetry's semantic conventions for messaging and RabbitMQ. Names of spans do
-not contain the routing key, of which there can be any number. The context travels in the headers ``traceparent`` and
-``tracestate`` (W3C Trace Context, also used by NServiceBus), or in those of the propagator that the program configures.
+not contain routing keys, because their number is not limited. The context travels in the headers ``traceparent`` and
+``tracestate`` (W3C Trace Context, also used by NServiceBus), or in the headers of the propagator that the program
+configures.
 
 Whether the span of a handler belongs to the sender's trace:
 
@@ -51,7 +52,7 @@ NEW_TRACE: Final = "NServiceBus.OpenTelemetry.StartNewTrace"
 
 
 class Tracing(Observer, GateObserver):
-    """Creates spans, for an endpoint or a gate as one of its ``observers``, and for a client with its :meth:`stamp`.
+    """Creates spans: as one of the ``observers`` of an endpoint or a gate, or for a client with :meth:`stamp`.
 
     Args:
         tracer_provider: the tracer provider; None uses the global one, even if that is set later.

@@ -99,15 +99,15 @@ def not_routing(
     source_type: str = "fanout",
     queue_type: str = "quorum",
 ) -> Topology:
-    """Pattern 12, not: a queue gets everything except what it does not want.
+    """Pattern 12, not: a queue gets all messages except the unwanted ones.
 
-    No binding can express "not". So the consumer has a topic exchange of its own, ``<queue>.filter``. It sends unwanted
-    keys to a queue with a TTL of zero, which drops them at once. Everything else matches no binding and goes to the
-    alternate exchange ``<queue>.rest``, and from there to the consumer's queue.
+    No binding can express "not". So the consumer has a topic exchange of its own, ``<queue>.filter``. This exchange
+    routes unwanted messages to a queue with a TTL of zero, which drops them at once. Other messages match no binding
+    and go to the alternate exchange ``<queue>.rest``, and from there to the consumer's queue.
 
     Caveat: if the queue for unwanted messages or its binding is deleted, unwanted messages reach the consumer. A
-    message with CC keys is dropped if one of its keys is unwanted. Dropping messages in the consumer is simpler, but
-    they have to be delivered to it first.
+    message with CC keys is dropped if one of its keys is unwanted. It is simpler to drop messages in the consumer, but
+    then the broker has to deliver them first.
 
     Args:
         exchange: the exchange that messages are published to.

@@ -56,7 +56,7 @@ def layered_exchanges(
     """Pattern 2, layers of exchanges: the first layer routes cheaply, so that fewer messages need costly routing.
 
     The entry exchange has few bindings, and routes each message to an exchange of the second layer. There a fanout
-    exchange passes it to all of its queues, and a headers exchange to those queues whose rule its headers match.
+    exchange passes the message to all queues, and a headers exchange only to queues whose rule the headers match.
 
     Caveat: a queue that is reached over two layers gets only one copy, because the broker delivers a published message
     to a queue once.
@@ -65,8 +65,8 @@ def layered_exchanges(
         exchange: the entry exchange.
         layers: exchange -> its binding key. The exchanges of the second layer, bound to the entry exchange.
         queues: queue -> its exchange; an exchange of the second layer.
-        rules: queue -> headers to match. All of them by default (x-match). The exchange of such a queue is a headers
-            exchange, and its other queues get everything.
+        rules: queue -> headers to match; all of them by default (x-match). The exchange of such a queue is a headers
+            exchange, and queues without a rule get all of its messages.
         entry: type of the entry exchange: topic, direct or fanout; fanout sends everything to every layer.
         queue_type: type of the queues: quorum or classic.
 

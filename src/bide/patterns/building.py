@@ -26,10 +26,11 @@ def distinct(kind: str, names: Collection[str], *, option: str, owner: str | Non
     """Check that there are names, that each is valid, and that none is given twice.
 
     Args:
-        kind: what is named, for error messages: ``"queue"``.
-        names: the names, or a mapping whose keys they are.
-        option: the argument that has the names.
-        owner: the key of that argument whose value the names are; None if they are the whole argument.
+        kind: the kind of object that has the names, for error messages: ``"queue"``.
+        names: the names, or a mapping with the names as keys.
+        option: the argument of the pattern that contains the names.
+        owner: if the argument is a mapping with the names as one of its values, the key of that value; None if the
+            names are the whole argument.
 
     Raises:
         InvalidInputError: the value is a single text, or empty.
@@ -49,7 +50,7 @@ def distinct(kind: str, names: Collection[str], *, option: str, owner: str | Non
 
 
 def _argument(option: str, values: Collection[str], owner: str | None) -> str:
-    """An argument with several values as errors name it. The command line prints its option instead."""
+    """The form in which errors name an argument with several values. The command line replaces it by the option."""
     shape = "{...}" if isinstance(values, Mapping) or owner is not None else "[...]"
     return f"{option}={shape}" if owner is None else f"{option}={shape} for {owner!r}"
 
@@ -59,8 +60,8 @@ def keys_of(keys: Sequence[str], *, option: str, owner: str | None = None) -> tu
 
     Args:
         keys: the binding keys.
-        option: the argument that has them.
-        owner: the key of that argument whose value they are; None if they are the whole argument.
+        option: the argument of the pattern that contains the keys.
+        owner: as for :func:`distinct`.
 
     Raises:
         InvalidInputError: the value is a single text, or empty.
@@ -90,10 +91,10 @@ def literal_word(kind: str, name: str) -> str:
 
 
 def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
-    """Check that a value is one of those allowed.
+    """Check that a value is allowed, and return it.
 
     Raises:
-        InvalidInputError: it is not.
+        InvalidInputError: the value is not allowed.
     """
     if value not in allowed:
         raise InvalidInputError(f"{option}={value!r} is not one of {', '.join(map(repr, allowed))}: choose one")
@@ -115,7 +116,7 @@ def milliseconds(option: str, value: DelayLike) -> int:
 
 
 def make_queue(name: str, queue_type: str, arguments: Mapping[str, Argument] | None = None) -> Queue:
-    """A durable queue; if its type supports that, it dead-letters at least once.
+    """A durable queue. A quorum queue with a dead-letter exchange dead-letters at least once.
 
     Raises:
         InvalidInputError: the type is neither quorum nor classic.
@@ -140,7 +141,7 @@ def references(topology: Topology) -> frozenset[str]:
 
 
 def refuse_same(names: Iterable[tuple[str, str]]) -> None:
-    """Check that things which must be different have different names.
+    """Check that exchanges or queues that must be different have different names.
 
     Args:
         names: pairs of a description and a name.

@@ -1,7 +1,7 @@
 """The catalogue of patterns, with their command-line options and samples.
 
-The numbers are those of a well-known list of eighteen RabbitMQ patterns. Patterns without a number are the primitives
-below them, or are described elsewhere.
+The numbers are those of a well-known list of eighteen RabbitMQ patterns. Patterns without a number are primitives of
+the numbered ones, or come from other sources.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pattern:
     """A pattern and the function that builds its topology.
 
     Attributes:
-        number: its number, 1 to 18, or None.
+        number: the number of the pattern, 1 to 18, or None.
         title: a short title.
         build: the function; it returns the topology.
         sample: arguments for a sample of the pattern.
@@ -41,7 +41,7 @@ class Pattern:
 
     @property
     def example(self) -> str | None:
-        """The file name of its example, such as ``01_fanout_broadcast.py``, or None."""
+        """The file name of the pattern's example, such as ``01_fanout_broadcast.py``, or None."""
         return None if self.number is None else f"{self.number:02}_{self.build.__name__}.py"
 
     @property
@@ -51,7 +51,7 @@ class Pattern:
 
     @property
     def caveat(self) -> str:
-        """Its pitfalls, or an empty text."""
+        """The pitfalls of the pattern, or an empty text."""
         return caveat_of(self.build)
 
     @property
@@ -87,7 +87,7 @@ class Pattern:
 
 
 def _event_bus(exchange: str, *, queues: Sequence[str], delay: str, keys: Sequence[str] = ()) -> Topology:
-    """An event bus: the broker counts retries, and messages that fail for good are parked.
+    """An event bus: a worker counts and delays retries, and parks messages that fail for good.
 
     Args:
         exchange: the exchange that events are published to.

@@ -88,9 +88,9 @@ def private_consumer_exchanges(
 def wire_tap(exchange: str, *, queue: str, expires: DelayLike = "1h", max_length: int = 10_000) -> Topology:
     """A wire tap, on demand: a copy of everything that passes an exchange.
 
-    It belongs to pattern 4, where a consumer's private exchange shows what the consumer gets before filtering. It works
-    with every fanout, topic or headers exchange. The queue expires when it has no consumer, and a full queue drops its
-    oldest messages, so it never holds up publishers.
+    A wire tap belongs to pattern 4, where a consumer's private exchange gets the messages before they are filtered. It
+    works with every fanout, topic or headers exchange. The queue expires when it has no consumer, and a full queue
+    drops its oldest messages, so it never holds up publishers.
 
     Caveat: on an exchange with an alternate exchange, the tap matches every message, so the alternate gets nothing.
 
@@ -140,11 +140,12 @@ def point_to_point(*, queues: Sequence[str], queue_type: str = "quorum") -> Topo
 def hierarchical_routing(
     *, messages: Sequence[str], queues: Mapping[str, Sequence[str]], queue_type: str = "quorum"
 ) -> Topology:
-    """Pattern 8, hierarchical routing: a queue bound to ``finance`` gets ``finance.fraud.alert`` too, now and later.
+    """Pattern 8, hierarchical routing: a queue bound to ``finance`` also gets ``finance.fraud.alert``.
 
-    Each message type ``domain.sub-domain.action`` has a fanout exchange, bound to that of ``domain.sub-domain``, which
-    is bound to that of ``domain``. A publisher declares all exchanges from its message up to the domain. So new message
-    types reach the queues bound further up without new bindings of those queues.
+    Each message type ``domain.sub-domain.action`` has a fanout exchange, which routes to the exchange
+    ``domain.sub-domain``, which routes to the exchange ``domain``. A publisher declares all exchanges from its message
+    type up to the domain. So new message types reach queues that are bound further up without new bindings of these
+    queues.
 
     Caveat: a queue that is bound to ``finance`` and to ``finance.fraud`` gets a message only once. Messages published
     to a parent exchange do not go down to its children.

@@ -28,7 +28,7 @@ PLUGIN_TYPE: Final = "x-delayed-message"
 GRACE: Final = timedelta(minutes=1)
 """How much longer than its message an ephemeral classic queue exists by default.
 
-It is longer than a publish may take, so that the queue does not expire before a message that the broker confirmed.
+A publish takes less time than this, so a message that the broker confirmed expires before its queue.
 """
 
 
@@ -56,8 +56,8 @@ def delayed_retry_cascade(
         layout: delay infrastructure, nservicebus or clock; nservicebus has powers of two, clock is bide's own.
         levels: number of levels, 1 to 28, 28 by default (nservicebus). The longest delay is 2^levels - 1 seconds. Use
             fewer only on a virtual host without .NET endpoints.
-        max_delay: longest delay with queues (clock).
-        resolution: clock: delays are rounded up to a multiple of this.
+        max_delay: longest delay that gets queues (clock).
+        resolution: delays are rounded up to a multiple of this (clock).
         queue_type: type of the consumers' queues: quorum or classic.
 
     Raises:
@@ -90,9 +90,9 @@ def delayed_delivery_cascade(
     Args:
         queues: the target queues.
         layout: delay infrastructure, clock or nservicebus; clock is bide's own, nservicebus has powers of two.
-        levels: nservicebus: number of levels, 1 to 28; see pattern 13.
-        max_delay: longest delay with queues (clock).
-        resolution: clock: delays are rounded up to a multiple of this.
+        levels: number of levels, 1 to 28 (nservicebus); see pattern 13.
+        max_delay: longest delay that gets queues (clock).
+        resolution: delays are rounded up to a multiple of this (clock).
         queue_type: type of the queues: quorum or classic.
 
     Raises:
@@ -212,7 +212,7 @@ def delayed_message_exchange(
     header.
 
     Caveats: delayed messages are on one node only. None is delivered while the node is down, and all are lost with its
-    disk. Mandatory does not work. The longest delay is 49 days.
+    disk. The mandatory flag has no effect. The longest delay is 49 days.
 
     Args:
         exchange: the exchange.

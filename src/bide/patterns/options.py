@@ -114,9 +114,9 @@ class Option:
 
 
 def header_value(text: str) -> Argument:
-    """Parse a header's value: 2 is a number, true and false are booleans, everything else is text, and so is "2".
+    """Parse a header's value: 2 is a number, true and false are booleans, and everything else is text.
 
-    The type matters, because a headers exchange compares it.
+    In quotes, "2" is text too. The type matters, because a headers exchange compares it.
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -185,5 +185,5 @@ def caveat_of(function: Callable[..., Topology]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Join a part of a docstring to one line, with plain quotes."""
+    """Join a part of a docstring to one line, with plain quotes in place of markup."""
     return " ".join(re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"'\1\2'", text).split())

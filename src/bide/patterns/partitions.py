@@ -41,9 +41,9 @@ def ordered_partitions(
     """Pattern 6, ordered processing: related messages go to the same partition, and are handled in order.
 
     Each partition is a queue with a single active consumer: any number of processes can consume from all partitions,
-    the broker activates one consumer for each, and another takes over when that one ends. So consumers need not be
-    assigned to queues. The order holds for a consumer with a prefetch of 1, or one that handles its messages one by
-    one; see :mod:`bide.messaging.partitions`.
+    and the broker activates one consumer for each partition. When the active consumer ends, another one takes over. So
+    consumers need not be assigned to queues. The order holds if a consumer has a prefetch of 1, or handles its messages
+    one by one; see :mod:`bide.messaging.partitions`.
 
     Caveat: with few distinct values to hash, or few partitions, the shares are uneven. All messages without the header
     or property go to the same partition. A message that is requeued or retried later is out of order.
@@ -88,8 +88,8 @@ def data_locality(exchange: str, *, queue: str, partitions: int, header: str, qu
     It is pattern 6 with the header that identifies the entity.
 
     Caveat: when you add or remove a partition, some entities move: about one in ``partitions + 1`` goes to the new
-    partition. The old consumer is not notified, it only gets no more messages about them. Stop the consumers and let
-    them save their state, change the topology while no messages are waiting, and start the consumers again.
+    partition. The old consumer gets no more messages about these entities, and no notification. Stop the consumers and
+    let them save their state, change the topology while no messages are waiting, and start the consumers again.
 
     Args:
         exchange: the consistent-hash exchange; it needs the plugin rabbitmq_consistent_hash_exchange.

@@ -38,8 +38,8 @@ def carbon_copies(exchange: str, *, queues: Sequence[str], queue_type: str = "qu
 def ephemeral(exchange: str, *, queue: str, expires: DelayLike) -> Topology:
     """Expiry and auto-delete: a queue that is deleted after a time without use, and its exchange with it.
 
-    A consumer, a get or a repeated declaration counts as use; a publish does not, and the messages in the queue are
-    deleted with it. The exchange is deleted with its last binding.
+    A consumer, a get or a repeated declaration counts as use, but a publish does not. The messages in the queue are
+    deleted with the queue. The exchange is deleted with its last binding.
 
     Args:
         exchange: the fanout exchange.
@@ -60,7 +60,7 @@ def ephemeral(exchange: str, *, queue: str, expires: DelayLike) -> Topology:
 
 
 def auto_delete_queue(queue: str) -> Topology:
-    """Auto-delete: a queue that is deleted with its last consumer; without ever having a consumer, it stays.
+    """Auto-delete: a queue that is deleted with its last consumer; a queue that never had a consumer stays.
 
     Args:
         queue: the queue; a classic one, the only type that supports this.
@@ -169,8 +169,9 @@ def central_dead_letters(
 def waiting_queue(queue: str, *, to: str, ttl: DelayLike | None = None, queue_type: str = "quorum") -> Topology:
     """TTL: a queue whose messages move to another queue when they expire.
 
-    With a TTL of the queue, all messages wait equally long and move in order. Without one, each waits as long as its
-    own ``expiration``. But only the head of a queue expires: a short wait behind a long one takes as long as that one.
+    With a TTL of the queue, all messages wait equally long and move in order. Without a TTL, each message waits as long
+    as its own ``expiration``. But only the head of a queue expires: a message with a short expiration behind one with a
+    long expiration waits as long as that one.
 
     Args:
         queue: the queue that messages wait in.

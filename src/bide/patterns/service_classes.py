@@ -26,8 +26,8 @@ def priority_queue(
     """Pattern 9, class of service by a priority queue: urgent messages overtake the others.
 
     A classic queue has as many priorities as it is declared with. A quorum queue has priorities from RabbitMQ 4.0 on,
-    without an argument: two classes below 4.3 (priorities over 4 come first, about two of them for each of the others),
-    and priorities 0 to 31 from 4.3 on. On 3.x a quorum queue ignores priorities.
+    without an argument: priorities 0 to 31 from 4.3 on, and two classes before (it delivers about two messages of
+    priority 5 or more for each other message). On 3.x a quorum queue ignores priorities.
 
     Caveats: starvation: while urgent messages keep arriving, the others wait, even past their TTL, because only the
     head of a queue expires (RabbitMQ 4.3 checks each priority of a quorum queue). Overflow: a full queue drops messages

@@ -1,7 +1,7 @@
 """Topologies: exchanges, queues and bindings as values, without a broker.
 
 This package has the values. :mod:`~bide.topology.validation` finds what RabbitMQ would refuse,
-:mod:`~bide.topology.routing` computes where a message goes, and :mod:`~bide.topology.rendering` draws.
+:mod:`~bide.topology.routing` computes where a message goes, and :mod:`~bide.topology.rendering` draws topologies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The buckets of a consistent-hash exchange, as RabbitMQ's plugin computes them.
 
 The plugin hashes the key with Erlang's ``phash2``, seeds Erlang's random generator ``exs1024`` with the hash, and jumps
-from bucket to bucket by the generator's numbers (the jump consistent hash of Lamping and Veach). This module reproduces
-both. It was compared with Erlang, and the tests compare it with brokers of 3.10 and 4.3.
+from bucket to bucket by the generator's numbers (the jump consistent hash of Lamping and Veach). This module computes
+the same buckets. It was compared with Erlang, and the tests compare it with brokers of 3.10 and 4.3.
 """
 
 from __future__ import annotations

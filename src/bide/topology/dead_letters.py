@@ -12,9 +12,9 @@ from bide.topology.routing import Model
 def endless_retries(topology: Topology) -> Iterator[str]:
     """Find retry queues whose TTL returns messages before the worker of the retry queue has counted them.
 
-    A dead-letter cycle with a TTL is not a mistake by itself. In the usual retry, a work queue rejects into a wait
-    queue, whose TTL returns the message, and the consumer of the work queue counts. Several wait queues are usual too.
-    Such cycles are accepted. It is a mistake in the shape of an event bus:
+    A dead-letter cycle with a TTL is not a mistake by itself. In the usual retry, a rejected message waits in a wait
+    queue, whose TTL returns it to the work queue, and the consumer of the work queue counts the attempts. Such cycles
+    are accepted, also with several wait queues. In an event bus, the following cycle is a mistake:
 
     * a *delay queue* has a TTL, dead-letters to an exchange with a routing key, and is bound to that same exchange, so
       that programs can choose to send messages to it;

@@ -1,7 +1,7 @@
 """Matching rules of exchange types.
 
 The bindings of each exchange are indexed once, so that many messages can be matched against thousands of bindings.
-:mod:`bide.topology.routing` decides which exchange is next, and what happens to a message without a match.
+:mod:`bide.topology.routing` decides which exchange is next, and where a message without a match goes.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class _TopicTable:
 
 
 def _enter(node: _TopicNode, states: set[_TopicNode], found: set[Destination]) -> None:
-    """Add a state, and those that a ``#`` reaches from it without reading a word."""
+    """Add a state, and the states that a ``#`` reaches from it without reading a word."""
     if node in states:
         return
     if node.repeats and not node.after:

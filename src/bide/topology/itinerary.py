@@ -22,7 +22,7 @@ CHOOSERS: Final[Mapping[str, str]] = {
     "x-random": "at random, whatever",
     "x-local-random": "at random among those on the publisher's node, whatever",
 }
-"""Exchange types that send a message to one of their bindings, which only the broker can choose."""
+"""Exchange types that choose one binding for each message, with the words that describe the choice."""
 
 _INNER: Final = {"x-recent-history": "fanout"}
 _MODELLED: Final = frozenset({"direct", "topic", "fanout", "headers"})
@@ -50,10 +50,10 @@ class Stop:
     """An exchange on the route of a message.
 
     Attributes:
-        exchange: its name.
-        type: its type.
+        exchange: the name of the exchange.
+        type: the type of the exchange.
         certain: whether the message certainly reaches the exchange.
-        looks: the decisions about its destinations.
+        looks: the decisions about its destinations, one for each binding.
     """
 
     exchange: str
@@ -69,7 +69,7 @@ class Itinerary:
     Attributes:
         stops: the exchanges, in the order in which the message reaches them.
         queues: the queues that certainly get the message.
-        possible: the queues that get the message if an exchange chooses so.
+        possible: the queues that get the message only if an exchange chooses them.
         later: what happens after delays, one sentence for each copy.
     """
 

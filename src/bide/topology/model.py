@@ -198,7 +198,7 @@ class Change:
 
     Attributes:
         kind: ``"exchange"`` or ``"queue"``.
-        name: its name.
+        name: the name of the exchange or queue.
         differences: property or argument name -> (value before, value after); None where it is absent.
     """
 

@@ -1,4 +1,4 @@
-"""Arguments of queues: which types of queue accept them, and which values.
+"""Queue arguments: the queue types that accept them, and their valid values.
 
 These are the rules of RabbitMQ 3.10 to 4.3. The broker refuses an argument that belongs to another type of queue, but
 ignores arguments that it does not know. So unknown arguments are accepted here too, unless a later release knows them.

@@ -45,7 +45,7 @@ class Node:
         id: its identifier in the drawing.
         kind: exchange or queue.
         lines: the lines of text in it, the name first.
-        known: whether the topology contains it, or only refers to it.
+        known: whether the topology contains it. Otherwise the topology only refers to it.
     """
 
     id: str

@@ -23,7 +23,7 @@ _MOVE: Final = """
             amqqueue:get_type(Queue) =:= rabbit_quorum_queue,
             {Name, _} <- [amqqueue:get_pid(Queue)]], ok.
 """
-"""Have each quorum queue led by another node."""
+"""Erlang code that moves the leader of each quorum queue to another node."""
 
 
 @contextmanager
@@ -43,14 +43,14 @@ def _change_policy(site: FaultSite, node: LocalBroker) -> Iterator[str]:
 
 
 def _delete_policy(site: FaultSite) -> None:
-    """Delete the policy, unless a call that got no answer in time has done so."""
+    """Delete the policy, unless an earlier call that timed out has deleted it."""
     management = site.contact().management
     if any(one["name"] == POLICY for one in management.call("GET", "policies", site.vhost)):
         management.call("DELETE", "policies", site.vhost, POLICY)
 
 
 def limits_of(node: LocalBroker) -> list[str]:
-    """The limits of memory and free disk space of a node, whose alarms block publishers."""
+    """A node's memory limit (bytes, or a fraction of the memory) and its limit of free disk space (bytes)."""
     text = node.rabbitmqctl(
         "eval",
         """io:format("~w ~w~n", [case vm_memory_monitor:get_vm_memory_high_watermark() of
@@ -60,7 +60,7 @@ def limits_of(node: LocalBroker) -> list[str]:
 
 
 def set_limits(node: LocalBroker, memory: str, disk: str) -> None:
-    """Set both limits of a node."""
+    """Set a node's memory limit and its limit of free disk space, as :func:`limits_of` returns them."""
     node.rabbitmqctl("set_vm_memory_high_watermark", *([] if "." in memory else ["absolute"]), memory)
     node.rabbitmqctl("set_disk_free_limit", disk)
 
@@ -83,7 +83,11 @@ def _disk_alarm(site: FaultSite, node: LocalBroker) -> Iterator[str]:
 
 LEADERS = Fault(name="leaders", what="the leaders of all queues move, twice", inject=_move_leaders, hits_node=False)
 POLICY_CHANGE = Fault(
-    name="policy", what="a policy for all queues comes and goes", inject=_change_policy, hits_node=False, twice=False
+    name="policy",
+    what="a policy for all queues is set and deleted",
+    inject=_change_policy,
+    hits_node=False,
+    twice=False,
 )
 MEMORY = Fault(name="memory", what="the memory alarm of a node", inject=_memory_alarm, twice=False)
 DISK = Fault(name="disk", what="the disk alarm of a node", inject=_disk_alarm, twice=False)

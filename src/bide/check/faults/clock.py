@@ -15,8 +15,10 @@ from bide.errors import InvalidInputError
 from bide.local_broker import LocalBroker
 
 _STEP: Final = 600.0
+"""Seconds."""
+
 _DRIFT: Final = 0.01
-"""Seconds per second."""
+"""Seconds that the clock gains per second."""
 
 _LIBRARIES: Final = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
 _RELOAD: Final = 1.0
@@ -24,7 +26,7 @@ _RELOAD: Final = 1.0
 
 
 def faketime(folder: Path) -> dict[str, str]:
-    """The environment of nodes whose clocks can be set. The library is copied to a folder that they can see.
+    """Copy libfaketime to a folder that the nodes can read; return the environment that makes them use it.
 
     Raises:
         InvalidInputError: libfaketime is not installed.
@@ -51,9 +53,9 @@ def _set(node: LocalBroker, seconds: float) -> None:
 
 @contextmanager
 def _step(site: FaultSite, node: LocalBroker, *, seconds: float) -> Iterator[str]:
-    """Set the clock of a node that is killed and comes back, and set it back in the same way.
+    """Kill the node, change its clock and restart it; the repair does the same with the right time.
 
-    Erlang corrects its clock by one percent at most while it runs, so a step takes effect when the node starts.
+    A running Erlang node corrects its clock by one percent at most, so a step takes effect when the node starts.
     """
     step = site.rng.choice((seconds, -seconds))
     node.kill()
@@ -84,7 +86,7 @@ def _drift(site: FaultSite, node: LocalBroker) -> Iterator[str]:
 
 
 def step_of(seconds: float) -> Fault:
-    """A step of the clock of a node."""
+    """A fault that moves the clock of a node forward or back by this many seconds."""
     return Fault(
         name="clock-step",
         what="the clock of a node is wrong by ten minutes",

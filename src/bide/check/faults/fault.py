@@ -1,4 +1,4 @@
-"""A fault as a value: what it does, what it may do to messages, and what it needs."""
+"""A fault as a value: its action and repair, its effect on messages, and its needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Need = Literal["namespaces", "faketime", "processes"]
 
 
 class Cluster(Protocol):
-    """What a run needs of a :class:`bide.local_broker.LocalCluster`, or of a single node."""
+    """The parts of :class:`bide.local_broker.LocalCluster` that a run uses; a single node can have them too."""
 
     @property
     def nodes(self) -> Sequence[LocalBroker]: ...
@@ -48,11 +48,11 @@ class Cluster(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class FaultSite:
-    """Where faults happen.
+    """The cluster, virtual host and processes that faults affect.
 
     Attributes:
-        processes: gates and relays.
-        busy: nodes that have a fault.
+        processes: gates and relays that a fault may kill.
+        busy: the numbers of the nodes that have a fault, from 1.
     """
 
     cluster: Cluster
@@ -75,13 +75,15 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        what: for the help.
-        inject: a context manager that begins the fault and repairs it, in a thread. It gives a text, such as the node.
-        hits_node: whether it takes a node, which then has no other fault.
-        late: whether messages may be late.
-        twice: whether messages may arrive twice; see docs/guarantees.md.
-        clock_step: by how many seconds the clock of a node is wrong, at most.
-        clock_rate: by how many seconds it gets wrong per second.
+        what: a description in one line.
+        inject: a blocking context manager that begins the fault when it is entered and repairs it at its exit. It
+            yields the target of the fault as text, such as the name of a node.
+        hits_node: whether the fault affects one node, which gets no other fault meanwhile.
+        late: whether the fault may delay messages.
+        twice: whether messages may arrive twice because of the fault; see docs/guarantees.md.
+        clock_step: the error of a node's clock, in seconds.
+        clock_rate: the error that a node's clock gains, in seconds per second.
+        need: a requirement on the run; None if there is none.
     """
 
     name: str
@@ -96,15 +98,17 @@ class Fault:
 
 
 _PATIENCE: Final = 180.0
+"""Seconds after which :func:`insist` gives up."""
+
 _PAUSE: Final = 1.0
-"""Seconds until a busy node is asked again."""
+"""Seconds between two attempts."""
 
 
 def insist(action: Callable[[], _Result]) -> _Result:
-    """Do something on a node that may be too busy to answer, until it succeeds.
+    """Repeat an action on a node that may be too busy to answer, until the action succeeds.
 
     Raises:
-        BideError: it did not succeed within three minutes.
+        BideError: the action still failed after three minutes.
     """
     deadline = time.monotonic() + _PATIENCE
     while True:

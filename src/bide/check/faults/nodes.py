@@ -1,4 +1,4 @@
-"""Faults of nodes: killed, paused, replaced; and of gates and relays."""
+"""Killed, paused and replaced nodes, and killed gates and relays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _pause(site: FaultSite, node: LocalBroker) -> Iterator[str]:
 
 @contextmanager
 def _replace(site: FaultSite, node: LocalBroker) -> Iterator[str]:
-    """Remove a node from the cluster, and add an empty one under its name, with members of all queues."""
+    """Remove a node from the cluster. The repair adds an empty node of the same name, with members of all queues."""
     insist(lambda: site.contact().rabbitmqctl("shrink", node.name, tool="rabbitmq-queues"))
     node.stop()
     insist(lambda: site.contact().rabbitmqctl("forget_cluster_node", node.name))

@@ -1,4 +1,4 @@
-"""What workloads have in common: pace, messages, publishing and receiving."""
+"""The base class of workloads: pace, messages, publishing and receiving."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ PREFETCH: Final = 500
 _MAX_IN_FLIGHT: Final = 2_000
 _MAX_BODY: Final = 300
 _STEP: Final = 50
-"""Milliseconds. Delays are multiples of it, so that a ``Clock`` needs few queues."""
+"""Milliseconds. Delays are multiples of this value, so that a ``Clock`` needs few queues."""
 
 _REFUSED: Final = (InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError, UnsentError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where a workload runs.
+    """The surroundings of a workload: broker, client, recorder and limits.
 
     Attributes:
-        url: with all nodes.
-        management_url: of a node.
+        url: the AMQP URL with all nodes.
+        management_url: the URL of the management API of one node.
         rate: messages per second of this workload.
-        longest: the longest delay.
-        ending: set when no more messages should be sent.
-        folder: for files of processes.
+        longest: the longest delay of a message.
+        ending: set when the workload has to stop sending.
+        folder: the folder for logs and state of gates and relays.
     """
 
     url: str
@@ -66,8 +66,8 @@ class CheckWorkload(ABC):
     """Messages of one kind.
 
     Attributes:
-        name: the name on the command line, and in the history.
-        processes: commands of bide that it needs, and that a fault may kill.
+        name: the name on the command line and in the history.
+        processes: the gates or relays that the workload needs. Faults may kill them.
     """
 
     name: ClassVar[str]
@@ -79,15 +79,15 @@ class CheckWorkload(ABC):
 
     @property
     def queues(self) -> Sequence[str]:
-        """The queues that it receives from."""
+        """The queues that the workload receives from."""
         return [f"check.{self.name}.{number}" for number in range(3)]
 
     def topology(self) -> Topology:
-        """What it declares."""
+        """The topology that the workload declares."""
         return Topology(queues=[Queue.quorum(name) for name in self.queues])
 
     async def send(self) -> None:
-        """Send at the rate of the stage until it is ending."""
+        """Send at the rate of the stage until ``ending`` is set."""
         slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
         async with asyncio.TaskGroup() as tasks:
             async for number in self.pace():
@@ -99,13 +99,13 @@ class CheckWorkload(ABC):
         """Send a message, and record its result."""
 
     async def receive(self) -> None:
-        """Receive from all queues until this is cancelled."""
+        """Receive from all queues until this coroutine is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for queue in self.queues:
                 tasks.create_task(self.receive_from(queue))
 
     async def receive_from(self, queue: str) -> None:
-        """Receive from a queue until this is cancelled."""
+        """Receive from a queue until this coroutine is cancelled."""
         async with self.stage.client.consume(queue, prefetch=PREFETCH) as messages:
             async for message in messages:
                 self.stage.recorder.add_delivered(message, queue)
@@ -115,16 +115,16 @@ class CheckWorkload(ABC):
                     continue
 
     async def prepare(self) -> None:  # noqa: B027 (optional)
-        """Prepare the processes."""
+        """Fill ``processes``, before they are started."""
 
     async def warm_up(self) -> None:  # noqa: B027 (optional)
-        """Wait until the processes work, before there are faults."""
+        """Wait until the processes work, before the first fault."""
 
     async def finish(self) -> None:  # noqa: B027 (optional)
-        """Undo what keeps messages from arriving, when no more are sent."""
+        """Let blocked messages arrive, after the last message was sent."""
 
     async def pace(self) -> AsyncIterator[int]:
-        """Count messages at the rate of the stage. A pause that was too long is not made up for."""
+        """Yield message numbers at the rate of the stage, without catching up after a pause."""
         loop = asyncio.get_running_loop()
         next_at = loop.time()
         while not self.stage.ending.is_set():
@@ -134,7 +134,7 @@ class CheckWorkload(ABC):
             await asyncio.sleep(next_at - loop.time())  # the rate of the plan
 
     def random_delay(self) -> timedelta:
-        """A delay from 50 ms to the longest one."""
+        """A delay from 50 ms to the longest delay of the stage."""
         steps = self.stage.longest // timedelta(milliseconds=_STEP)
         return timedelta(milliseconds=_STEP * self.stage.rng.randint(1, steps))
 
@@ -159,7 +159,7 @@ class CheckWorkload(ABC):
         client: Client | None = None,
         **target: Any,
     ) -> None:
-        """Publish a message, and record its result."""
+        """Publish a message with the arguments *target*, and record its result."""
         recorder = self.stage.recorder
         try:
             receipt = await (client or self.stage.client).publish(
@@ -180,6 +180,6 @@ class CheckWorkload(ABC):
 
 
 def expected_after(error: BideError) -> str:
-    """Whether a message whose publish raised this error may arrive."""
-    is_refused = isinstance(error, _REFUSED) or type(error) is PublishError  # in itself: it was not sent in time
+    """What to expect after a publish raised this error: ``nothing`` arrives, or the result is ``unknown``."""
+    is_refused = isinstance(error, _REFUSED) or type(error) is PublishError  # no subclass: it was not sent in time
     return "nothing" if is_refused and not isinstance(error, PublishInDoubtError) else "unknown"

@@ -1,4 +1,4 @@
-"""Schedules with keys, which are cancelled and replaced, and the gates that deliver them."""
+"""Schedules with keys, some cancelled or replaced, and the gates that deliver them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from bide.schedules.names import PARTITIONS, partition_of
 
 _GATES: Final = 2
 _AFTER: Final = timedelta(milliseconds=200)
-"""Changes come up to this long after the due time, so that some are too late."""
+"""Schedules are changed up to this long after their due time, so that some changes are too late."""
 
 
 class GateWorkload(CheckWorkload):
-    """Schedules to three queues, and two gates. A fifth each is cancelled, replaced if unchanged, and replaced."""
+    """Schedules to three queues, and two gates.
+
+    Of five schedules, two are kept, one is cancelled, one is replaced, and one is replaced if it is unchanged, on
+    average.
+    """
 
     name: ClassVar = "gate"
 
@@ -39,8 +43,8 @@ class GateWorkload(CheckWorkload):
     async def warm_up(self) -> None:
         """Wait until gates deliver in each partition.
 
-        Meanwhile the gates leave partitions to each other, and a message that the old leader has in flight may come
-        twice.
+        Meanwhile the gates divide the partitions between them, and a message that the previous leader of a partition
+        has in flight may arrive twice.
         """
         for partition in range(PARTITIONS):
             key = next(key for key in map(str, count()) if partition_of(key) == partition)
@@ -112,4 +116,4 @@ _REPLACES: Final = {
     ("replace-if", ScheduleOutcome.SCHEDULED): ("nothing", "delivered"),
     ("replace-if", ScheduleOutcome.CHANGED): ("delivered", "nothing"),
 }
-"""What the first and the second message have to do after an answer. Others cannot be."""
+"""What is expected of the first and of the second message after an answer. Other answers are impossible."""

@@ -14,13 +14,13 @@ _ROOM: Final = 10
 """Messages that fit into the bad target."""
 
 _ONE_IN: Final = 10
-"""One message of these many goes to the bad target."""
+"""One message in this many goes to the bad target."""
 
 
 class IsolatedWorkload(CheckWorkload):
-    """Messages to three queues, and isolated ones to a queue that is full until the end.
+    """Messages to three queues (the neighbours), and isolated messages to a full queue (the bad target).
 
-    Every hundredth message goes to the full queue without a delay, and is refused.
+    The bad target is emptied at the end. Every hundredth message goes to it without a delay, and is refused.
     """
 
     name: ClassVar = "isolated"
@@ -51,7 +51,7 @@ class IsolatedWorkload(CheckWorkload):
         await self.publish(draft, [_BAD], role="blocked", to=_BAD, delay=delay, isolated=delay is not None)
 
     async def receive_from(self, queue: str) -> None:
-        """Receive from a queue; from the bad target only at the end."""
+        """Receive from a queue, but from the bad target only at the end."""
         if queue == _BAD:
             await self._is_open.wait()
         await super().receive_from(queue)

@@ -1,4 +1,4 @@
-"""Delayed messages to queues, one publish each, and as a bulk."""
+"""Delayed messages to queues, published one by one or in bulk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bide.errors import BideError, BulkInDoubtError
 from bide.messages.outgoing import OutgoingMessage
 
 _UNDELAYED: Final = 20
-"""One message of these many has no delay."""
+"""One message in this many has no delay."""
 
 
 class QueuesWorkload(CheckWorkload):
@@ -32,7 +32,7 @@ class BulkWorkload(CheckWorkload):
     name: ClassVar = "bulk"
 
     async def send(self) -> None:
-        """Publish bulks until the stage is ending."""
+        """Publish in bulk until the stage is ending. After an error, start another bulk."""
         while not self.stage.ending.is_set():
             drafts: dict[str, tuple[Draft, str]] = {}
             try:
@@ -69,5 +69,5 @@ class BulkWorkload(CheckWorkload):
             )
 
     async def send_one(self, number: int) -> None:
-        """Not used: messages are sent as a bulk."""
+        """Not used: messages are sent in bulk."""
         raise NotImplementedError

@@ -15,12 +15,12 @@ _LEVELS: Final = 3
 
 
 class RelayWorkload(CheckWorkload):
-    """Messages to three queues through a waiting hall, and two relays. Long delays go round."""
+    """Messages to three queues through a waiting hall, and two relays. Long delays take several rounds."""
 
     name: ClassVar = "relay"
 
     async def prepare(self) -> None:
-        """Prepare the relays, which declare the hall."""
+        """Prepare the relays, which declare the waiting hall."""
         self._hall = WaitingHall(levels=_LEVELS)
         for number in range(1, _RELAYS + 1):
             arguments = ["relay", "--levels", str(_LEVELS), "--allow", "check.relay.*"]
@@ -35,7 +35,7 @@ class RelayWorkload(CheckWorkload):
         await self.stage.recorder.until_complete()
 
     async def send(self) -> None:
-        """Send with a client of its own, which uses the hall."""
+        """Send with a client that uses the waiting hall."""
         async with connect(self.stage.url, infrastructure=self._hall) as self._client:
             await super().send()
 

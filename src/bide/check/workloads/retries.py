@@ -27,8 +27,8 @@ class _PlannedError(Exception):
 class RetriesWorkload(CheckWorkload):
     """Messages whose handler fails 0 to 3 times. The third failure parks a message.
 
-    In the history each attempt is a message of its own, with the number of the attempt at the end of the id. An attempt
-    is due when the delay after the failure before it is over.
+    In the history each attempt is a separate message, whose id ends with the number of the attempt. An attempt is due
+    when the delay after the previous failure is over.
     """
 
     name: ClassVar = "retries"
@@ -39,7 +39,7 @@ class RetriesWorkload(CheckWorkload):
 
     @property
     def queues(self) -> Sequence[str]:
-        """The queue of the endpoint, and that of parked messages."""
+        """The queue and the error queue of the endpoint."""
         return [_QUEUE, _ERROR_QUEUE]
 
     def topology(self) -> Topology:
@@ -53,7 +53,7 @@ class RetriesWorkload(CheckWorkload):
         await self.publish(draft, [_QUEUE], to=_QUEUE)
 
     async def receive_from(self, queue: str) -> None:
-        """Handle messages, or receive the parked ones."""
+        """Handle the messages of the endpoint's queue, or receive parked messages from its error queue."""
         if queue == _ERROR_QUEUE:
             await self._receive_parked()
             return
