@@ -43,7 +43,7 @@ def timeouts() -> None:
     """Move the timeouts that NServiceBus endpoints have stored in a database.
 
     The tables are those of NServiceBus SQL persistence, in PostgreSQL, MariaDB or MySQL. An endpoint here is the one
-    that stored the timeouts, as its table names it: Sales_Orders has the table Sales_OrdersTimeoutData or
+    that stored the timeouts. Its name is taken from its table: Sales_Orders has the table Sales_OrdersTimeoutData or
     Sales_Orders_TimeoutData.
     """
 
@@ -65,9 +65,9 @@ def _choosing(command: _Decorated) -> _Decorated:
         click.option(
             "--columns", metavar="USE=NAME,...", help="Columns of --table: id, destination, body, due, headers."
         ),
-        click.option("--table", metavar="NAME", help="Table of any other kind, with --columns."),
+        click.option("--table", metavar="NAME", help="Read this table instead, which needs --columns."),
         click.option("--allow", multiple=True, metavar="PATTERN", help="Allowed target. Repeatable. [default: any]"),
-        click.option("--keyed", is_flag=True, help="Make schedules, which gates deliver, with keys."),
+        click.option("--keyed", is_flag=True, help="Send schedules with keys, which gates deliver."),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
         click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="Only this endpoint. Repeatable."),
         _database_option,
@@ -94,9 +94,9 @@ def preview(
     infrastructure: DelayInfrastructure,
     as_json: bool,
 ) -> int:
-    """Show what would move, and what would fail; exit with 1 if something would. Nothing is changed.
+    """Show which timeouts would move, and which cannot; exit with 1 if some cannot. Nothing is changed.
 
-    By default, all endpoints are shown.
+    By default, the timeouts of all endpoints are shown.
     """
     from bide.timeouts import preview_timeouts
 
@@ -209,7 +209,7 @@ def status(*, database: str, as_json: bool) -> int:
         for one in found:
             _print_run(one)
         if not found:
-            echo("no run")
+            echo("no runs")
     return 1 if any(one.ended_at is None for one in found) else 0
 
 
@@ -221,7 +221,7 @@ def status(*, database: str, as_json: bool) -> int:
 def abort(*, database: str, yes: bool, as_json: bool) -> None:
     """End the unfinished run. Timeouts that are claimed and not known to be sent go back to their endpoints' tables.
 
-    What was sent stays sent. Restored timeouts that were sent just before a kill arrive twice.
+    Timeouts that were sent stay sent. Restored timeouts that were sent just before a kill arrive twice.
     """
     from bide.timeouts import abort_run
 
@@ -271,7 +271,7 @@ def dispatch(
         return
     echo(
         f"{done.sent} stored timeouts sent, {done.delayed} messages delayed, {done.cleared} sagas cleared, "
-        f"{done.set_aside} messages set aside, {done.left} times left"
+        f"{done.set_aside} messages set aside, {done.left} failed attempts to send"
     )
 
 
@@ -327,7 +327,7 @@ def _mapped(table: str | None, columns: str | None) -> TimeoutTable | None:
 
 
 def _keyed(infrastructure: DelayInfrastructure) -> bool:
-    """``--keyed``, if the layout can have it."""
+    """True for ``--keyed``; a usage error with a layout other than ``clock``."""
     if infrastructure.name != "clock":
         raise click.UsageError("--keyed makes schedules of bide: give it with --to-layout clock")
     return True
