@@ -66,7 +66,7 @@ class ErrorQueue:
         management_url: URL of the broker's management API, for reading the delivery limit; see
             :class:`bide.Endpoint`. If the API does not answer, RabbitMQ's default limit is assumed.
         audit: record every operation in the stream ``bide.audit``.
-        operator: who works, for these records; None for the user of the operating system and the host name.
+        operator: the operator's name in these records; None for the user of the operating system and the host name.
 
     Attributes:
         interrupted: the partial result of the last operation if it was cancelled, or failed after some messages.
@@ -95,7 +95,7 @@ class ErrorQueue:
 
     @property
     def archive_queue(self) -> str:
-        """The queue that archived messages are in."""
+        """The name of the queue of archived messages."""
         return f"{self.queue}.archive"
 
     # -- browsing
@@ -290,7 +290,7 @@ class ErrorQueue:
         first = True
 
         def copy(_: FailedMessage, __: int) -> PreparedMessage | None:
-            # Another message with the same message id can have failed on another queue; only the first is edited.
+            # The queue can hold several messages with this id, such as copies; only the first of them is edited.
             nonlocal first
             chosen, first = first, False
             return new if chosen else None

@@ -24,7 +24,7 @@ class Group:
         last: when the last of them failed, or None.
         queues: the queues that they failed on.
         example: the id of one of them.
-        text: the exception's message of that one, or None.
+        text: the exception's message of the example, or None.
     """
 
     name: str
