@@ -35,7 +35,7 @@ class Event:
         due_at: the due time that the sender gave, or None; unchanged by retries.
         delivered_at: when this process received the message.
         started_at: when the handler was called; None if it was not.
-        ended_at: when the handler ended, or the message was settled without it.
+        ended_at: when the handler ended, or when the message was processed without calling it.
         exception: the class of the exception, or None.
         text: the message of the exception, or None.
         group: the name that failures with the same cause share, or None; see ``FailedMessage.group``.
