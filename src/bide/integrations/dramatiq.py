@@ -165,7 +165,7 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
         """Store a message as a schedule."""
         message = message.copy()
         del message.options[OPTION_KEY]
-        # The gate delivers to queues that exist.
+        # The queue is declared here, because a gate does not declare the queues that it delivers to.
         self.declare_queue(message.queue_name, ensure=True)
         self.emit_before("enqueue", message, delay)
         self._schedule_client().schedule(
