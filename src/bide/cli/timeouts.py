@@ -65,7 +65,7 @@ def _choosing(command: _Decorated) -> _Decorated:
         click.option(
             "--columns", metavar="USE=NAME,...", help="Columns of --table: id, destination, body, due, headers."
         ),
-        click.option("--table", metavar="NAME", help="Read this table instead, which needs --columns."),
+        click.option("--table", metavar="NAME", help="A table of any other form; needs --columns."),
         click.option("--allow", multiple=True, metavar="PATTERN", help="Allowed target. Repeatable. [default: any]"),
         click.option("--keyed", is_flag=True, help="Send schedules with keys, which gates deliver."),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
@@ -159,7 +159,7 @@ def migrate(
 
     Run the command again, with the same options, after it was stopped or killed: it continues the run. After a kill, up
     to 2000 timeouts can arrive twice, with the same message id; the output counts them. The exit code is 1 if the run
-    was stopped, and if timeouts are left.
+    was stopped, or if timeouts are left.
     """
     from bide.timeouts import TimeoutMigration
 
@@ -260,7 +260,8 @@ def dispatch(
     The command sends with its own permissions, so it sends only to the targets that --allow names.
 
     After a kill, up to 100 timeouts and 100 messages can arrive twice. Messages that cannot be sent go to the queue
-    bide.set-aside.ENDPOINT.Timeouts; stored timeouts stay in the table, and are tried again every minute.
+    bide.set-aside.ENDPOINT.Timeouts. Stored timeouts that cannot be sent stay in the table, and are tried again every
+    minute.
     """
     from bide.timeouts import TimeoutDispatcher
 

@@ -43,8 +43,8 @@ class TimeoutTable:
 
     Attributes:
         name: its name.
-        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For any
-            other table, its own name.
+        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For a
+            table of any other form, the name of the table.
         id: the column of ids, which are unique.
         destination: the column with the names of the target queues.
         headers: the column with the headers as JSON; None if there are no headers.
