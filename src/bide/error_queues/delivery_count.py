@@ -90,8 +90,8 @@ class DeliveryCountReset:
             return False
         if deliveries and self._assumed is not None:
             log.warning(
-                "the delivery limit of %r is unknown and assumed to be %d: if it is lower, browsing the queue often "
-                "loses messages (%s)",
+                "the delivery limit of %r is unknown and assumed to be %d: if it is lower, browsing the queue "
+                "repeatedly loses messages (%s)",
                 *(self.queue, self._limit, self._assumed),
             )
             self._assumed = None

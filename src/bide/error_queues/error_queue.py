@@ -103,8 +103,8 @@ class ErrorQueue:
     async def messages(self, selection: Selection = ALL) -> AsyncGenerator[FailedMessage, None]:
         """Iterate over the selected messages, in the order of the queue.
 
-        Until the iteration ends, no other consumer gets them. If you leave the loop early, close the iterator
-        (``contextlib.aclosing``).
+        Until the iteration ends, no other consumer gets messages of the queue. If you leave the loop early, close the
+        iterator (``contextlib.aclosing``).
 
         Raises:
             DelayQueueError: the queue belongs to a delay infrastructure.
@@ -135,7 +135,7 @@ class ErrorQueue:
         raise NotFoundError(f"the queue {self.queue!r} has no message {name!r}: ErrorQueue.messages(...) lists the ids")
 
     async def groups(self, selection: Selection = ALL, *, by: By = "exception") -> list[Group]:
-        """Group the selected messages, the largest group first.
+        """Group the selected messages by exception, type or key, the largest group first.
 
         Raises:
             BrokerError: as :meth:`messages`.
@@ -261,7 +261,7 @@ class ErrorQueue:
         to: str | None = None,
         allow: Iterable[str] | None = None,
     ) -> str:
-        """Send one message back with another body or other headers; returns its new message id.
+        """Send one message back with another body or other headers, and return its new message id.
 
         Args:
             name: its id or message id.

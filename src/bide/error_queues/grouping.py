@@ -15,10 +15,10 @@ By = Literal["exception", "type", "key"]
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Failed messages with the same cause or type.
+    """Failed messages with the same cause, type or key.
 
     Attributes:
-        name: the cause or type.
+        name: the cause, type or key.
         count: number of messages.
         first: when the first of them failed, or None.
         last: when the last of them failed, or None.

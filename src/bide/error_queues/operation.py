@@ -66,7 +66,7 @@ class Operation:
         done: number of messages that were processed.
         queues: number of messages sent, by queue.
         kept: number of selected messages that stay in the queue, by reason.
-        found: those ids of the selection that were found.
+        found: the ids of the selection that were found.
     """
 
     name: str
