@@ -72,14 +72,14 @@ class Endpoint:
             have to exist: ``bide endpoint create --subscribe`` makes them.
         audit_queue: a queue for copies of handled messages, from which ServiceControl reads them; it is declared if it
             is missing. Needs the layout ``NServiceBus``.
-        heartbeat_queue: the queue of a ServiceControl instance (``Particular.ServiceControl`` by default there), which
+        heartbeat_queue: the queue of a ServiceControl instance (by default named ``Particular.ServiceControl``), which
             gets a heartbeat every 10 s. Needs the layout ``NServiceBus``.
         concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
         prefetch: maximum number of unacknowledged messages; three times the concurrency if None.
         declare: declare missing queues; if False, a missing queue is an error.
         poison_after: a message that was delivered this many times since its last delayed retry without being settled
-            is parked without another attempt, because processes die of it. If None, 5 more than the policy's immediate
-            retries, and at least 10. The queue's delivery limit must not be lower, which is checked at the start.
+            is parked without another attempt, because it seems to kill processes. If None, 5 more than the policy's
+            immediate retries, and at least 10. The queue's delivery limit must not be lower; the start checks this.
         slow_down_after: after this many consecutive failures, messages are handled one at a time until one succeeds;
             None never slows down.
         deduplicate: acknowledge messages without handling them if this process has handled their id within this time;

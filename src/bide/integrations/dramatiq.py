@@ -40,8 +40,8 @@ _NOT_FOUND: Final = 404
 class RabbitmqBroker(rabbitmq.RabbitmqBroker):
     """dramatiq's RabbitMQ broker, with delayed messages in ``Clock``.
 
-    At its due time a message is in the queue of its actor, for any worker. Workers with this broker also run the
-    messages that wait in queues of dramatiq's own (``.DQ``).
+    When a message is due, it goes to the queue of its actor, and any worker can run it. Workers with this broker also
+    run the messages that wait in dramatiq's own delay queues (``.DQ``).
 
     ``send_with_options(..., delay=..., schedule_key="invoice:42")`` stores the message as a schedule
     (:meth:`bide.Client.schedule`), which a gate delivers and :meth:`cancel` cancels. The key applies to this delay
