@@ -292,7 +292,7 @@ async def test_the_commands_show_and_refuse(program: Program, vhost: Vhost, stor
             {"Sales": 3, "Gone": 1},
             {missing: 1},
         )
-        assert program.ok("timeouts", "status") == "no run\n"
+        assert program.ok("timeouts", "status") == "no runs\n"
         migrate = ("timeouts", "migrate", *LAYOUT)
         assert "give one of --endpoint, --all and --table" in program.fails(2, *migrate)
         assert "no time zone" in program.fails(2, *migrate, "--all", "--cutoff", "2026-01-01T00:00:00")

@@ -132,7 +132,7 @@ async def test_a_node_without_the_plugin_is_named(broker: LocalBroker, tmp_path:
 async def test_a_file_that_is_no_export_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"a": 1}) + "\n")
-    with pytest.raises(InvalidInputError, match=r"mine\.json is not a file of"):
+    with pytest.raises(InvalidInputError, match=r"mine\.json was not written by"):
         await export(path, ["false"])
     assert path.read_text() == '{"a": 1}\n'
 

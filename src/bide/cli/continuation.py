@@ -21,11 +21,11 @@ _PASSWORD_OPTION: Final = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
 def command(
     arguments: Sequence[str], *, changed: Mapping[str, str | None] | None = None, without: Collection[str] = ()
 ) -> str:
-    """The command to run again, quoted for a shell, without passwords.
+    """The command line to run again, quoted for a shell, without passwords.
 
     Args:
         arguments: the arguments of the program.
-        changed: new values of options that were given; None leaves an option out.
+        changed: new values for some of the options; None leaves an option out.
         without: arguments to leave out.
     """
     kept, changed = [], changed or {}

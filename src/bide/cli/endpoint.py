@@ -32,7 +32,7 @@ def endpoint() -> None:
 @click.option("--error-queue", metavar="QUEUE", help="Also declare this queue for failed messages.")
 @click.option("--audit-queue", metavar="QUEUE", help="Also declare this queue for audit copies.")
 @click.option("--subscribe", multiple=True, metavar="TYPE", help="Bind NAME to events of TYPE. Repeatable.")
-@click.option("--publish", multiple=True, metavar="TYPE", help="Also declare what events of TYPE need. Repeatable.")
+@click.option("--publish", multiple=True, metavar="TYPE", help="Also declare the exchanges of event TYPE. Repeatable.")
 @click.option("--instance", "instances", multiple=True, metavar="ID", help="Also declare NAME-ID. Repeatable.")
 @click.option(
     "--type",
@@ -62,8 +62,8 @@ def create(
     """Declare the queue of an endpoint, and bind it to the delay infrastructure, which has to exist.
 
     With the layout nservicebus, endpoints of .NET and of bide can then start without the permission to declare: bide's
-    with declare=False, those of .NET without their installers. What exists already stays unchanged. A queue of another
-    type is an error.
+    with declare=False, those of .NET without their installers. Queues and exchanges that exist stay unchanged. A queue
+    of another type is an error.
 
     TYPE is the name of a class without a base class and interfaces, or MODULE:NAME of a bide.MessageType. The module is
     imported, also from the current folder.

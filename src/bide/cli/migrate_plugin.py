@@ -65,11 +65,10 @@ _way_option = click.option(
 
 
 _REMOVED: Final = (
-    "no exchange of the delayed-message plugin, which is not enabled here. If its exchanges are missing: "
-    "'bide migrate-plugin plan --definitions FILE' and 'apply' make them from definitions exported before, or "
-    "from a backup. Messages that waited are in the plugin's Mnesia table of each node, where "
-    "'bide migrate-plugin export' reads them; 'rabbitmq-plugins disable' and the feature flag khepri_db delete "
-    "the table"
+    "no exchange of the delayed-message plugin, which is not enabled here. If exchanges are missing: 'bide "
+    "migrate-plugin plan --definitions FILE' and 'apply' declare them from definitions that were exported earlier, or "
+    "from a backup. Waiting messages are in the plugin's Mnesia table on each node, where 'bide migrate-plugin export' "
+    "reads them; 'rabbitmq-plugins disable' and the feature flag khepri_db delete this table"
 )
 _REMAINING: Final = (
     "the plugin is not enabled here, so it delivers nothing, and the messages that wait are not counted: run "
@@ -196,7 +195,7 @@ def apply(
     Stop the publishers first. Consumers can continue: their queues get the same bindings. Messages that wait are lost
     with their exchange, so the command does nothing if some of them were not exported.
 
-    With --definitions, the exchanges in the file that do not exist anymore are made too.
+    With --definitions, the exchanges in the file that no longer exist are declared too.
     """
     missing = () if file is None and vhost is None else _find(settings, file, vhost)[0]
     if not yes:
@@ -325,7 +324,7 @@ async def _import(
 
 
 def _find(settings: Settings, file: BinaryIO | None, vhost: str | None) -> tuple[list[DelayedExchange], bool]:
-    """The exchanges of the plugin, and whether it is enabled; with a file of definitions, as if it was."""
+    """The exchanges of the plugin, and whether it is enabled. For a file of definitions, it counts as enabled."""
     from bide.delayed_plugin.exchanges import delayed_exchanges
 
     if vhost is not None and file is None:

@@ -66,7 +66,7 @@ def migrate(
 
     Messages that cannot be sent on are set aside in a queue, with the reason in a header. The next run takes them
     again. After Ctrl-C or SIGTERM, the command finishes the messages that it has taken. The exit code is 1 after such a
-    signal, and if messages are left or set aside.
+    signal, or if messages are left or set aside.
     """
     return _run(settings, None, source, target, allow, dry_run=dry_run, as_json=as_json)
 

@@ -32,7 +32,7 @@ PREFETCH: Final = 100
 @click.option(
     "--timeout",
     metavar="DELAY",
-    help="End after this time; exit with 1 if below --count.",
+    help="End after this time; exit with 1 if --count is not met.",
 )
 @json_option("the messages", lines=True)
 @broker_options
@@ -96,8 +96,8 @@ async def _print_messages(
     writer = LineWriter()
     prefetch = PREFETCH if count is None else min(PREFETCH, count)
     received = 0
-    # For each acknowledgement the broker sends another message, which would be requeued as redelivered if it is over
-    # the limit. The last messages up to the limit are therefore acknowledged only at the end.
+    # For each acknowledgement the broker sends another message. A message beyond --count would be requeued, and marked
+    # as redelivered. The last messages up to --count are therefore acknowledged only at the end.
     last: list[Message] = []
     limit = asyncio.timeout(None if time_limit is None else time_limit.total_seconds())
     try:

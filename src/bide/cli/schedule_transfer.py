@@ -29,9 +29,9 @@ _SHOWN_REASONS = 10
 def transfer(settings: Settings, *, to_url: str, dry_run: bool, as_json: bool) -> int:
     """Move all schedules to another broker or virtual host. Gates have to run on both.
 
-    Each schedule keeps its key, times, rules, target and message, and stays paused if it is. Schedules that are due
-    within 10 seconds are left to the gate of the first broker; with an interval under 30 seconds, those due within a
-    third of it. Run the command again until nothing waits, also after it was stopped or killed. After a kill or an
+    Each schedule keeps its key, times, rules, target and message, and a paused one stays paused. Schedules that are due
+    within 10 seconds are left to the gate of the first broker; for an interval under 30 seconds, the limit is a third
+    of the interval. Run the command again until nothing waits, also after it was stopped or killed. After a kill or an
     error, some schedules wait on both brokers until the next run: until then, cancel or change them on both.
 
     The exit code is 1 if schedules still wait on the first broker.

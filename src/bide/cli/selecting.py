@@ -91,7 +91,7 @@ def _with_selection(command: _Decorated) -> _Decorated:
 
 
 def pairs_of(option: str, pairs: tuple[str, ...], *, form: str = "NAME=VALUE") -> dict[str, str]:
-    """The values of an option of this form as a mapping.
+    """The values of a repeatable option as a mapping.
 
     Raises:
         click.UsageError: a value does not have this form.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
 
 IN_FLIGHT: Final = 1_000
-"""The number of unconfirmed messages with ``--count``."""
+"""The maximum number of unconfirmed messages with ``--count``."""
 
 
 @click.command()
@@ -103,7 +103,7 @@ def send(
         "content_type": content_type,
         "isolated": isolated,
     }
-    # A terminal that shows the receipts as they come needs no other sign of progress.
+    # With --json, the receipts that are printed one by one already show the progress.
     showing: AbstractContextManager[Any] = (
         nullcontext() if as_json else progress_bar("sent") if count > 1 else working("sending")
     )

@@ -43,7 +43,7 @@ def timeouts() -> None:
     """Move the timeouts that NServiceBus endpoints have stored in a database.
 
     The tables are those of NServiceBus SQL persistence, in PostgreSQL, MariaDB or MySQL. An endpoint here is the one
-    that stored the timeouts, as its table names it: Sales_Orders has the table Sales_OrdersTimeoutData or
+    that stored the timeouts. Its name is taken from its table: Sales_Orders has the table Sales_OrdersTimeoutData or
     Sales_Orders_TimeoutData.
     """
 
@@ -65,9 +65,9 @@ def _choosing(command: _Decorated) -> _Decorated:
         click.option(
             "--columns", metavar="USE=NAME,...", help="Columns of --table: id, destination, body, due, headers."
         ),
-        click.option("--table", metavar="NAME", help="Table of any other kind, with --columns."),
+        click.option("--table", metavar="NAME", help="A table of any other form; needs --columns."),
         click.option("--allow", multiple=True, metavar="PATTERN", help="Allowed target. Repeatable. [default: any]"),
-        click.option("--keyed", is_flag=True, help="Make schedules, which gates deliver, with keys."),
+        click.option("--keyed", is_flag=True, help="Send schedules with keys, which gates deliver."),
         click.option("--cutoff", metavar="TIME", help="Leave timeouts that are due before this time."),
         click.option("--endpoint", "endpoints", multiple=True, metavar="NAME", help="Only this endpoint. Repeatable."),
         _database_option,
@@ -94,9 +94,9 @@ def preview(
     infrastructure: DelayInfrastructure,
     as_json: bool,
 ) -> int:
-    """Show what would move, and what would fail; exit with 1 if something would. Nothing is changed.
+    """Show which timeouts would move, and which cannot; exit with 1 if some cannot. Nothing is changed.
 
-    By default, all endpoints are shown.
+    By default, the timeouts of all endpoints are shown.
     """
     from bide.timeouts import preview_timeouts
 
@@ -159,7 +159,7 @@ def migrate(
 
     Run the command again, with the same options, after it was stopped or killed: it continues the run. After a kill, up
     to 2000 timeouts can arrive twice, with the same message id; the output counts them. The exit code is 1 if the run
-    was stopped, and if timeouts are left.
+    was stopped, or if timeouts are left.
     """
     from bide.timeouts import TimeoutMigration
 
@@ -209,7 +209,7 @@ def status(*, database: str, as_json: bool) -> int:
         for one in found:
             _print_run(one)
         if not found:
-            echo("no run")
+            echo("no runs")
     return 1 if any(one.ended_at is None for one in found) else 0
 
 
@@ -221,7 +221,7 @@ def status(*, database: str, as_json: bool) -> int:
 def abort(*, database: str, yes: bool, as_json: bool) -> None:
     """End the unfinished run. Timeouts that are claimed and not known to be sent go back to their endpoints' tables.
 
-    What was sent stays sent. Restored timeouts that were sent just before a kill arrive twice.
+    Timeouts that were sent stay sent. Restored timeouts that were sent just before a kill arrive twice.
     """
     from bide.timeouts import abort_run
 
@@ -260,7 +260,8 @@ def dispatch(
     The command sends with its own permissions, so it sends only to the targets that --allow names.
 
     After a kill, up to 100 timeouts and 100 messages can arrive twice. Messages that cannot be sent go to the queue
-    bide.set-aside.ENDPOINT.Timeouts; stored timeouts stay in the table, and are tried again every minute.
+    bide.set-aside.ENDPOINT.Timeouts. Stored timeouts that cannot be sent stay in the table, and are tried again every
+    minute.
     """
     from bide.timeouts import TimeoutDispatcher
 
@@ -271,7 +272,7 @@ def dispatch(
         return
     echo(
         f"{done.sent} stored timeouts sent, {done.delayed} messages delayed, {done.cleared} sagas cleared, "
-        f"{done.set_aside} messages set aside, {done.left} times left"
+        f"{done.set_aside} messages set aside, {done.left} failed attempts to send"
     )
 
 
@@ -327,7 +328,7 @@ def _mapped(table: str | None, columns: str | None) -> TimeoutTable | None:
 
 
 def _keyed(infrastructure: DelayInfrastructure) -> bool:
-    """``--keyed``, if the layout can have it."""
+    """True for ``--keyed``; a usage error with a layout other than ``clock``."""
     if infrastructure.name != "clock":
         raise click.UsageError("--keyed makes schedules of bide: give it with --to-layout clock")
     return True

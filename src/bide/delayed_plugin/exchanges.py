@@ -46,7 +46,8 @@ class DelayedExchange:
         exchange: its properties.
         bindings: the bindings from the exchange to queues and other exchanges.
         incoming: the names of the source exchanges of bindings to this exchange.
-        waiting: the number of messages that wait; None if it is unknown: in a file, or without the plugin.
+        waiting: the number of messages that wait; None if it is unknown, because the exchange was read from a file or
+            the plugin is not enabled.
     """
 
     exchange: Exchange
@@ -61,7 +62,7 @@ class DelayedExchange:
 
     @property
     def routing_type(self) -> str:
-        """The type by which it routes."""
+        """The exchange type by which it routes messages that are due."""
         return str(self.exchange.arguments.get(_ROUTING_TYPE, ""))
 
     @property
@@ -70,14 +71,14 @@ class DelayedExchange:
         return delivery_exchange_of(self.name)
 
     def problems(self, way: Way) -> list[str]:
-        """Why it cannot be replaced in this way; empty if it can."""
+        """The reasons why it cannot be replaced in this way; empty if it can."""
         found = []
         if len(self.delivery.encode()) > _MAX_NAME_BYTES:
             found.append(f"its name is too long for the exchange {self.delivery!r}")
         if way == "hall" and self.incoming:
             found.append(
-                f"messages come to it through {', '.join(map(repr, self.incoming))}, which they would return to: "
-                "replace it as 'plain', or let the publishers use it directly"
+                f"messages come to it through {', '.join(map(repr, self.incoming))}, and would return there after "
+                "their delay: replace it as 'plain', or let the publishers use it directly"
             )
         return found
 
@@ -118,7 +119,7 @@ def _leads_to(binding: Binding, exchange: str) -> bool:
 
 
 def holding_topology(one: DelayedExchange, way: Way) -> Topology:
-    """The delivery exchange with the bindings. It exists before the delayed exchange is deleted.
+    """The delivery exchange with the bindings. It is declared before the delayed exchange is deleted.
 
     Raises:
         InvalidInputError: the exchange cannot be replaced in this way.
@@ -158,7 +159,7 @@ def entry_topology(delivery: Exchange, bindings: Iterable[Binding], hall: Waitin
 
 
 def interrupted(topology: Topology) -> list[Exchange]:
-    """The delivery exchanges whose delayed exchange is already deleted and not completely replaced."""
+    """The delivery exchanges whose delayed exchange was deleted, and is not completely replaced yet."""
     return [
         one
         for one in topology.exchanges

@@ -34,7 +34,7 @@ class Exported:
     Attributes:
         messages: the number of messages in the file.
         resumed: how many of them an earlier, interrupted export had written.
-        exchanges: the number of messages by virtual host and exchange, of this run.
+        exchanges: the number of messages that this run wrote, by virtual host and exchange.
     """
 
     messages: int = 0
@@ -55,14 +55,14 @@ async def export(
     Stop the publishers first: the export misses a message that is published after the page of its due time was read.
 
     Args:
-        path: the file; it is written to the disk after every page.
+        path: the file; it is synced to the disk after every page.
         command: the command that runs ``rabbitmqctl`` for the node.
         page: messages per page.
         progress: called with the number of messages in the file, after each page.
         environment: environment variables of the command.
 
     Raises:
-        InvalidInputError: the file is not one of an export, or is complete already.
+        InvalidInputError: the file is not an export, or is complete already.
         BrokerError: the messages cannot be read.
         OSError: the file cannot be written.
     """
@@ -97,7 +97,7 @@ def _append(file: BinaryIO, data: bytes) -> None:
 
 
 def _resume(file: BinaryIO, done: Exported) -> str:
-    """Cut off an incomplete page, and return where the next one starts."""
+    """Cut off an incomplete page, and return the key at which the next page starts."""
     kept, key = 0, ""
     for place, line in _lines(file):
         if line.startswith(_END):
@@ -112,12 +112,12 @@ def _resume(file: BinaryIO, done: Exported) -> str:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The complete lines, and where they start."""
+    """The complete lines, each with the byte offset of its start."""
     place = 0
     for line in file:
         if place == 0 and not line.startswith(_FIRST) and not _FIRST.startswith(line):
             raise InvalidInputError(
-                f"{file.name} is not a file of bide.delayed_plugin.export.export(...): name another file"
+                f"{file.name} was not written by bide.delayed_plugin.export.export(...): name another file"
             )
         if line.endswith(b"\n"):
             yield place, line
@@ -142,11 +142,11 @@ def _line(one: PendingMessage) -> bytes:
 
 
 def read_export(path: Path, *, start: int = 0) -> Iterator[tuple[PendingMessage, int]]:
-    """The messages of a complete export, each with the place in the file after it.
+    """The messages of a complete export, each with the byte offset of the end of its line.
 
     Args:
         path: the file.
-        start: a place in the file, from an earlier read.
+        start: a byte offset from an earlier read, at which to start.
 
     Raises:
         InvalidInputError: the file is not a complete export.

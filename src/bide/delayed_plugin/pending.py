@@ -2,7 +2,8 @@
 
 The plugin keeps the messages of a node in two Mnesia tables of that node: ``rabbit_delayed_messageNODE``, and its index
 ``rabbit_delayed_messageNODE_index``, which is ordered by due time. ``rabbitmqctl eval`` reads them in pages and changes
-nothing. Before RabbitMQ 3.13 a message is a ``basic_message``, and later a message container, which the node converts.
+nothing. Before RabbitMQ 3.13 a message is a ``basic_message``. Since then it is a message container, which the node
+converts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bide.errors import BrokerError, UndecodableMessageError
 
 PAGE_MESSAGES: Final = 20_000
 PAGE_BYTES: Final = 16_000_000
-"""A page ends after this many messages, or bytes of them, whichever comes first."""
+"""A page ends after this many messages, or bytes of messages, whichever comes first."""
 
 _HEADER_BEFORE_PROPERTIES: Final = bytes(7) + b"\x00\x3c\x00\x00" + bytes(8)
 """The start of a content header frame, in front of the properties."""
@@ -83,7 +84,7 @@ class PendingMessage:
         """The properties by their AMQP names.
 
         Raises:
-            UndecodableMessageError: the properties are not of AMQP 0-9-1.
+            UndecodableMessageError: the properties cannot be decoded as AMQP 0-9-1.
         """
         try:
             return properties(_HEADER_BEFORE_PROPERTIES + self.encoded_properties)
@@ -97,7 +98,7 @@ class Page:
 
     Attributes:
         next_key: where the next page starts; empty on the last page.
-        node: the node that they wait on.
+        node: the node on which the messages wait.
     """
 
     messages: tuple[PendingMessage, ...]
@@ -117,7 +118,7 @@ async def read_page(
     Args:
         command: the command that runs ``rabbitmqctl`` for the node.
         key: where to start: :attr:`Page.next_key` of the page before.
-        messages: about how many messages to read at most.
+        messages: the number of messages after which the page ends.
         environment: environment variables of the command; by default those of this process.
 
     Raises:

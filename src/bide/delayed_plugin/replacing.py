@@ -42,8 +42,8 @@ class Replaced:
     Attributes:
         exchanges: the names of the exchanges that were replaced.
         finished: the names of the exchanges whose interrupted replacement was finished.
-        since: the time before the first exchange was deleted. The plugin has delivered what was due before it; None if
-            the plugin is not enabled and has delivered nothing.
+        since: a time just before the first exchange was deleted. The plugin has delivered all messages that were due
+            before this time. None if the plugin is not enabled: then it has delivered nothing.
     """
 
     exchanges: tuple[str, ...]
@@ -68,7 +68,7 @@ async def find_delayed(api: ManagementApi, vhost: str) -> tuple[list[DelayedExch
     waiting: dict[str, int] = {}
     for name in names:
         found: Mapping[str, Any] = await api.call("GET", "exchanges", vhost, name) or {}
-        # Without the plugin the API does not count them, and they may still be in its tables.
+        # If the plugin is not enabled, the API does not count the waiting messages, which may still be in its tables.
         if (count := found.get("messages_delayed")) is not None:
             waiting[name] = int(count)
         for entry in await api.call("GET", "exchanges", vhost, name, "bindings", "source") or []:
@@ -98,8 +98,8 @@ async def replace_exchanges(
 ) -> Replaced:
     """Replace the exchanges of the plugin. An interrupted replacement is finished.
 
-    Publishers should pause: for some milliseconds there is no exchange of this name, and the broker closes channels
-    that publish to it. Messages that wait in the plugin are lost with their exchange, so export them first.
+    Publishers should pause: each exchange is missing for some milliseconds, and the broker closes channels that publish
+    to it then. Messages that wait in the plugin are lost with their exchange, so export them first.
 
     Args:
         connection: a connection to the virtual host.
@@ -107,7 +107,7 @@ async def replace_exchanges(
         hall: the waiting hall that takes delayed messages.
         way: what replaces the exchanges.
         names: the exchanges; by default all.
-        missing: exchanges that existed before the plugin was removed. Those that exist stay unchanged.
+        missing: exchanges that existed before the plugin was removed. Those that exist now stay unchanged.
         exported: how many waiting messages of each exchange are exported and not yet due.
         force: replace exchanges whose waiting messages are not exported, and lose these messages.
 
@@ -116,7 +116,7 @@ async def replace_exchanges(
             binding does not exist.
         NotEmptyError: messages wait that are not exported.
         InvalidInputError: an exchange cannot be replaced.
-        BrokerError: the broker refuses, or the connection was lost: run it again.
+        BrokerError: the broker refuses, or the connection was lost. Call the function again.
     """
     vhost = connection.url.vhost
     found, topology = await find_delayed(api, vhost)
@@ -184,7 +184,7 @@ async def _declare(connection: Connection, topology: Topology) -> None:
 async def _switch(
     connection: Connection, delivery: Exchange, bindings: Iterable[Binding], hall: WaitingHall, *, delete: bool
 ) -> None:
-    """Let another exchange take the name of the delayed one. All calls go out at once."""
+    """Let another exchange take the name of the delayed one. All calls are sent without waiting for answers."""
     entry = entry_topology(delivery, bindings, hall)
     async with await connection.channel() as channel:
         calls: list[asyncio.Future[Any]] = [channel.delete_exchange(entry.exchanges[0].name)] if delete else []

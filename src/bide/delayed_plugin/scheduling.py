@@ -27,7 +27,7 @@ from bide.runtime.arguments import whole_number
 from bide.topology import Exchange, Topology
 
 BATCH: Final = 5000
-"""Messages that are published before their place in the file is noted. A crash can repeat these."""
+"""Messages that are published before the progress is saved. A crash can repeat at most this many."""
 
 _SENT_AS_IS: Final = (
     "message_id",
@@ -47,10 +47,10 @@ class Imported:
 
     Attributes:
         scheduled: messages that the broker has confirmed.
-        delivered: messages that were due before the plugin was switched off, so it has delivered them.
+        delivered: messages that were skipped, because they were due before the plugin was switched off.
         elsewhere: messages of other virtual hosts.
         refused: messages that cannot be sent; they are in the file ``FILE.refused``, with the reasons.
-        place: the place in the file after the last message.
+        place: the byte offset in the file after the last message.
     """
 
     scheduled: int = 0
@@ -70,11 +70,11 @@ async def import_messages(
 ) -> Imported:
     """Schedule the messages of an export. An interrupted import continues after its last batch.
 
-    Each message goes to the delivery exchange of its exchange, or to the exchange itself if that has none. A message
-    without a message id gets one from its place in the file, the same in every run.
+    Each message goes to the delivery exchange of its exchange, or to the exchange itself if there is none. A message
+    without a message id gets one that is made of its place in the file, so it is the same in every run.
 
     Args:
-        path: the file. ``FILE.progress`` says how far it is done.
+        path: the file. ``FILE.progress`` records how far the import got.
         client: a client with the delay infrastructure in which the messages are to wait.
         connection: a connection to the same virtual host.
         delivered_before: skip messages that were due before this time, because the plugin has delivered them.
@@ -83,7 +83,7 @@ async def import_messages(
     Raises:
         InvalidInputError: the file is not a complete export, or a file is damaged.
         TargetNotFoundError: an exchange does not exist.
-        BrokerError: the broker cannot be reached, or refuses; run it again.
+        BrokerError: the broker cannot be reached, or refuses. Call the function again.
         OSError: a file cannot be read or written.
     """
     noted = path.with_name(path.name + ".progress")
@@ -117,7 +117,7 @@ def _read_progress(noted: Path) -> Imported:
             whole_number("the count", count, 0, sys.maxsize)
     except (ValueError, TypeError) as error:
         raise InvalidInputError(
-            f"{noted} is damaged: without it, an import of the file starts at the beginning"
+            f"{noted} is damaged: delete it to start the import from the beginning, which repeats sent messages"
         ) from error
     return done
 
@@ -195,7 +195,7 @@ def _whole(what: str, value: Any) -> int:
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidInputError(f"{what} is {value!r}: it must be milliseconds") from error
+        raise InvalidInputError(f"{what} is {value!r}: it must be a number of milliseconds") from error
 
 
 def _note_refused(path: Path, refused: Iterable[tuple[PendingMessage, str]]) -> None:
@@ -217,7 +217,7 @@ def _note_refused(path: Path, refused: Iterable[tuple[PendingMessage, str]]) -> 
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a small file, so that a crash leaves the old or the new one."""
+    """Replace a small file. After a crash, either the old or the new file is there."""
     new = path.with_name(path.name + ".new")
     with new.open("w") as file:
         file.write(text)

@@ -25,7 +25,7 @@ class FailedAttempts:
         return self._times.get(key, ())
 
     def add(self, key: Hashable, time: datetime) -> tuple[datetime, ...]:
-        """Add a failed attempt; returns the times of all."""
+        """Add a failed attempt, and return the times of all."""
         times = self._times[key] = (*self._times.pop(key, ()), time)
         return times
 
@@ -57,7 +57,7 @@ class HandledMessages:
         self._expire()
 
     async def begin(self, key: Hashable) -> bool:
-        """Wait for messages in progress with the same key, then start one; False if it was handled before."""
+        """Wait until no message with the key is in progress, then begin. False if one was handled before."""
         while (other := self._in_progress.get(key)) is not None:
             await asyncio.shield(other)
         if key in self:

@@ -43,7 +43,7 @@ _PREFETCH_FACTOR: Final = 3
 """Prefetched messages for each one that is handled at the same time (NServiceBus's default)."""
 
 _DEFAULT_MAX_TIMES: Final = 32
-"""Room for times of attempts if the policy does not say how many attempts there can be."""
+"""Number of failure times that headers have room for, if the policy has no maximum number of attempts."""
 
 _PAUSE_WHEN_SLOW: Final = 1.0
 
@@ -72,14 +72,14 @@ class Endpoint:
             have to exist: ``bide endpoint create --subscribe`` makes them.
         audit_queue: a queue for copies of handled messages, from which ServiceControl reads them; it is declared if it
             is missing. Needs the layout ``NServiceBus``.
-        heartbeat_queue: the queue of a ServiceControl instance (``Particular.ServiceControl`` by default there), which
+        heartbeat_queue: the queue of a ServiceControl instance (by default named ``Particular.ServiceControl``), which
             gets a heartbeat every 10 s. Needs the layout ``NServiceBus``.
         concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
-        prefetch: number of unacknowledged messages; three times the concurrency if None.
+        prefetch: maximum number of unacknowledged messages; three times the concurrency if None.
         declare: declare missing queues; if False, a missing queue is an error.
         poison_after: a message that was delivered this many times since its last delayed retry without being settled
-            is parked without another attempt, because processes die of it. If None, 5 more than the policy's immediate
-            retries, and at least 10. The queue's delivery limit must not be lower, which is checked at the start.
+            is parked without another attempt, because it seems to kill processes. If None, 5 more than the policy's
+            immediate retries, and at least 10. The queue's delivery limit must not be lower; the start checks this.
         slow_down_after: after this many consecutive failures, messages are handled one at a time until one succeeds;
             None never slows down.
         deduplicate: acknowledge messages without handling them if this process has handled their id within this time;
@@ -220,7 +220,8 @@ class Endpoint:
             client: an open client; the endpoint does not close it.
 
         Raises:
-            InvalidInputError: no handler is registered, the endpoint is running already, or the queue is a stream.
+            InvalidInputError: no handler is registered, the endpoint is running already, the queue is a stream, or a
+                queue of ServiceControl is given with a layout other than ``NServiceBus``.
             TargetNotFoundError: a queue is missing, and ``declare`` is False.
             DeliveryLimitError: the queue's delivery limit is lower than ``poison_after``.
             UnsupportedBrokerError: the retry policy needs a newer broker.
@@ -353,7 +354,7 @@ class Endpoint:
         finally:
             self._stopping.set()
             if self.gate is not None:
-                # It lets its partitions go while handlers finish.
+                # The gate releases its partitions while handlers finish.
                 self.gate.stop()
             stopping.cancel()
             receiving.cancel()

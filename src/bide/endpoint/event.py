@@ -31,11 +31,11 @@ class Event:
         message_type: the sender's message type, or None.
         attempt: the number of this attempt since the last delayed retry, from 1.
         retries: number of delayed retries before this attempt.
-        sent_at: when the message was sent, or None if it does not say.
+        sent_at: when the message was sent, or None if unknown.
         due_at: the due time that the sender gave, or None; unchanged by retries.
         delivered_at: when this process received the message.
         started_at: when the handler was called; None if it was not.
-        ended_at: when the handler ended, or the message was settled without it.
+        ended_at: when the handler ended, or when the message was processed without calling it.
         exception: the class of the exception, or None.
         text: the message of the exception, or None.
         group: the name that failures with the same cause share, or None; see ``FailedMessage.group``.

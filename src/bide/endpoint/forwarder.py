@@ -35,10 +35,12 @@ class Forwarder:
         """Publish, and repeat until the broker confirms. The received message stays unsettled until then.
 
         Args:
-            final: errors after which it is not repeated, but raised.
+            final: errors that are raised instead of repeating the publish.
 
         Raises:
             InvalidInputError: the message can never be sent.
+            ClosedError: the client was closed.
+            BideError: one of *final*.
         """
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:

@@ -101,8 +101,8 @@ class Handlers:
                 return handler
         known = ", ".join(sorted(repr(one) for one in self._by_type if one is not None)) or "none"
         raise UnknownMessageTypeError(
-            f"no handler for the message type {' or '.join(map(repr, kinds)) or 'None'} (there are: {known}): register "
-            "one with @endpoint.handler, or one for every type"
+            f"no handler for the message type {' or '.join(map(repr, kinds)) or 'None'} (known types: {known}): "
+            "register one with @endpoint.handler, or one for every type"
         )
 
 

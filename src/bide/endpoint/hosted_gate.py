@@ -30,7 +30,7 @@ class HostedGate:
         gate: the gate while it runs, or None.
 
     Raises:
-        InvalidInputError: a pattern is invalid, or there is none.
+        InvalidInputError: a pattern is invalid, or there are none.
     """
 
     def __init__(self, allow: Iterable[str], state: Path | str | None) -> None:
@@ -48,9 +48,9 @@ class HostedGate:
     async def running(
         self, client: Client, *, declare: bool, observers: Sequence[Observer]
     ) -> AsyncIterator[asyncio.Task[object]]:
-        """Run the gate on a connection of its own, and let its partitions go at the end.
+        """Run the gate on a connection of its own. At the end of the block it releases its partitions.
 
-        The task ends early with the error of the gate if it cannot work.
+        The task ends early, with an error, if the gate cannot work.
         """
         # Imported here, so that endpoints without a gate start fast.
         from bide.gate.worker import Gate

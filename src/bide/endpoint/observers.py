@@ -23,7 +23,7 @@ class Observers:
     """Calls the observers of an endpoint, and logs their errors.
 
     Args:
-        observers: in the order in which they are called.
+        observers: the observers, in the order in which they are called.
         endpoint: the endpoint's name.
         queue: the queue that its messages come from.
     """
@@ -34,7 +34,7 @@ class Observers:
         self._queue = queue
 
     def enter(self, message: Message) -> Callable[[BaseException | None], None]:
-        """Enter the contexts of all observers for a handler; return a function that leaves them with its error."""
+        """Enter the contexts of all observers, and return a function that leaves them with the handler's error."""
         entered = [(one, context) for one in self._observers if (context := self._enter(one, message)) is not None]
 
         def leave(error: BaseException | None) -> None:

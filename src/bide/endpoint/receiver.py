@@ -51,7 +51,7 @@ class MessageReceiver:
 
         Raises:
             ClosedError: the client was closed.
-            BideError: as the consumers.
+            BideError: an error of a consumer.
         """
         # A stopped consumer requeues messages that it has not yielded yet; yielded ones can still be settled.
         try:

@@ -60,13 +60,13 @@ _MESSAGE_ID: Final = "NServiceBus.MessageId"
 _PLUGIN: Final = "ServiceControl.Plugin.Heartbeat.Messages"
 
 _UNREACHABLE: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, AccessRefusedError)
-"""Errors of a message whose target is missing or refused. Repeating it could hold a handled message for good."""
+"""Errors of a report whose target is missing or refused. Repeating it could leave a handled message unsettled."""
 
 
 def retry_confirmation(headers: Mapping[str, Any], now: datetime) -> PreparedMessage | None:
     """The message that reports a successful retry to ServiceControl; None if ServiceControl did not retry the message.
 
-    Without it, ServicePulse shows the retry as issued for ever.
+    Without this message, ServicePulse shows the retry as issued for ever.
 
     Raises:
         InvalidInputError: the queue in the headers is not a possible target.
@@ -80,10 +80,10 @@ def retry_confirmation(headers: Mapping[str, Any], now: datetime) -> PreparedMes
 
 
 def audit_copy(message: Message, event: Event, *, queue: str, confirmed: bool) -> PreparedMessage:
-    """The copy of a handled message for the audit queue: its headers, and those of the processing.
+    """The copy of a handled message for the audit queue, with headers that describe the processing.
 
     Args:
-        event: the processing.
+        event: the event of the processing.
         queue: the audit queue.
         confirmed: whether a retry by ServiceControl was confirmed.
     """
@@ -101,7 +101,7 @@ def audit_copy(message: Message, event: Event, *, queue: str, confirmed: bool) -
     if confirmed:
         headers[_CONFIRMED] = "true"
     if _MESSAGE_ID not in message.headers and message.message_id is not None:
-        # The headers that a client adds to a message without this one would make the copy look newly sent.
+        # To a message without this header, the client would add headers that make the copy look newly sent.
         headers[_MESSAGE_ID] = message.message_id
         if sent.sent_at is not None:
             headers[NSERVICEBUS_SENT] = nservicebus_time(sent.sent_at)
@@ -123,13 +123,13 @@ class ProcessingReports:
         self._now = now
 
     async def confirm_retry(self, message: Message) -> bool:
-        """Report to ServiceControl that a message that it retried was handled; whether a report was sent."""
+        """Report to ServiceControl that a message that it retried was handled. True if a report was sent."""
         try:
             confirmation = retry_confirmation(message.headers, self._now()) if self._settings.nservicebus else None
             if confirmation is not None:
                 await self._forwarder.send(confirmation, final=_UNREACHABLE)
         except _UNREACHABLE as error:
-            # Any sender can write the header with the name of the queue. The message itself was handled.
+            # Any sender can write the header that names the queue, so this must not fail a message that was handled.
             log.error("%s: cannot confirm the retry of %s: %s", self._settings.endpoint, message.message_id, error)
             return False
         return confirmation is not None

@@ -17,7 +17,7 @@ class EndpointSettings:
         error_queue: where it parks messages.
         policy: its retry policy.
         poison_after: a message that was delivered this many times is parked without another attempt.
-        max_times: how many times of failed attempts the headers of a retry have room for.
+        max_times: number of failure times that the headers of a retry have room for.
         nservicebus: use NServiceBus's header names.
         audit_queue: where copies of handled messages go, or None.
     """
@@ -28,6 +28,5 @@ class EndpointSettings:
     policy: RetryPolicy
     poison_after: int
     max_times: int
-
     nservicebus: bool
     audit_queue: str | None = None

@@ -53,7 +53,7 @@ async def prepare(
         reports: whether the endpoint sends audit copies or heartbeats to ServiceControl.
         declare: declare missing queues and subscriptions; if False, a missing queue is an error.
         subscriptions: types of events that the queue receives.
-        least_limit: the queue must deliver a message at least this many times.
+        least_limit: the lowest delivery limit that the queue may have.
 
     Raises:
         InvalidDelayError: the policy has a delay that the infrastructure cannot hold.
@@ -102,7 +102,7 @@ async def _declare_address(client: Client, address: Topology, queue: str, *, is_
     except AccessRefusedError as error:
         if is_own:
             raise
-        # Senders use the exchange if others have declared it, and otherwise the default exchange.
+        # Not an error: senders use the exchange if it exists, and otherwise the default exchange.
         log.info("the exchange of the queue %s was not declared: %s", queue, error)
         return
     await client.declare(address, external={queue})
@@ -144,6 +144,6 @@ async def _check_queue(client: Client, queue: str, least: int, management_url: s
     if limit is not None and limit < least:
         raise DeliveryLimitError(
             f"the queue {queue!r} drops or dead-letters a message after {limit} deliveries, but the endpoint needs "
-            f"{least}: set a policy with delivery-limit {least} or more, or lower the retries at once, or "
+            f"{least}: set a policy with delivery-limit {least} or more, or lower the number of immediate retries or "
             "poison_after"
         )

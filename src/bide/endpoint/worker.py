@@ -213,7 +213,7 @@ class Worker:
             log.info("%s: %s failed (attempt %d): %s", self._settings.endpoint, message.message_id, attempt, event.text)
             await self._observers.notify(event)
             if message.counted and not message.redelivered:
-                # The count is another queue's, copied by the sender, and would be mistaken for this queue's count.
+                # The sender copied another queue's count, which would be mistaken for this queue's count.
                 await self._replace(message, key)
             else:
                 await self._settle(message.requeue, None)
@@ -323,7 +323,7 @@ class Worker:
 
     async def _replace(self, message: Message, key: Any) -> None:
         sent, history = message.as_sent(), message.history
-        # The copy is sent without a due time, so lateness and expiry could no longer be computed from it.
+        # The copy is sent without a due time, so the end of the expiration could not be computed from the copy.
         delayed = copies.senders_due(sent, history) is not None
         expires_at = _expiry(message) if delayed else history.expires_at
         history = replace(history, deliveries=history.deliveries + 1, expires_at=expires_at)

@@ -30,24 +30,25 @@ _TIMEOUT: Final = 5.0
 the queue cannot deliver them."""
 
 _MAX_NEW: Final = 1000
-"""How many more messages than were ready at the start are read, or a tenth of those, from a queue that is filling."""
+"""The limit for messages that arrive while browsing, or a tenth of the initial number of messages if that is more."""
 
 _REQUEUE_TIMEOUT: Final = 2.0
 """Seconds to wait until the broker counts the requeued messages as ready, so that the next browser finds them."""
 
 _POLL_INTERVAL: Final = 0.005
-"""Seconds between two counts of ready messages: the broker does not report when it has requeued some."""
+"""Seconds between two counts of ready messages: the broker does not report when it has requeued messages."""
 
 _PER_NACK: Final = 32
 """Messages that one basic.nack requeues."""
 
 _PER_WAIT: Final = 512
-"""Messages after which the browser waits for the broker: RabbitMQ merges nacks of which more than 32 are pending."""
+"""Messages after which the browser waits until they are requeued. RabbitMQ merges nacks if more than 32 are pending,
+and the merged ones would requeue more messages than :data:`_PER_NACK` allows."""
 
 PREFETCH: Final = 50_000
-"""Prefetch of one consumer; when that many are unacknowledged, the browser starts another consumer.
+"""Prefetch of one consumer. When that many messages are unacknowledged, the browser starts another consumer.
 
-Without a limit, a quorum queue would deliver 2,000 messages.
+Without a prefetch, a quorum queue would deliver only 2,000 messages.
 """
 
 _PAUSE_AT: Final = 2000
@@ -94,7 +95,7 @@ class QueueBrowser:
         self._pending_requests = 0
 
     async def start(self) -> None:
-        """Start a consumer, with a prefetch of as many messages as were received so far.
+        """Start a consumer. Each further consumer doubles the total prefetch, but adds at most :data:`PREFETCH`.
 
         Raises:
             BrokerError: the broker refuses.
@@ -123,7 +124,7 @@ class QueueBrowser:
 
         Raises:
             DelayQueueError: the queue holds delayed messages.
-            BrokerError: the connection was lost, the queue was deleted, or it is a stream.
+            BrokerError: the connection was lost, or the queue was deleted or is a stream.
         """
         seen, most = 0, self.expected + max(_MAX_NEW, self.expected // 10)
         idle = 0.0

@@ -11,7 +11,7 @@ from bide.error_queues.delivery_count import DeliveryCountReset
 async def refuse_delay_queue(
     client: Client, queue: str, management_url: str | None, *, sends: bool = False
 ) -> DeliveryCountReset:
-    """Refuse a queue of a delay infrastructure; returns the arguments and delivery limit of any other queue.
+    """Refuse a queue of a delay infrastructure. Returns the arguments and the delivery limit of any other queue.
 
     Args:
         client: an open client.
@@ -20,7 +20,7 @@ async def refuse_delay_queue(
         sends: whether the operation sends messages to the queues that they failed on.
 
     Raises:
-        DelayQueueError: the name or the arguments are those of a delay queue; see also :func:`refuse_waiting`.
+        DelayQueueError: the queue has the name or the arguments of a delay queue; see also :func:`refuse_waiting`.
         BrokerError: the broker cannot be reached.
     """
     found = await DeliveryCountReset.of(client, queue, management_url)

@@ -36,7 +36,7 @@ class DeliveryCountReset:
 
     Attributes:
         queue: the queue that is browsed.
-        arguments: the queue's arguments, or None if the management API does not know them.
+        arguments: the queue's arguments, or None if the management API did not report them.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class DeliveryCountReset:
             return False
         if deliveries and self._assumed is not None:
             log.warning(
-                "the delivery limit of %r is unknown and assumed to be %d: if it is lower, browsing the queue often "
-                "loses messages (%s)",
+                "the delivery limit of %r is unknown and assumed to be %d: if it is lower, browsing the queue "
+                "repeatedly loses messages (%s)",
                 *(self.queue, self._limit, self._assumed),
             )
             self._assumed = None
@@ -105,7 +105,7 @@ class DeliveryCountReset:
         return True
 
     async def renew(self, held: BrowsedMessage, ack: Callable[[BrowsedMessage], None]) -> None:
-        """If its delivery count requires that, send a copy to the end of the queue, then acknowledge the message."""
+        """If a message needs a reset, send a copy to the end of the queue, and then acknowledge the message."""
         if not self.needs_reset(held.deliveries):
             return
         while len(self._sending) >= _WINDOW:
@@ -116,7 +116,7 @@ class DeliveryCountReset:
         task.add_done_callback(self._sending.discard)
 
     async def finish(self) -> None:
-        """Wait for unconfirmed copies, and log how many could not be sent."""
+        """Wait for unconfirmed copies, and log how many the queue refused."""
         if self._sending:
             await asyncio.wait(set(self._sending))
         if self._refused:

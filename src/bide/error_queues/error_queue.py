@@ -66,7 +66,7 @@ class ErrorQueue:
         management_url: URL of the broker's management API, for reading the delivery limit; see
             :class:`bide.Endpoint`. If the API does not answer, RabbitMQ's default limit is assumed.
         audit: record every operation in the stream ``bide.audit``.
-        operator: who works, for these records; None for the user of the operating system and the host name.
+        operator: the operator's name in these records; None for the user of the operating system and the host name.
 
     Attributes:
         interrupted: the partial result of the last operation if it was cancelled, or failed after some messages.
@@ -95,7 +95,7 @@ class ErrorQueue:
 
     @property
     def archive_queue(self) -> str:
-        """The queue that archived messages are in."""
+        """The name of the queue of archived messages."""
         return f"{self.queue}.archive"
 
     # -- browsing
@@ -103,8 +103,8 @@ class ErrorQueue:
     async def messages(self, selection: Selection = ALL) -> AsyncGenerator[FailedMessage, None]:
         """Iterate over the selected messages, in the order of the queue.
 
-        Until the iteration ends, no other consumer gets them. If you leave the loop early, close the iterator
-        (``contextlib.aclosing``).
+        Until the iteration ends, no other consumer gets messages of the queue. If you leave the loop early, close the
+        iterator (``contextlib.aclosing``).
 
         Raises:
             DelayQueueError: the queue belongs to a delay infrastructure.
@@ -135,7 +135,7 @@ class ErrorQueue:
         raise NotFoundError(f"the queue {self.queue!r} has no message {name!r}: ErrorQueue.messages(...) lists the ids")
 
     async def groups(self, selection: Selection = ALL, *, by: By = "exception") -> list[Group]:
-        """Group the selected messages, the largest group first.
+        """Group the selected messages by exception, type or key, the largest group first.
 
         Raises:
             BrokerError: as :meth:`messages`.
@@ -261,7 +261,7 @@ class ErrorQueue:
         to: str | None = None,
         allow: Iterable[str] | None = None,
     ) -> str:
-        """Send one message back with another body or other headers; returns its new message id.
+        """Send one message back with another body or other headers, and return its new message id.
 
         Args:
             name: its id or message id.
@@ -290,7 +290,7 @@ class ErrorQueue:
         first = True
 
         def copy(_: FailedMessage, __: int) -> PreparedMessage | None:
-            # Another message with the same message id can have failed on another queue; only the first is edited.
+            # The queue can hold several messages with this id, such as copies; only the first of them is edited.
             nonlocal first
             chosen, first = first, False
             return new if chosen else None

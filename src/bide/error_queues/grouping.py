@@ -15,16 +15,16 @@ By = Literal["exception", "type", "key"]
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Failed messages with the same cause or type.
+    """Failed messages with the same cause, type or key.
 
     Attributes:
-        name: the cause or type.
+        name: the cause, type or key.
         count: number of messages.
         first: when the first of them failed, or None.
         last: when the last of them failed, or None.
         queues: the queues that they failed on.
         example: the id of one of them.
-        text: the exception's message of that one, or None.
+        text: the exception's message of the example, or None.
     """
 
     name: str

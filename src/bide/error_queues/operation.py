@@ -24,10 +24,12 @@ WINDOW: Final = 200
 before, because acks are sent in batches."""
 
 _BATCH_SECONDS: Final = 1.0
-"""Messages that are discarded at a pace are recorded together for this long."""
+"""Messages that are discarded at a pace are recorded together if they leave within this time."""
 
 HOLD: Final = 30.0
-"""Seconds for which messages that leave at a pace are held. Then other consumers can see the queue again.
+"""Seconds for which one pass over the queue holds messages that leave at a pace.
+
+Between two passes, other consumers can receive them.
 
 The broker closes the channel of a consumer that holds a message for longer than its ``consumer_timeout``, by default 30
 minutes.
@@ -37,13 +39,14 @@ Progress = Callable[[int, int], None]
 """Called with the number of finished messages and the total: once at the start, and after each message."""
 
 Pace = Callable[[FailedMessage, int], float | None]
-"""When a message leaves, from the message and its number: seconds since the start; None leaves it in the queue.
+"""Returns when a message leaves, in seconds since the start, or None to leave it in the queue.
 
-It can be called more than once for a message. Messages leave in the order of the queue.
+The arguments are the message and its number from 0. It can be called more than once for a message. Messages leave in
+the order of the queue.
 """
 
 _MESSAGE_ERRORS: Final = (TargetNotFoundError, UnroutableError, PublishRefusedError, InvalidInputError)
-"""Errors that concern one message and not the others."""
+"""Errors that concern one message, and not other messages."""
 
 
 @dataclass(slots=True)
@@ -56,14 +59,14 @@ class Operation:
         audit: records the ids of processed messages; None for no record.
         selection: selects the messages.
         copy: makes the copy that replaces a message, from the message and its number; None discards the messages.
-        pace: when each message leaves; None for as soon as possible.
+        pace: decides when each message leaves; None for as soon as possible.
         progress: called after each message.
         total: number of selected messages, or 0 if they were not counted. With a pace, no more than these leave.
         seen: number of messages that were browsed.
         done: number of messages that were processed.
         queues: number of messages sent, by queue.
         kept: number of selected messages that stay in the queue, by reason.
-        found: those ids of the selection that were found.
+        found: the ids of the selection that were found.
     """
 
     name: str
@@ -101,7 +104,7 @@ class Operation:
         """Process the selected messages that a browser yields, each when it is due.
 
         Returns:
-            None at the end of the queue; otherwise the seconds until the next message is due, if that is too long
+            None if the operation is complete; otherwise the seconds until the next message is due, if that is too long
             to hold messages.
 
         Raises:
@@ -166,7 +169,7 @@ class Operation:
     def _failed_again(self, message: FailedMessage) -> bool:
         """Whether this operation sent the message back and it has failed again already.
 
-        If another client copied the message meanwhile, only the time of its failure shows that.
+        A copy that another client made meanwhile does not have this operation's name. Its time of failure shows it.
         """
         if message.history.run == self.name:
             return True

@@ -36,7 +36,7 @@ _INTERRUPT_TIMEOUT: Final = 5.0
 """Seconds that recording an interruption may take."""
 
 _QUIET: Final = 1.0
-"""Seconds without another record after which the broker is asked whether all of the last ones have arrived."""
+"""Seconds without another record after which the broker is asked whether all records have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Audit:
 
     Args:
         run: the name of the operation.
-        operator: who works; None for :func:`this_operator`.
+        operator: the operator's name; None for :func:`this_operator`.
     """
 
     def __init__(self, client: Client, *, operation: str, queue: str, run: str, operator: str | None = None) -> None:
@@ -130,7 +130,7 @@ class Audit:
         except BrokerError as error:
             raise UnsupportedBrokerError(
                 f"the operation cannot be recorded, because the stream {AUDIT!r} cannot be declared ({error}): allow "
-                "that, or run without a record with audit=False"
+                "this user to declare it, or run without a record with audit=False"
             ) from error
         await self._write("begun", details)
 
@@ -154,7 +154,7 @@ class Audit:
     async def interrupt(self, details: Mapping[str, Any]) -> None:
         """Record what was done and what is left when the operation was interrupted or failed.
 
-        The broker may have caused that, so the record is given up if it does not confirm it soon.
+        The broker may be the cause, so this stops after 5 seconds without a confirm, and logs a warning.
         """
         try:
             async with asyncio.timeout(_INTERRUPT_TIMEOUT):

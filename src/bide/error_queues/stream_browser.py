@@ -55,7 +55,7 @@ def offset_of(delivery: Delivery) -> int:
 
 
 async def require_answer(subscription: Subscription, max_wait: float) -> None:
-    """Wait for an answer of the broker. Everything that it sent before has arrived by then.
+    """Wait for an answer of the broker. All messages that it sent before the answer have then arrived.
 
     Raises:
         ConnectionLostError: the broker does not answer.
@@ -77,12 +77,12 @@ async def end_of(
 ) -> int | None:
     """Find the offset at which a stream ends; 0 if it is empty or missing, None if the end cannot be determined.
 
-    If messages keep arriving, the first new message shows the end. In a stream without new messages, its last ones do.
+    The first message that is published meanwhile shows the end. If there is none, the last chunk of the stream does.
 
     Args:
         max_wait: seconds to wait for a message or an answer.
-        quiet: seconds to wait for another message after the first of the last ones, which arrive together; *max_wait*
-            if None.
+        quiet: seconds to wait for another message of the last chunk, whose messages arrive together; *max_wait* if
+            None.
         wanted: return as soon as the end is known to be beyond this offset.
 
     Raises:
@@ -147,7 +147,7 @@ async def read_all(
             delivery = await next_of(subscription, max_wait)
             if delivery is None:
                 raise ConnectionLostError(
-                    f"the stream {stream} delivered nothing for {max_wait:g} s but ends at offset {end} only: try again"
+                    f"the stream {stream} delivered nothing for {max_wait:g} s, before its end at {end}: try again"
                 )
             offset = offset_of(delivery)
             # Retention may have deleted messages below the end meanwhile.

@@ -1,4 +1,4 @@
-"""Recognition of streams, which messages cannot be taken out of."""
+"""Recognition of streams, from which no message can be removed."""
 
 from __future__ import annotations
 

@@ -75,10 +75,10 @@ async def resend(
 
     Args:
         allow: patterns of the targets that messages may be sent to; see :class:`bide.Relay`. Every client that may
-            write to the delay infrastructure can make messages with any target end in this queue. The schedule log is
+            write to the delay infrastructure can bring messages with any target into this queue. The schedule log is
             never a target.
-        queue: the undeliverable queue; None for that of the client's delay infrastructure. That of the schedule log is
-            ``bide.v1.schedule.undeliverable``.
+        queue: the undeliverable queue; None for the one of the client's delay infrastructure. The undeliverable queue
+            of the schedule log is ``bide.v1.schedule.undeliverable``.
         management_url: URL of the management API, for reading the queue's delivery limit; see :class:`bide.Endpoint`.
 
     Raises:

@@ -26,8 +26,8 @@ Result = TypeVar("Result")
 class AioPikaDelays:
     """:class:`bide.integrations.Delays` for connections of aio-pika.
 
-    It declares what messages need on channels of its own. A declaration that fails then does not close the channel that
-    other messages are published on.
+    It declares the queues and bindings that a message needs on a channel of its own, so that a declaration that fails
+    does not close the channel on which other messages are published.
 
     Args:
         infrastructure: the delay infrastructure; ``Clock()`` if None.
@@ -47,16 +47,17 @@ class AioPikaDelays:
         delay: timedelta,
         headers: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Publish a message that is delayed from now on, once everything that it needs is declared.
+        """Declare everything that a delayed message needs, and publish the message.
 
         Args:
             publish: publishes a message to an exchange with a routing key, over this connection.
             message: the message without a delay; it is not changed.
+            delay: the time from now to the delivery.
             headers: headers to add.
 
         Raises:
             InvalidInputError: as :meth:`bide.integrations.Delays.route`.
-            AMQPError: of aio-pika: the target is missing, the broker refuses, or the connection is lost.
+            AMQPError: from aio-pika: the target is missing, the broker refuses, or the connection is lost.
         """
         for is_last in (False, True):
             route = await self._prepare(connection, target, delay, _acting_properties(message))
@@ -83,12 +84,12 @@ class AioPikaDelays:
         )
         if self._missing(publish, opened):
             async with self._declaring:
-                # Another message may have declared it meanwhile.
+                # Checked again, because another message may have declared them meanwhile.
                 if missing := self._missing(publish, opened):
                     channel = await opened.channel(publisher_confirms=False)
                     try:
                         if isinstance(target, ExchangeTarget):
-                            # The release queue of an exchange that is missing would be declared all the same.
+                            # Checked first, because otherwise a missing exchange would still get a release queue.
                             await channel.exchange_declare(target.exchange, passive=True)
                         for one in missing:
                             await one.call(channel)
@@ -102,7 +103,7 @@ class AioPikaDelays:
 
 
 async def _open(connection: AbstractConnection) -> UnderlayConnection:
-    """The connection of aiormq below one of aio-pika, which has a new one after each loss of it."""
+    """The aiormq connection that a connection of aio-pika uses. It is a new one after each reconnect."""
     if connection.is_closed:
         raise ChannelInvalidStateError("the connection is closed: connect again")
     await connection.ready()

@@ -35,7 +35,7 @@ _MaybeChannelBound: Any = abstract.MaybeChannelBound
 _Queue: Any = entity.Queue
 
 _WHEN: Final = "bide_when"
-"""The option of a task that carries its due time past Celery's own native delay."""
+"""The option of a task that carries its due time, so that Celery's native delayed delivery does not apply."""
 
 _KEYED: Final = "keyed"
 """The option of a task that can be cancelled while it waits."""
@@ -53,7 +53,7 @@ class _When(NamedTuple):
     """The due time of a task.
 
     Attributes:
-        eta: for the task's message, as the caller gave it or counted from its countdown.
+        eta: the due time for the task's message, as the caller gave it or computed from the countdown.
         countdown: the countdown, if there is one.
     """
 
@@ -99,7 +99,7 @@ class CeleryApp(_Celery):  # type: ignore[misc]  # its package has no types
                 "eta= too, or leave keyed out"
             )
         if countdown:
-            # In UTC, because a countdown over a change of the clocks is not the difference of local times.
+            # In UTC, because local times would be off by an hour if daylight saving time begins or ends meanwhile.
             try:
                 eta = (datetime.now(UTC) + timedelta(seconds=countdown)).astimezone(self.timezone)
             except OverflowError as error:
@@ -173,7 +173,7 @@ class DelayingAMQP(_AMQP):  # type: ignore[misc]  # its package has no types
         if HEADER_PRIORITY in headers and not options.get("priority"):
             options["priority"] = headers[HEADER_PRIORITY]
         if exchange and self.delays.owns(exchange):
-            # A client of bide delayed it to a queue that is not isolated: the worker got it from an exchange of bide's.
+            # A client of bide delayed it to a queue that is not isolated, so an exchange of bide delivered it.
             if sent.exchange:
                 options.update(exchange=sent.exchange, routing_key=sent.routing_key)
             else:
@@ -187,8 +187,8 @@ class _DelayingProducer:
     Args:
         keyed: stores the task in the schedule log, if it is a keyed one.
         headers: the headers object of the task, by which its message is recognized.
-        countdown: the delay from the first publish on. A countdown of 5 s then waits in one queue. The rest of it, some
-            milliseconds later, has another digit.
+        countdown: the delay at the first publish, or None. A countdown of exactly 5 s waits in one queue. The time that
+            is left until the due time is some milliseconds shorter, and would need more queues.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class _DelayingProducer:
 
 
 class _Requirements(_MaybeChannelBound):  # type: ignore[misc]  # its package has no types
-    """What a delayed task needs on the broker, declared by kombu before it publishes, also after a reconnect."""
+    """The queues and bindings of a delayed task. kombu declares them before it publishes, also after a reconnect."""
 
     name = ""
 

@@ -91,8 +91,8 @@ class KeyedTasks:
         """Cancel tasks that wait. Those that do not wait, and those without a key, are left alone.
 
         Raises:
-            NoGateAnswerError: no gate answered in time; all of the tasks are cancelled when one runs again.
-            BideError: as :meth:`bide.Client.cancel`, for one of the tasks; all others are cancelled.
+            NoGateAnswerError: no gate answered in time; the tasks are cancelled when a gate runs again.
+            BideError: as :meth:`bide.Client.cancel`, for at least one of the tasks; the others were tried too.
         """
         client = self.client
         client.wait_for(_cancel_all(client.client, keys))
@@ -123,11 +123,11 @@ class CancellingControl(_Control):  # type: ignore[misc]  # its package has no t
 
 
 async def _cancel_all(client: Client, keys: Iterable[str]) -> None:
-    """Cancel schedules at the same time, and then raise an error, if there was one."""
+    """Cancel schedules concurrently. Raises one of the errors after all have ended."""
     results = await asyncio.gather(*map(client.cancel, keys), return_exceptions=True)
     errors = [one for one in results if isinstance(one, BaseException)]
     if errors:
-        # An error other than a missing answer names a cause.
+        # Prefer any other error to a missing answer, because it names a cause.
         raise next((one for one in errors if not isinstance(one, NoGateAnswerError)), errors[0])
 
 

@@ -14,7 +14,7 @@ class ConsumerWithoutNativeDelay(_Consumer):  # type: ignore[misc]  # its packag
     """Celery's consumer, which does not declare the exchanges and queues of native delayed delivery."""
 
     class Blueprint(_Consumer.Blueprint):  # type: ignore[misc]  # its package has no types
-        """Celery's steps but one."""
+        """Celery's startup steps, without ``DelayedDelivery``."""
 
         default_steps: ClassVar[list[str]] = [
             step for step in _Consumer.Blueprint.default_steps if not step.endswith(":DelayedDelivery")

@@ -14,8 +14,8 @@ class Declaration(NamedTuple):
 
     Attributes:
         method: ``exchange_declare``, ``exchange_bind``, ``queue_declare``, ``queue_bind`` or ``queue_delete``.
-        arguments: keyword arguments, with the names that pika and aiormq use. The channel of py-amqp names the argument
-            ``exchange_type`` ``type``, and has no ``internal``.
+        arguments: keyword arguments, with the names that pika and aiormq use. The channel of py-amqp has ``type``
+            instead of ``exchange_type``, and no ``internal``.
     """
 
     method: str

@@ -1,6 +1,6 @@
-"""Delayed publishes for the clients of other libraries, without input or output.
+"""Delayed publishes for the clients of other libraries, without I/O.
 
-A framework keeps its own connection, pool and confirms. :class:`Delays` computes what it publishes instead::
+A framework keeps its own connection, pool and confirms. :class:`Delays` computes what it has to declare and publish::
 
     delays = Delays(bide.Clock())
     publish = delays.route(
@@ -41,10 +41,10 @@ from bide.runtime.bounded_cache import BoundedCache
 from bide.topology import Binding, Queue, Topology
 
 REBIND_AFTER: Final = 30.0
-"""Seconds after which what a message needs is declared again: the queue of a binding may have been deleted."""
+"""Seconds after which the queues and bindings that a message needs are declared again, in case they were deleted."""
 
 _PRIORITY_HOLDS_BACK: Final = ((4, 0), (4, 3))
-"""From the first of these releases until before the second, a message with a priority holds back others that wait."""
+"""From the first release up to the last before the second, a waiting message with a priority holds back others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class DelayedPublish:
 
 
 class _Declared:
-    """What one connection has declared, and when. It has declared the infrastructure's core first."""
+    """The queues and bindings that a connection has declared after the infrastructure's core, with the times."""
 
     def __init__(self) -> None:
         self._items = BoundedCache[Queue | Binding, float]()
@@ -119,9 +119,9 @@ class Delays:
         server_properties: Mapping[str, Any],
         properties: Mapping[str, Any] | None = None,
     ) -> DelayedPublish:
-        """What to publish now, so that the message reaches its target after the delay or at the due time.
+        """Compute what to publish now, so that the message reaches its target after the delay or at the due time.
 
-        A due time in the past means that the message goes straight to its target.
+        With a due time in the past, the message goes straight to its target.
 
         Args:
             target: an exchange with a routing key, or a queue. An isolated queue gets the message with the default

@@ -40,8 +40,8 @@ _NOT_FOUND: Final = 404
 class RabbitmqBroker(rabbitmq.RabbitmqBroker):
     """dramatiq's RabbitMQ broker, with delayed messages in ``Clock``.
 
-    At its due time a message is in the queue of its actor, for any worker. Workers with this broker also run the
-    messages that wait in queues of dramatiq's own (``.DQ``).
+    When a message is due, it goes to the queue of its actor, and any worker can run it. Workers with this broker also
+    run the messages that wait in dramatiq's own delay queues (``.DQ``).
 
     ``send_with_options(..., delay=..., schedule_key="invoice:42")`` stores the message as a schedule
     (:meth:`bide.Client.schedule`), which a gate delivers and :meth:`cancel` cancels. The key applies to this delay
@@ -165,7 +165,7 @@ class RabbitmqBroker(rabbitmq.RabbitmqBroker):
         """Store a message as a schedule."""
         message = message.copy()
         del message.options[OPTION_KEY]
-        # The gate delivers to queues that exist.
+        # The queue is declared here, because a gate does not declare the queues that it delivers to.
         self.declare_queue(message.queue_name, ensure=True)
         self.emit_before("enqueue", message, delay)
         self._schedule_client().schedule(

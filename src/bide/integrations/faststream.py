@@ -44,11 +44,14 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 HEADER: Final = "bide-delay"
-"""The header of :func:`delayed`. It is never sent: aio-pika refuses its value, so no message loses its delay."""
+"""The header of :func:`delayed`. The middleware removes it.
+
+Without the middleware, aio-pika refuses its value, so that no message is sent without its delay.
+"""
 
 _FIRST_PAUSE: Final = 1.0
 _LONGEST_PAUSE: Final = 60.0
-"""Seconds before a message goes back to its queue because its retry cannot be sent."""
+"""Seconds before a message whose retry cannot be sent goes back to its queue."""
 
 Publish = Callable[["RabbitPublishCommand"], Awaitable[Any]]
 
@@ -173,12 +176,12 @@ class DelayMiddleware:
         )
 
     async def retry(self, message: RabbitMessage, subscriber: Any, delayed: Delayed) -> bool:
-        """Send a message to its queue again, and acknowledge it. False if nothing was done, with a TestRabbitBroker."""
+        """Send a message to its queue again, and acknowledge it. False, without doing so, with a TestRabbitBroker."""
         if await self._connection() is None:
             return False
         raw = message.raw_message
         sent = self._restored(message)
-        # The broker would send the retry to the queues in these headers again.
+        # With CC or BCC, the broker would send the retry to the queues in these headers too.
         headers: dict[str, Any] = {name: value for name, value in message.headers.items() if name not in ("CC", "BCC")}
         headers[HEADER] = delayed
         again = aio_pika.Message(
@@ -315,7 +318,7 @@ class _Scope(BaseMiddleware["RabbitPublishCommand", Any]):
             raise AckMessage from error
 
     def _decide(self, error: Exception, retries: int) -> Delayed | None:
-        """The delay after which a message is handled again; None if it is not.
+        """The delay after which a message is handled again; None if it is not handled again.
 
         Raises:
             RejectMessage: the handler raised ``NackMessage``, and no retry is left.
@@ -341,7 +344,7 @@ def _delay_of(command: RabbitPublishCommand) -> Delayed | None:
 
 
 def _without_delay(command: RabbitPublishCommand) -> RabbitPublishCommand:
-    """A copy without the header of the delay. The headers may be those of a publisher, for all its messages."""
+    """A copy without the header of the delay. The original stays unchanged: a publisher may reuse its headers."""
     plain = copy.copy(command)
     plain.headers = {name: value for name, value in (command.headers or {}).items() if name != HEADER}
     if isinstance(command.body, aio_pika.Message):

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 _LABEL_DELAY = "delay"
 
 _SCHEDULING: ContextVar[tuple[KeyedScheduleSource, ScheduledTask] | None] = ContextVar("scheduling", default=None)
-"""The source and the schedule for which taskiq makes a message now."""
+"""The source and the schedule for which taskiq is making a message."""
 
 
 class AioPikaBroker(taskiq_aio_pika.AioPikaBroker):
     """taskiq's RabbitMQ broker, with delayed tasks in ``Clock``.
 
-    The label ``delay`` is the number of seconds until a task is in its queue, for any worker. Retry middlewares set it,
-    too. No delay queue and no plugin is needed.
+    The label ``delay`` is the number of seconds until a task is in its queue, for any worker. Retry middlewares set
+    this label too. taskiq's delay queue and the delayed-message plugin are not needed.
 
     Args:
         infrastructure: the delay infrastructure; ``Clock()`` if None.
@@ -61,10 +61,10 @@ class AioPikaBroker(taskiq_aio_pika.AioPikaBroker):
             NoStartupError: the broker was not started.
             IncorrectRoutingKeyError: no queue of the broker has the routing key.
             InvalidDelayError: the delay is not a number of seconds, or is longer than the infrastructure supports.
-            AMQPError: of aio-pika: the broker refuses, or the connection is lost.
+            AMQPError: from aio-pika: the broker refuses, or the connection is lost.
         """
         if self.write_channel is None or self.write_conn is None:
-            raise NoStartupError("Please run startup before kicking.")
+            raise NoStartupError("the broker was not started: call startup() before the first task is sent")
         scheduling = _SCHEDULING.get()
         text = message.labels.get(_LABEL_DELAY)
         if scheduling is None and text is None:
@@ -129,7 +129,7 @@ class KeyedScheduleSource(ScheduleSource):
             await self._client.close()
 
     async def get_schedules(self) -> list[ScheduledTask]:
-        """None: these are the schedules that taskiq's scheduler should send, and a gate sends these."""
+        """An empty list, because taskiq's scheduler would send the schedules in it, and a gate delivers them."""
         return []
 
     async def add_schedule(self, schedule: ScheduledTask) -> None:

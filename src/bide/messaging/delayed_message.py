@@ -1,7 +1,7 @@
 """A publisher for the ``x-delay`` header of the delayed-message plugin, without the plugin.
 
-It is for programs that were written for rabbitmq_delayed_message_exchange and have to run without it. Their exchange
-then is a plain direct, topic, fanout or headers exchange.
+It is for programs that were written for rabbitmq_delayed_message_exchange and have to run without it. A plain direct,
+topic, fanout or headers exchange then replaces their exchange.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DelayedMessagePublisher:
             exchange: the exchange; empty for the default exchange, with the queue as routing key.
             routing_key: the routing key.
             headers: headers, with the delay in ``x-delay``: milliseconds as an integer, a float or text.
-            properties: other arguments of :meth:`bide.Client.publish`, except ``delay`` and ``deliver_at``.
+            properties: other arguments of :meth:`bide.Client.publish`, except ``to``, ``delay`` and ``deliver_at``.
 
         Raises:
             InvalidDelayError: the header is not a number, or longer than the infrastructure can hold.

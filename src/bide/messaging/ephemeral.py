@@ -29,8 +29,8 @@ RETRIES_HEADER: Final = "ephemeral-retries"
 class EphemeralDelays:
     """Sends each message through an exchange and a queue that are declared for it alone.
 
-    The receiver calls :meth:`clear` before it settles a message, or :meth:`retry`, which includes that. Otherwise
-    quorum queues would remain for good; classic queues expire.
+    The receiver has to call :meth:`clear` before it settles a message, or :meth:`retry`, which does the same. Without
+    these calls, quorum queues remain for good; classic queues expire.
 
     Args:
         client: publishes the messages.
@@ -120,7 +120,7 @@ class EphemeralDelays:
         return receipt
 
     async def clear(self, message: Message) -> bool:
-        """Delete the temporary exchange and queue of a received message; True if it came through any.
+        """Delete the temporary exchange and queue of a received message. False if it did not come through any.
 
         Raises:
             NotEmptyError: the queue has other messages.

@@ -31,7 +31,7 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 HEADER_RETRY_FOR: Final = "bide-retry-for"
-"""Header of a retried copy with the queue that it is meant for."""
+"""Header of a copy for a retry, with the queue that it is meant for."""
 
 MAX_LIMIT: Final = 1000
 
@@ -194,7 +194,7 @@ class EventBus:
         Copies are sent directly to their queue, so that queues bound to the bus with a wildcard do not get them.
         """
         died = QueueDeaths.read(message.headers, self.names.queue)
-        # A message without x-death was put into the retry queue by hand. It counts too, so that nothing loops forever.
+        # A message without x-death was put into the retry queue by hand. It counts as one retry, to prevent a loop.
         count = 1 if died is None else died.count
         sent = _as_first_sent(message, died)
         expiration = message.expiration or (died.expiration if died is not None else None)
@@ -248,7 +248,7 @@ def _expired(expiration: timedelta | None) -> str:
 def _as_first_sent(message: Message, died: QueueDeaths | None) -> SentMessage:
     """The message with its original address and ``expiration``, which dead-lettering changed.
 
-    Copies have them in headers of bide; other messages have them in ``x-death``.
+    Copies keep both in headers of bide; other messages have both in ``x-death``.
     """
     sent = message.as_sent()
     if died is None or HEADER_EXCHANGE in _raw(message):

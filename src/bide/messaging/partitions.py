@@ -15,8 +15,8 @@ async def consume_partitions(
 ) -> None:
     """Handle the messages of all partitions until cancelled, one at a time and in order within each partition.
 
-    Start it in several processes for failover. The broker activates one consumer per partition, the first one, and the
-    next when that one ends. To spread the load, pass the queues in a different order to each process, or pass only some
+    Start it in several processes for failover. The broker activates one consumer per partition: the first one, and the
+    next one when it ends. To spread the load, pass the queues in a different order to each process, or pass only some
     of them.
 
     An exception of the handler ends this call, and its message returns to the head of its partition. To skip a message,

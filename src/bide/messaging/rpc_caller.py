@@ -90,7 +90,7 @@ class _ReplyChannel:
         return self
 
     def expect(self, correlation_id: str) -> asyncio.Future[Delivery]:
-        """Register a pending call; returns a future of its reply."""
+        """Register a pending call, and return a future for its reply."""
         future: asyncio.Future[Delivery] = self.connection.loop.create_future()
         self._waiting[correlation_id] = future
         return future

@@ -107,12 +107,12 @@ async def _reply(
         try:
             await _send(client, request, result, headers)
         except InvalidInputError as error:
-            # Most likely the handler's result cannot be encoded, which another server could not change.
+            # Most likely the handler's result cannot be encoded, and another server would have the same result.
             await _send(client, request, None, {ERROR_HEADER: str(error)[:_MAX_ERROR]})
             log.warning("the request %s failed: %s", request.correlation_id, error)
     except (InvalidInputError, AccessRefusedError) as error:
         # Handling the request again would not make a reply possible.
-        log.warning("the request %s can have no reply: %s", request.correlation_id, error)
+        log.warning("cannot reply to the request %s: %s", request.correlation_id, error)
         return False
     return True
 

@@ -46,7 +46,7 @@ _OF_THE_WAIT: Final = frozenset(
         HEADER_AT,
     }
 )
-"""Headers that bide wrote for the wait in the old infrastructure. Copies keep others, such as the number of retries."""
+"""Headers of bide for the wait in the old infrastructure. Copies keep its others, such as the number of retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,7 @@ class TakenMessage:
 
     @classmethod
     def again(cls, delivery: Delivery) -> TakenMessage | None:
-        """Restore a set-aside message as it was taken from its delay queue; None if its headers do not describe
-        that."""
+        """Read a message that an earlier run set aside; None if its headers do not name its delay queue and time."""
         headers = delivery.values.get("headers") or {}
         queue, at = headers.get(HEADER_QUEUE), headers.get(HEADER_AT)
         moment = from_milliseconds(at) if isinstance(at, int) else None
@@ -79,7 +78,7 @@ class TakenMessage:
 
 
 def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str) -> PreparedMessage:
-    """A copy of the message as its sender published it, for another infrastructure.
+    """Copy a message as its sender published it, for another infrastructure.
 
     The copy has the body, properties and headers of the message, except the headers of the old infrastructure and of
     the broker. A message without an id gets one. A second copy, made after a kill, gets another id.
@@ -106,7 +105,7 @@ def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str
 
 
 def set_aside_copy(taken: TakenMessage, exchange: str, reason: str, *, user: str) -> PreparedMessage:
-    """A copy of the message as it was taken, with the reason, for the exchange of set-aside messages."""
+    """Copy a message as it was taken, with the reason in a header, for the exchange of set-aside messages."""
     delivery = taken.delivery
     values = set_aside_values(delivery.values, reason, user=user)
     values["headers"] |= {HEADER_QUEUE: taken.queue, HEADER_AT: to_milliseconds(taken.at)}

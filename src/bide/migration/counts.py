@@ -34,11 +34,11 @@ class Migrated:
         set_aside: messages that were set aside, by reason.
         redelivered: messages that were delivered before, for example to a migration that was killed. Each of them may
             have a copy already.
-        left: messages at the end, by queue.
+        left: messages that remain at the end, by queue.
         counts_all: whether ``left`` includes dead letters between two queues, and queues that the settings of the
             layout do not name. Only the management API knows these.
-        is_finished: whether the run reached its end; False if it was stopped, or gave up on messages that queues count
-            and do not deliver.
+        is_finished: whether the run reached its end; False if it was stopped, or ended although queues counted messages
+            that they did not deliver.
     """
 
     taken: Counter[str] = field(default_factory=Counter)

@@ -19,8 +19,8 @@ class MigrationLock:
     """Prevents a second migration from emptying the same queues.
 
     Args:
-        place: the name of the exchange that identifies what is emptied.
-        what: its description, for errors.
+        place: the name of the exchange that identifies the infrastructure or log that is emptied.
+        what: a description of it, for errors.
     """
 
     def __init__(self, place: str, what: str) -> None:
@@ -28,10 +28,10 @@ class MigrationLock:
         self._what = what
 
     async def take(self, channel: Channel) -> None:
-        """Declare the queue. The broker deletes it with this connection, also if the process is killed.
+        """Declare the queue. The broker deletes it when the connection ends, also if the process is killed.
 
         Raises:
-            MigrationRunningError: another connection has it.
+            MigrationRunningError: another connection holds the lock.
         """
         try:
             await channel.declare_queue(self._queue)
@@ -43,7 +43,7 @@ class MigrationLock:
             ) from error
 
     async def release(self, connection: Connection) -> None:
-        """Delete the queue, which the broker would do only a moment after the connection is closed."""
+        """Delete the queue now. The broker would do it a moment after the connection is closed."""
         with suppress(BrokerError):  # the connection was lost, and the lock with it
             async with await connection.channel() as channel:
                 await channel.delete_queue(self._queue.name)

@@ -70,7 +70,7 @@ _RECOUNT: Final = 12.0
 """Seconds to wait for the management API, whose counts are up to five seconds old."""
 
 _MESSAGE_ERRORS: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, PublishRefusedError)
-"""Errors that concern one message or its target, and not the others."""
+"""Errors that concern one message or its target, and not other messages."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished messages and the total, which grows if senders add messages."""
@@ -84,9 +84,10 @@ class Migration:
         source: the infrastructure to empty, with the same settings as on the broker.
         target: the infrastructure that the messages go to; it is declared if it is missing.
         allow: patterns of the targets that messages may go to; see :class:`bide.Relay`. The migration sends with its
-            own permissions, also messages whose senders may not write to the target. to_url: the URL of the other
-            broker or virtual host; None for the same one. management_url: URL of the first broker's management API; see
-            :class:`bide.Endpoint`. progress: called after each message.
+            own permissions, also messages whose senders may not write to the target.
+        to_url: the URL of the other broker or virtual host; None for the same one.
+        management_url: URL of the first broker's management API; see :class:`bide.Endpoint`.
+        progress: called after each message.
 
     Attributes:
         done: the counts so far.
@@ -234,7 +235,7 @@ class Migration:
             if self._received == seen and not sum(counts.values()):
                 clean += 1
             elif connection.loop.time() - quiet_since > _STUCK:
-                log.warning("queues count messages that they do not deliver")
+                log.warning("queues count messages that they do not deliver: the migration ends without them")
                 break
             else:
                 clean = 0
@@ -340,9 +341,10 @@ class Migration:
         done.longest_uncertainty = max(done.longest_uncertainty, found.uncertainty)
 
     def _resolved(self, target: Target) -> Target:
-        """The exchange behind the delivery exchange for the address of a Celery task, if there is exactly one.
+        """The exchange behind the delivery exchange for the address of a Celery task, or else the target itself.
 
-        The message then has its own routing key again, and the old delivery exchange is no longer needed.
+        The exchange is used if there is exactly one. The message then goes there with its own routing key, and no
+        longer needs the old delivery exchange.
         """
         if not isinstance(target, ExchangeTarget) or target.exchange != self._source.delivery_exchange:
             return target
@@ -366,7 +368,7 @@ class Migration:
     # -- the end
 
     async def _verify(self, connection: Connection) -> None:
-        """Count what is left."""
+        """Count the messages that remain."""
         counts = await self._ready(connection)
         try:
             async with management_api(self._url, self._management_url) as api, asyncio.timeout(_RECOUNT):
@@ -376,11 +378,11 @@ class Migration:
                     await asyncio.sleep(1)  # the API computes its counts every few seconds
                     counts = await self._owned(api)
         except (ManagementApiError, TimeoutError) as error:
-            log.info("the management API does not count what is left, or counts more: %s", error)
+            log.info("cannot count the remaining messages with the management API in time: %s", error)
         self.done.left = {name: count for name, count in counts.items() if count}
 
     async def _owned(self, api: ManagementApi) -> dict[str, int]:
-        """All messages by queue, also dead letters between two queues, and queues of other settings."""
+        """All messages by queue: with dead letters between two queues, and queues that the settings do not name."""
         _, queues = await find_owned(api, self._url.vhost, self._source)
         return {
             name: one.messages or 0

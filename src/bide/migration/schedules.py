@@ -1,4 +1,4 @@
-"""Transfer of schedules from the schedule log of one broker to that of another.
+"""Transfer of schedules from the schedule log of one broker to the log of another.
 
 Each schedule is added to the other log, and then cancelled in the first one. Gates apply an operation once, however
 often it is sent, and the ids of both operations are derived from the version of the schedule. So a run that was killed
@@ -44,7 +44,10 @@ DUE_SOON: Final = timedelta(seconds=10)
 """A schedule that is due within this time stays on the first broker, because both gates could deliver it."""
 
 RUN_SOON: Final = timedelta(seconds=0.3)
-"""The same for cron expressions with seconds. For an interval it is a third of the interval, but at least this."""
+"""The limit for cron expressions with seconds, instead of :data:`DUE_SOON`.
+
+For an interval, the limit is a third of the interval, at least this and at most :data:`DUE_SOON`.
+"""
 
 _PAUSE: Final = 0.5
 """Seconds between two sweeps, so that the second one can move a recurring schedule whose run was due in the first."""
@@ -68,7 +71,7 @@ class SchedulesTransferred:
         moved: schedules that wait on the other broker, and no longer on the first one.
         ended: schedules that were changed, cancelled or delivered on the first broker while they were copied. Their
             copies were cancelled, except those in ``kept`` and ``repeated``.
-        kept: ended schedules whose copies were changed or delivered on the other broker. The log has their keys.
+        kept: ended schedules whose copies were changed or delivered on the other broker. Log lines name their keys.
         repeated: schedules that both brokers deliver, and recurring schedules of which both deliver a run, because it
             fell due between the copy and the cancel. Runs that the first broker had already finished are not counted.
         left: schedules that cannot be moved, and wait on the first broker, by reason.
@@ -100,13 +103,13 @@ class SchedulesTransferred:
 class ScheduleTransfer:
     """Moves all schedules of a broker to another one, while gates run on both.
 
-    A schedule keeps its key, times, rules, target and message, and stays paused if it is. It gets a new id and a new
-    version. Runs that a gate has claimed stay where they are.
+    A schedule keeps its key, times, rules, target and message, and a paused one stays paused. It gets a new id and a
+    new version. Runs that a gate has claimed stay on the first broker.
 
     Args:
         url: the URL of the broker.
         to_url: the URL of the other broker or virtual host. The targets must exist there.
-        progress: called with the number of moved schedules, and the number of all that were found.
+        progress: called with the number of moved schedules, and the number found at the start.
 
     Attributes:
         done: the counts so far.
@@ -126,7 +129,7 @@ class ScheduleTransfer:
         self._lock = MigrationLock(names.operations, f"the schedules ({names.operations})")
 
     def stop(self) -> None:
-        """Start no more moves, and end when those under way are finished."""
+        """Start no more moves, and end when the moves under way are finished."""
         self._stopping.set()
 
     async def count(self) -> int:
@@ -170,7 +173,7 @@ class ScheduleTransfer:
         return self.done
 
     async def _sweep(self) -> int:
-        """Move what waits now, and return the number of schedules that were moved, or changed meanwhile."""
+        """Move the schedules that wait now, and return how many were moved or had ended."""
         before = self.done.moved + self.done.ended
         self.done.left.clear()
         room = asyncio.Semaphore(IN_FLIGHT)
@@ -207,7 +210,7 @@ class ScheduleTransfer:
     async def _move(self, found: WaitingSchedule) -> None:
         try:
             await self._check_target(found)
-            # Checked only now, because the move may have waited for its turn, and for the other broker.
+            # Checked after the target, because that check may have waited for the other broker.
             if self._is_soon(found):
                 return
             version = await self._add(found)
@@ -234,7 +237,8 @@ class ScheduleTransfer:
         elif outcome in (ScheduleOutcome.TOO_LATE, ScheduleOutcome.CHANGED):
             self.done.kept += 1
             log.warning(
-                "%r was %s on the other broker during its move, and its cancel on the first one found %r: check both",
+                "the schedule %r was %s on the other broker during its move, and its cancel on the first broker was "
+                "answered with %r: check both brokers",
                 key,
                 "changed" if outcome is ScheduleOutcome.CHANGED else "delivered",
                 ending.outcome,
@@ -243,8 +247,8 @@ class ScheduleTransfer:
     async def _cancel(self, found: WaitingSchedule) -> ScheduleAnswer:
         """Cancel a schedule on the first broker in the version that was copied.
 
-        The id is the same in every run. So if the cancel of an earlier run took effect after the schedule was listed,
-        the answer is still that it was cancelled, and the copy is kept.
+        The id of this operation is the same in every run. So if the cancel of an earlier run took effect after the
+        schedule was listed, the answer is still that the schedule was cancelled, and the copy is kept.
         """
         record = ChangeSchedule(
             request=RequestId(_session(found, 0), 4), action="cancel", key=found.key, if_version=found.version
@@ -252,10 +256,10 @@ class ScheduleTransfer:
         return await self._from.append(record, f"cancelling {found.key!r}")
 
     async def _add(self, found: WaitingSchedule) -> str:
-        """Add a schedule to the other log; returns the version of the copy.
+        """Add a schedule to the other log, and return the version of the copy.
 
         Raises:
-            InvalidInputError: it cannot be added.
+            InvalidInputError: the schedule cannot be added.
         """
         for attempt in count():
             records = _records(found, attempt)
@@ -275,11 +279,11 @@ class ScheduleTransfer:
                 raise InvalidInputError(
                     "another schedule waits under this key on the other broker: cancel one of the two"
                 )
-            # The answer is that of an earlier run, and the other schedule is gone.
+            # The operation was answered in an earlier run, and the schedule that existed then is gone: use new ids.
         raise AssertionError
 
     async def _check_target(self, found: WaitingSchedule) -> None:
-        """Check that the target of a schedule exists on the other broker; asked once for each target.
+        """Check that the target of a schedule exists on the other broker. Each target is checked once.
 
         Raises:
             InvalidInputError: the target does not exist.

@@ -51,8 +51,8 @@ def delayed_retry(
     """Copy a message to be delivered to its queue again after a delay, with the same message id.
 
     Args:
-        history: without this retry.
-        max_times: how many times of failed attempts its headers have room for.
+        history: the attempts so far, without this retry.
+        max_times: number of failure times that the headers have room for.
         nservicebus: write NServiceBus's retry headers too, so that an NServiceBus endpoint continues the count.
     """
     retried = replace(history, retries=history.retries + 1, first_due=senders_due(sent, history))
@@ -76,13 +76,13 @@ def parked(
     """Copy a message to an error queue.
 
     Args:
-        headers: those that describe the failure.
+        headers: the headers that describe the failure.
     """
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 
 def raw(sent: SentMessage, body: bytes, *, queue: str) -> PreparedMessage:
-    """Copy a message to an error queue as it was sent, without headers of bide, so that it fits into a frame."""
+    """Copy a message to an error queue as it was sent, without headers of bide, so that its headers fit a frame."""
     left_out = {"user_id", "expiration"}
     values = {name: value for name, value in sent.values.items() if name not in left_out}
     values["headers"] = _copied(sent)
@@ -146,7 +146,7 @@ def sendable(values: Mapping[str, Any]) -> dict[str, Any]:
     """The properties of a received message, changed where AMQP cannot carry what the decoder returned.
 
     The decoder returns a timestamp after the year 9999 as a number, which is left out. It escapes bytes that are not
-    UTF-8, so that a name or an id may take more than the 255 bytes of a short string; it is cut off.
+    UTF-8. A name or an id that is then longer than the 255 bytes of a short string is cut off.
     """
     found = {name: _within_limits(value) for name, value in values.items()}
     for name, value in found.items():

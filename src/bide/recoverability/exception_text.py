@@ -48,13 +48,14 @@ class ExceptionText:
             return self.stack
         frame = self.dotnet_frame
         if self.message and self.message in frame:
-            # ServiceControl removes the message from the stack trace first, and a line without its number is ignored.
+            # ServiceControl removes the message from the stack trace first. If that removes the line number, it ignores
+            # the frame.
             frame = frame.partition(" in ")[0]
         return f"   {frame}\n{self.stack}"
 
     @classmethod
     def of(cls, error: BaseException, *, message_bytes: int = MESSAGE_BYTES, stack_bytes: int = STACK_BYTES) -> Self:
-        """Describe an exception in at most this many bytes."""
+        """Describe an exception, with messages and a stack trace of at most this many bytes each."""
         inner = _inner(error)
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None

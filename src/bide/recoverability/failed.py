@@ -175,7 +175,7 @@ def _deaths(headers: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 def _first_address(
     exchange: str, routing_key: str, deaths: tuple[Mapping[str, Any], ...], headers: Mapping[str, Any]
 ) -> tuple[str, str]:
-    """Where a message was first published to: its first ``x-death`` entry says so, unless a header of bide does."""
+    """Where a message was first published: from the headers of bide, or else from its first ``x-death`` entry."""
     if not deaths or HEADER_EXCHANGE in headers:
         return exchange, routing_key
     first = _text(headers, "x-first-death-queue") or _text(deaths[-1], "queue") or ""
@@ -194,9 +194,9 @@ def _failed_at(headers: Mapping[str, Any], death: Mapping[str, Any]) -> datetime
 
 
 def _identity(message_id: str | None, queue: str | None, values: Mapping[str, Any], body: bytes) -> str:
-    """A short hash of the message id and the queue; of the whole message where it has no id.
+    """A short hash of the message id and the queue; without a message id, of the queue and the whole message.
 
-    The queue is part of it because an event can fail in several queues that share an error queue.
+    It depends on the queue, because an event can fail in several queues that share an error queue.
     """
     digest = hashlib.sha256(f"{message_id or ''}\n{queue or ''}".encode(errors="surrogatepass"))
     if message_id is None:

@@ -52,13 +52,13 @@ NSERVICEBUS_RETRIED_AT: Final = "NServiceBus.Retries.Timestamp"
 
 NSERVICEBUS_SENT: Final = "NServiceBus.TimeSent"
 NSERVICEBUS_DUE: Final = "NServiceBus.DeliverAt"
-"""Header with the due time that the sender gave. NServiceBus keeps it in delayed retries."""
+"""Header with the due time that the sender gave. NServiceBus keeps this header in delayed retries."""
 
 MAX_TIMES: Final = 100
-"""How many times of failed attempts a message carries at most; the oldest are left out."""
+"""The maximum number of failure times that a message carries; the oldest are left out."""
 
 _MAX_COUNT: Final = 1 << 31
-"""Larger counters cannot be bide's own, and counting on could exceed what a header can hold."""
+"""A larger counter was not written by bide, and increasing it could exceed what a header can hold."""
 
 _UNUSED: Final = -(1 << 40)
 """Marks an unused element of the attempt times. It is encoded in as many bytes as a time."""
@@ -74,14 +74,14 @@ class History:
     Attributes:
         retries: number of delayed retries.
         attempts: number of attempts that are known to have ended, immediate ones included.
-        times: when attempts failed, without those that failed in other processes since the last delayed retry.
+        times: when attempts failed, except those that failed in other processes since the last delayed retry.
         first_failed_at: when the first attempt failed, or None.
         expires_at: when the sender's ``expiration`` is over, or None.
         deliveries: number of deliveries by a queue that does not count deliveries itself.
         first_due: the due time that the sender gave; None if the message had no delayed retry and was not sent back by
             an operator.
         returned: how often an operator sent the message back.
-        run: the operation that sent it back last, or None.
+        run: the operation that last sent the message back, or None.
         edit_of: the message id of the message that an operator edited to make this one, or None.
     """
 
@@ -124,7 +124,7 @@ class History:
 
         Args:
             times: when they failed, as far as this process knows.
-            attempts: how many there were.
+            attempts: the number of these attempts.
         """
         return replace(
             self,
@@ -138,7 +138,7 @@ class History:
         """Headers for a copy that is going to be retried. Their size does not depend on the number of attempts.
 
         Args:
-            max_times: how many times of failed attempts the headers have room for; the oldest are left out.
+            max_times: number of failure times that the headers have room for; the oldest are left out.
         """
         max_times = min(max_times, MAX_TIMES)
         times = [to_milliseconds(one) for one in self.times[-max_times:]] if max_times else []

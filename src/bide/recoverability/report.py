@@ -42,7 +42,7 @@ HEADER_HOST: Final = "bide-host"
 """Header with the host of the endpoint."""
 
 HEADER_PROCESS: Final = "bide-process"
-"""Header with the process of the endpoint."""
+"""Header with the process id of the endpoint."""
 
 NSB_ENDPOINT: Final = "NServiceBus.ProcessingEndpoint"
 NSB_MACHINE: Final = "NServiceBus.ProcessingMachine"
@@ -73,7 +73,7 @@ class FailureReport:
         queue: the queue that it failed on.
         failed_at: when it failed.
         explanation: the exception.
-        history: with the last attempt counted.
+        history: the attempts, including the last one.
         host: the host name of the machine that it failed on.
         process: the id of the process that it failed in.
         host_id: the id of the endpoint on that machine, for ServiceControl; empty to leave it out.

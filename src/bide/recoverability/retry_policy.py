@@ -41,7 +41,7 @@ class Retry:
 
     Args:
         immediate: number of immediate retries, 0 to 100.
-        delays: the delays of the retries after those; see also :func:`bide.linear` and :func:`bide.exponential`.
+        delays: the delays of the delayed retries; see also :func:`bide.linear` and :func:`bide.exponential`.
         jitter: changes each delay by up to this fraction, up or down, 0 to 1, so that messages that failed together
             are not retried together. It is computed from the message id, or else the time of the failure: the same
             failure always gets the same delay.

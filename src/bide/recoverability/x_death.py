@@ -17,7 +17,7 @@ class QueueDeaths:
     """How often and why a message was dead-lettered from one queue.
 
     Attributes:
-        reason: of the last time: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``.
+        reason: ``rejected``, ``expired``, ``maxlen`` or ``delivery_limit``, the latest time.
         count: how often it was dead-lettered from the queue.
         exchange: the exchange that it was first published to.
         routing_key: the routing key that it was first published with, or None if unknown.
@@ -35,8 +35,8 @@ class QueueDeaths:
         """Read the ``x-death`` entries of a queue; None without any. Publishers can forge them below RabbitMQ 4.0.1.
 
         The header has an entry for each pair of queue and reason. An entry keeps the exchange, the routing keys and the
-        time of the first dead-lettering, while the entries are ordered by the last one. So for a message that was
-        dead-lettered repeatedly, the oldest entry need not be the last.
+        time of the first dead-lettering, but the entries are ordered by their latest dead-lettering. So for a message
+        that was dead-lettered repeatedly, the oldest entry need not be the last.
         """
         deaths = headers.get("x-death")
         found = [

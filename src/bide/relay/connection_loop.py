@@ -45,7 +45,7 @@ class Relayed:
         rounds: messages sent to the meditating queue.
         delayed: messages sent to the levels.
         delivered: messages that their target accepted.
-        refused: refusals of targets; a refused message waits and is sent again.
+        refused: refusals by targets; a refused message waits and is sent again.
         undeliverable: messages sent to the undeliverable queue.
     """
 
@@ -95,7 +95,7 @@ class ConnectionLoop:
         self._stop_timeout = grace
         self._user = connection.url.user
         self._consuming_channel: Channel | None = None
-        # Messages within the hall have channels of their own: targets may make the broker close theirs.
+        # Messages within the hall have channels of their own, because a target can make the broker close a channel.
         self._to_undeliverable = PipelinedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
         self._to_hall = PipelinedSender(connection, on_result=self._on_hall_result, failed=self._fail)
         self._to_targets = TargetSender(

@@ -107,9 +107,11 @@ class RelayedMessage:
         """Read a message from one of the relay's queues.
 
         The due time is ``x-delay`` counted from now, or else ``bide-due``; without either header, the message is due at
-        once. ``x-delay`` has no effect on a message that bide has delayed. The target is the one in ``bide-to``. Else
-        it is the pick-up exchange, or for a message with ``x-delay`` that was published to another exchange than those
-        of the hall, and came through a binding, the delivery exchange of that exchange.
+        once. ``x-delay`` has no effect on a message that bide has delayed.
+
+        The target is the one in ``bide-to``. Without this header it is the pick-up exchange, with one exception: a
+        message with ``x-delay`` that reached the hall from another exchange, through a binding, goes to the delivery
+        exchange of that exchange.
 
         Args:
             values: the properties by their AMQP names.
@@ -162,7 +164,8 @@ class RelayedMessage:
             return self.deliver()
         if units * unit > MAX_DELAY // MILLISECOND:
             raise InvalidDelayError(
-                f"it is due in {units * unit} ms, longer than a waiting hall holds messages ({format_delay(MAX_DELAY)})"
+                f"it is due in {units * unit} ms, but a waiting hall holds messages for at most "
+                f"{format_delay(MAX_DELAY)}"
             )
         if units < 1 << hall.levels:
             return self._through_levels(units)
@@ -195,7 +198,7 @@ class RelayedMessage:
         )
 
     def again(self) -> RelayDecision:
-        """Let a message that its target refused wait in the levels again, longer each time."""
+        """Send a message that its target refused through the levels again, with a longer wait after each refusal."""
         refusals = self.headers.get(HEADER_REFUSALS, 0)
         if not isinstance(refusals, int) or not 0 <= refusals < 64:
             refusals = 63
@@ -264,7 +267,7 @@ def _milliseconds(delay: Any) -> int:
         raise InvalidDelayError(f"the header {HEADER_DELAY} is {delay!r}: it must be milliseconds")
     if number > MAX_DELAY // MILLISECOND:
         raise InvalidDelayError(
-            f"the header {HEADER_DELAY} is {delay!r}, longer than a waiting hall holds messages "
-            f"({format_delay(MAX_DELAY)})"
+            f"the header {HEADER_DELAY} is {delay!r}, but a waiting hall holds messages for at most "
+            f"{format_delay(MAX_DELAY)}"
         )
     return max(-int(-number // 1), 0)

@@ -30,7 +30,7 @@ class Batch:
     """Rows that one transaction has claimed.
 
     Attributes:
-        number: its number among those of the same table.
+        number: its number among the batches of the same table.
         rows: the timeouts.
     """
 
@@ -47,7 +47,7 @@ class EndpointStatus:
         claimed: timeouts that are claimed and not known to be sent.
         repeated: timeouts that were sent again because a process was killed, or that were restored by an abort after
             they were claimed: each of them may arrive twice.
-        left: timeouts that cannot be sent and are in the endpoint's table again, by reason.
+        left: timeouts that could not be sent and were put back into the endpoint's table, by reason.
     """
 
     endpoint: str
@@ -93,7 +93,7 @@ class ClaimedTable:
                 "AND generation_expression <> ''",
                 (self._database.schema, self.table.name),
             )
-            # The server computes these again.
+            # The server computes generated columns itself, and refuses values for them.
             generated = {name for (name,) in cursor.fetchall()}
             quote = self._database.dialect.quote
             self._all = ", ".join(map(quote, names))
@@ -136,7 +136,7 @@ class ClaimedTable:
         """
         batch = self._claim_from(max(earliest, self._after or earliest), size)
         if batch is None and self._after is not None:
-            # Endpoints may have stored timeouts that are due before those claimed last.
+            # Meanwhile, endpoints may have stored timeouts that are due before the last claimed one.
             self._after = None
             batch = self._claim_from(earliest, size)
         if batch is not None:
@@ -148,7 +148,8 @@ class ClaimedTable:
             try:
                 return self._try_claim(earliest, size)
             except TimeoutStoreError as error:
-                # MariaDB locks the index of times first and then the row; an endpoint that deletes a row, the reverse.
+                # MariaDB locks the index of due times first, then the row. An endpoint that deletes a row locks the row
+                # first, so the two can deadlock.
                 if attempt == _ATTEMPTS or not self._database.dialect.is_deadlock(error.__cause__):
                     raise
         return None
@@ -187,8 +188,8 @@ class ClaimedTable:
         """Mark the rows of a batch as sent, and put back those that cannot be sent.
 
         Args:
-            batch: the batch; the broker has confirmed its other messages.
-            left: the reasons by id.
+            batch: the batch. The broker has confirmed the messages of all rows that are not in ``left``.
+            left: the reason for each row that cannot be sent, by the id of the row.
             resent: the number of messages that were sent more than once.
         """
         with self._database.transaction() as cursor:
@@ -213,7 +214,7 @@ class ClaimedTable:
             self._add(cursor, "repeated", resent)
 
     def restore_claimed(self) -> int:
-        """Put all rows back that are claimed and not sent, and return their number."""
+        """Put back all claimed rows that were not sent, and return their number."""
         with self._database.transaction() as cursor:
             number = self._restore(cursor, "bide_status = %s", (CLAIMED,))
             cursor.execute(f"DELETE FROM {self._claims} WHERE bide_status = %s", (CLAIMED,))

@@ -19,7 +19,7 @@ class Database:
 
     Attributes:
         dialect: the SQL of this server.
-        schema: the schema with the timeouts: the connection's current one.
+        schema: the connection's current schema, in which the tables of timeouts are.
 
     Raises:
         InvalidInputError: the URL cannot be read, or the driver is not installed.
@@ -58,7 +58,7 @@ class Database:
         try:
             self._connection.close()
         except self._errors:
-            # The server closed it first.
+            # The server has closed the connection already.
             pass
 
     @contextmanager
@@ -76,7 +76,7 @@ class Database:
                 try:
                     self._connection.rollback()
                 except self._errors:
-                    # The connection is lost, which rolls back too. The first error says why.
+                    # The connection was lost, so the server rolls back. The first error is raised below.
                     pass
                 raise
             else:

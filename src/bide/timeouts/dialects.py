@@ -56,8 +56,9 @@ class Dialect(ABC):
         text: the type of a text of any length.
         moment: the type of a time in UTC, with microseconds.
         engine: a query for the storage engine of a table, if there are engines without transactions.
-        is_time: a condition that a column of times holds one; ``{0}`` is its quoted name.
-        lock_table: the statement that keeps others from a table until the connection ends; ``{}`` is its quoted name.
+        is_time: a condition that a time column holds a valid time; ``{0}`` is the column's quoted name.
+        lock_table: the statement that locks a table against other connections, at least until the transaction ends;
+            ``{}`` is the table's quoted name.
     """
 
     session: ClassVar[tuple[str, ...]]
@@ -87,7 +88,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def is_deadlock(self, error: BaseException | None) -> bool:
-        """Whether the server rolled a transaction back to end a deadlock, so that it can be repeated."""
+        """Whether the server rolled a transaction back to end a deadlock. The transaction can then be repeated."""
 
     @abstractmethod
     def streaming_cursor(self, connection: Any) -> Cursor:
@@ -99,7 +100,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def lock(self, cursor: Cursor, schema: str) -> bool:
-        """Take the lock of a migration until the connection ends; whether that succeeded."""
+        """Take the lock of a migration until the connection ends. False if another connection holds the lock."""
 
     @abstractmethod
     def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
@@ -125,18 +126,18 @@ class PostgreSql(Dialect):
     lock_table = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 
     def connect(self, url: str) -> Any:
-        """See :meth:`Dialect.connect`. libpq reads the URL, and with it ``PGPASSWORD`` and the like."""
+        """See :meth:`Dialect.connect`. libpq reads the URL, and variables such as ``PGPASSWORD``."""
         import psycopg
 
         if _STRAY_PERCENT.search(url):
-            # libpq would quote what stands around it, which may be the password.
+            # In its error, libpq would quote the text around the percent sign, which may be the password.
             raise InvalidInputError("the URL of the database has a stray percent sign: write it as %25")
         return psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
 
     def warn_about_missing_tls(self, connection: Any) -> None:
         """See :meth:`Dialect.warn_about_missing_tls`."""
         if connection.info.password and not connection.pgconn.ssl_in_use:
-            # A copy, because the driver closes its own.
+            # A duplicate of the socket, because the end of the block closes it, and the driver still needs its own.
             with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
                 warn_about_database(connection.info.user, copy, "add sslmode=verify-full to the URL")
 
@@ -191,7 +192,7 @@ class MySql(Dialect):
     text = "longtext CHARACTER SET utf8mb4"
     moment = "datetime(6)"
     engine = "SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
-    # Some SQL modes allow dates such as 2026-00-10 and 2026-02-31, with which the server does not calculate.
+    # Some SQL modes allow dates such as 2026-00-10 and 2026-02-31, which the server refuses in date arithmetic.
     is_time = "{0} = {0} + INTERVAL 0 SECOND"
     lock_table = "LOCK TABLES {} WRITE"
 
@@ -218,7 +219,7 @@ class MySql(Dialect):
                 connect_timeout=_CONNECT_SECONDS,
             )
         except OSError as error:
-            # PyMySQL has an exception of its own for a server that cannot be reached.
+            # The file, and not the network: PyMySQL raises an exception of its own if it cannot reach the server.
             raise InvalidInputError(
                 f"the file ssl_ca={options.get('ssl_ca')!r} of the database's URL cannot be used: {error}"
             ) from error
@@ -257,7 +258,7 @@ class MySql(Dialect):
 
     def lock(self, cursor: Cursor, schema: str) -> bool:
         """See :meth:`Dialect.lock`."""
-        # A lock's name has at most 64 characters.
+        # MySQL allows at most 64 characters in the name of a lock.
         cursor.execute("SELECT GET_LOCK(CONCAT(%s, '.', MD5(%s)), 0)", (LOCK, schema))
         return bool(cursor.fetchall()[0][0])
 
@@ -280,14 +281,15 @@ _DIALECTS: Final[dict[str, type[Dialect]]] = {
 
 
 _UNTESTED: Final = frozenset({"mssql", "sqlserver", "oracle"})
-"""Servers of NServiceBus SQL persistence that could not be had for tests."""
+"""URL schemes of servers that NServiceBus SQL persistence supports and this package is not tested with."""
 
 
 def dialect_of(url: str) -> Dialect:
     """The dialect of the server that a URL names.
 
     Raises:
-        InvalidInputError: no server has such a URL. The error does not show the URL, which may have a password.
+        InvalidInputError: the URL cannot be read, or names a server that is not supported. The error does not show the
+            URL, which may have a password.
     """
     try:
         parts = urlsplit(url)

@@ -35,7 +35,7 @@ from bide.topology import Queue, Topology
 log = logger(__name__)
 
 BATCH: Final = 100
-"""Rows that are locked at a time. A kill can repeat these."""
+"""Rows that are locked at a time. After a kill, at most this many can be sent twice."""
 
 _EXPIRE: Final = "NServiceBus.Timeout.Expire"
 _ROUTE_TO: Final = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
@@ -52,10 +52,10 @@ class Dispatched:
 
     Attributes:
         sent: stored timeouts that were sent.
-        delayed: timeouts from the queue that the delay infrastructure, or their target, has confirmed.
+        delayed: timeouts from the queue whose publish into the delay infrastructure, or to their target, was confirmed.
         cleared: requests to delete the timeouts of a saga.
-        set_aside: messages of the queue that cannot be sent.
-        left: attempts to send a stored timeout that failed; it is still stored.
+        set_aside: messages of the queue that could not be sent.
+        left: failed attempts to send a stored timeout. The timeout stays in its table, and each retry counts again.
     """
 
     sent: int = 0
@@ -68,12 +68,12 @@ class Dispatched:
 class TimeoutDispatcher:
     """Does the work of an endpoint's timeout manager, until it is stopped.
 
-    It sends the timeouts of the endpoint's tables when they are due. It receives what legacy senders publish to the
-    queue ``<endpoint>.Timeouts``, and publishes it with its delay, without storing it. Several processes can do this
-    for one endpoint.
+    It sends the timeouts of the endpoint's tables when they are due. It receives the messages that legacy senders
+    publish to the queue ``<endpoint>.Timeouts``, and publishes them with their delay, without storing them in the
+    database. Several processes can do this for one endpoint.
 
-    A row is deleted, and a message acknowledged, after the confirm of its message. A kill in between repeats at most
-    100 of each.
+    A row is deleted, or a received message acknowledged, only after the broker has confirmed the message that was sent
+    for it. A kill in between repeats at most 100 rows and 100 messages.
 
     Args:
         database_url: see :class:`bide.timeouts.TimeoutMigration`.
@@ -116,7 +116,7 @@ class TimeoutDispatcher:
         self._declaring_aside = asyncio.Lock()
 
     def stop(self) -> None:
-        """Take nothing more, and end when what was taken is finished."""
+        """Take no more timeouts, and end when the timeouts that were taken are finished."""
         self._stopping.set()
         if self._consumer is not None:
             self._consumer.stop()
@@ -160,7 +160,7 @@ class TimeoutDispatcher:
         """Refuse the name of a table, which has underscores where the name of the endpoint has dots.
 
         Raises:
-            InvalidInputError: the queue of legacy senders has another name.
+            InvalidInputError: only a queue with dots in its name exists.
         """
         dotted = f"{self._endpoint.replace('_', '.')}.Timeouts"
         if dotted != self.queue and not await client.exists(self.queue) and await client.exists(dotted):
@@ -173,7 +173,7 @@ class TimeoutDispatcher:
         while not self._stopping.is_set():
             if max([await self._send_batch(client, thread, one) for one in tables]) == BATCH:
                 continue
-            # Only here, at the end of the tables: rows that cannot be sent do not keep later ones from their turn.
+            # Only when no more rows are due, so that rows that cannot be sent do not hold up later ones.
             if time.monotonic() > try_again:
                 for one in tables:
                     one.restart()
@@ -192,7 +192,7 @@ class TimeoutDispatcher:
             try:
                 await self._send(client, locked, sent)
             finally:
-                # Also after an error: what was confirmed is deleted.
+                # Also after an error, so that confirmed timeouts are not sent again.
                 await thread.run(rows.delete, sent)
                 self.done.sent += len(sent)
         return len(locked)
@@ -219,7 +219,7 @@ class TimeoutDispatcher:
         if reason not in self._logged:
             self._logged.add(reason)
             log.warning(
-                "the timeout %s of %s is left in its table, and so are others with this reason: %s",
+                "the timeout %s of %s stays in its table, like all others that fail for this reason: %s",
                 identity,
                 self._endpoint,
                 reason,
@@ -267,7 +267,7 @@ class TimeoutDispatcher:
         except (InvalidInputError, TargetNotFoundError, UnroutableError, PublishRefusedError) as error:
             refused = isinstance(error, PublishRefusedError)
             if refused and timeout is not None and timeout.due is not None and timeout.due > client.now():
-                # A delay queue refuses, and not the target: it would refuse all messages, and they can stay here.
+                # A delay queue refuses the message, not its target. It would refuse all others too, so they stay here.
                 raise
             await self._put_aside(client, message, str(error))
         await message.ack()

@@ -1,4 +1,4 @@
-"""The rows of a table of timeouts that are due, locked while they are sent."""
+"""The due rows of a table of timeouts, locked while their messages are sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DueRows:
     """The due rows of one table. Other processes skip the rows that this one has locked.
 
     Args:
-        database: the connection, used for nothing else meanwhile.
+        database: the connection. Use it for nothing else between :meth:`lock` and :meth:`delete`.
         table: the table.
     """
 
@@ -34,7 +34,7 @@ class DueRows:
         self._behind: tuple[datetime, Any] | None = None
 
     def lock(self, size: int) -> list[StoredTimeout]:
-        """Lock the next due rows in a transaction, which :meth:`delete` ends.
+        """Begin a transaction and lock the next due rows. If there are any, call :meth:`delete` to end the transaction.
 
         Args:
             size: the maximum number of rows.
@@ -56,7 +56,7 @@ class DueRows:
         return self._locked
 
     def delete(self, ids: Collection[Any]) -> None:
-        """Delete sent rows, and release the others. :meth:`lock` goes on behind the last of those."""
+        """Delete sent rows, and release the others. The next :meth:`lock` begins after the last released row."""
         cursor, transaction = self._cursor, self._transaction
         assert cursor is not None
         assert transaction is not None
@@ -66,11 +66,12 @@ class DueRows:
                 self._behind = row.due, row.id
         with transaction:
             for identity in ids:
-                # One by one: for many ids MariaDB may scan the table, wait for rows of other processes, and deadlock.
+                # One by one, because for many ids MariaDB may scan the table and wait for rows that other processes
+                # have locked, which can deadlock.
                 cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))
 
     def restart(self) -> None:
-        """Begin with the first due row again."""
+        """Let the next :meth:`lock` begin with the first due row again."""
         self._behind = None
 
     def clear_saga(self, saga: str) -> None:

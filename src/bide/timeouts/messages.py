@@ -26,8 +26,8 @@ def timeout_message(
 ) -> OutgoingMessage:
     """The message of a stored timeout, as NServiceBus would send it.
 
-    It has the stored headers and body, and the properties that NServiceBus.RabbitMQ makes of the headers. Its id is
-    that of the header ``NServiceBus.MessageId``, or else that of the timeout, so that two copies have the same id.
+    It has the stored headers and body, and the properties that NServiceBus.RabbitMQ derives from the headers. Its
+    message id is the header ``NServiceBus.MessageId``, or else the id of the timeout. So copies have the same id.
 
     Args:
         timeout: the stored timeout.
@@ -40,7 +40,7 @@ def timeout_message(
             or the delay is too long.
     """
     if timeout.due - now > max_delay:
-        # Without the delay, so that all such timeouts have the same reason.
+        # The text does not contain the delay, so that all such timeouts are counted under one reason.
         raise InvalidInputError(f"the delay is longer than the infrastructure can hold ({format_delay(max_delay)})")
     destination, body = timeout.destination, timeout.state
     if not isinstance(destination, str) or not destination:
@@ -51,7 +51,7 @@ def timeout_message(
     elif not isinstance(body, bytes | str):
         raise InvalidInputError(f"the body is of type {type(body).__name__}: bytes or text is needed")
     headers = headers_from_json(timeout.headers)
-    # The delay's header belongs to the transport, which sets it anew.
+    # The transport writes its own header with the delay.
     headers.pop(HEADER_DELAY, None)
     message_id = headers.setdefault(NATIVE_MESSAGE_ID, id_text(timeout.id))
     headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
@@ -79,13 +79,13 @@ def timeout_schedule(
 ) -> NumberedSchedule:
     """The message of a stored timeout as a schedule, with the key ``timeout:<endpoint>:<saga>:<id>``.
 
-    So ``bide schedule cancel --prefix timeout:Sales:<saga>:`` cancels the timeouts of a saga. The saga is that of the
-    header ``NServiceBus.SagaId``, or ``-`` without it.
+    So ``bide schedule cancel --prefix timeout:Sales:<saga>:`` cancels the timeouts of a saga. The saga is the value of
+    the header ``NServiceBus.SagaId``, or ``-`` without this header.
 
     Args:
         timeout: the stored timeout.
         endpoint: the name of the endpoint, as in the name of its table.
-        request: the id of the operation: the same if the timeout is sent again.
+        request: the id of the operation. Give the same id when you send the timeout again.
         allowed: the targets that timeouts may have.
 
     Raises:

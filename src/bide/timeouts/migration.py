@@ -41,7 +41,7 @@ BATCH: Final = 1_000
 Past = Literal["leave", "send"]
 
 Progress = Callable[[int, int], None]
-"""Called with the number of timeouts that are sent, and the number of all that were found at the start."""
+"""Called with the number of timeouts sent so far, and the number found at the start."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +80,8 @@ class TimeoutsMigrated:
 class TimeoutMigration:
     """Moves the stored timeouts of NServiceBus endpoints into a delay infrastructure.
 
-    The state of the run is in the database; see :mod:`bide.timeouts.runs`. After a kill, run it again with the same
-    arguments.
+    The state of the run is in the database; see :mod:`bide.timeouts.runs`. After a kill, run a migration with the same
+    arguments again.
 
     Args:
         database_url: ``postgresql://user:password@host:port/database`` or ``mysql://...``; the tables are looked for in
@@ -89,14 +89,15 @@ class TimeoutMigration:
         url: the broker's URL.
         infrastructure: the delay infrastructure; it is declared if it is missing.
         endpoints: the names of endpoints; all endpoints by default.
-        table: any other table, instead of those of endpoints; see :func:`bide.timeouts.tables.mapped_table`.
+        table: a table of any other form, instead of the tables of endpoints; see
+            :func:`bide.timeouts.tables.mapped_table`.
         cutoff: leave timeouts that are due before this time.
         allow: patterns of the targets that timeouts may have; see :class:`bide.Relay`. The migration sends with its own
-            permissions, and those who send timeouts to an endpoint choose their targets.
+            permissions, but the senders of timeouts choose the targets.
         past: what to do with timeouts that are due already: ``leave`` them to the timeout manager, or ``send`` them at
             once.
-        keyed: make schedules of the timeouts, which gates deliver, instead of delayed messages; see
-            :func:`bide.timeouts.messages.timeout_schedule` for their keys.
+        keyed: send the timeouts as schedules, which gates deliver, instead of delayed messages; see
+            :func:`bide.timeouts.messages.timeout_schedule` for the keys of the schedules.
         progress: called after each batch.
 
     Attributes:
@@ -169,7 +170,7 @@ class TimeoutMigration:
 
     @property
     def _earliest(self) -> datetime:
-        """The due time from which timeouts are claimed now."""
+        """The earliest due time of timeouts that may be claimed now."""
         cutoff = self._cutoff or EARLIEST
         return cutoff if self._past == "send" else max(cutoff, datetime.now(UTC))
 
@@ -197,7 +198,7 @@ class TimeoutMigration:
         runs.end(self.done.run, COMPLETED)
 
     def _parameters(self) -> dict[str, Any]:
-        """What a run may not change."""
+        """The parameters of the run, which must be the same when it is continued."""
         hosts = ",".join(f"{host}:{port}" for host, port in self._url.hosts)
         return {
             "endpoints": self._endpoints,
@@ -241,7 +242,7 @@ class TimeoutMigration:
             yield row, partial(timeout_schedule, endpoint=endpoint, request=request, allowed=self._allowed)
 
     async def _is_missing(self, client: Client, queue: str) -> bool:
-        """Whether a queue does not exist; asked once for each. A gate would set messages for it aside."""
+        """Whether a queue does not exist. Each queue is checked once. A gate would set messages for it aside."""
         if queue not in self._missing:
             self._missing[queue] = not await client.exists(queue)
         return self._missing[queue]

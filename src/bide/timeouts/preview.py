@@ -1,4 +1,4 @@
-"""Preview of a migration of timeouts: what would move, and what would fail."""
+"""Preview of a migration of timeouts: counts, destinations and problems of each endpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EndpointPreview:
         endpoint: its name, as in the name of its table.
         table: the name of its table.
         count: the number of its timeouts from the cutoff on.
-        past: those of them that are due already.
+        past: the number of these that are due already.
         shortest, longest: the earliest and the latest due time; None without timeouts.
         destinations: the number of timeouts by destination.
         problems: the number of timeouts that cannot be moved, by reason.
@@ -93,10 +93,10 @@ async def preview_timeouts(
         url: the URL of the broker.
         infrastructure: the delay infrastructure that the timeouts would move to.
         endpoints: the names of endpoints; all endpoints by default.
-        table: any other table, instead of those of endpoints.
+        table: a table of any other form, instead of the tables of endpoints.
         cutoff: leave out timeouts that are due before this time.
         allow: patterns of the targets that timeouts may have.
-        keyed: check them as schedules.
+        keyed: check the timeouts as schedules.
 
     Raises:
         InvalidInputError: a URL cannot be read, or the driver is not installed.
@@ -185,7 +185,7 @@ def _read_table(
         f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",
         bounds,
     ):
-        # The bodies are not read: any body can be sent.
+        # The bodies are not read, because they can be large, and bytes or text can always be sent.
         timeout = stored_timeout((identity, destination, headers, b"", due))
         now = datetime.now(UTC)
         one.count += 1

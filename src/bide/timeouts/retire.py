@@ -20,7 +20,7 @@ from bide.timeouts.worker_thread import WorkerThread
 from bide.topology import Exchange, Queue, Topology
 
 SUFFIXES: Final = (".Timeouts", ".TimeoutsDispatcher")
-"""Ends of the names of the exchanges and queues of an endpoint's timeout manager."""
+"""Suffixes of the exchanges and queues of an endpoint's timeout manager."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class Retirement:
         exchanges: the exchanges that exist.
         queues: the queues that exist, with their numbers of messages.
         table: the table of timeouts, or None.
-        stored: the number of timeouts in it.
-        problems: why nothing may be removed; empty if everything may.
-        removed: what was removed.
+        stored: the number of timeouts in the table.
+        problems: the reasons against the removal; empty if there are none.
+        removed: the exchanges, queues and table that were removed.
     """
 
     endpoint: str
@@ -59,7 +59,7 @@ class Retirement:
 
 
 async def inspect_timeout_manager(database_url: str, url: str | BrokerUrl, endpoint: str) -> Retirement:
-    """Whether a timeout manager is unused at this moment. Nothing is changed.
+    """Check whether a timeout manager is unused at this moment. Nothing is changed.
 
     Args:
         database_url: see :class:`bide.timeouts.TimeoutMigration`.
@@ -87,9 +87,9 @@ async def retire_timeout_manager(
 ) -> Retirement:
     """Remove the exchanges, queues and table of a timeout manager, if it stays unused for some time.
 
-    A message that is sent to one of the queues stays there, because nothing may consume from it. Exchanges are removed
-    first, so that later senders get an error. The broker deletes only empty queues, and the table is counted again
-    under a lock.
+    The queues must have no consumers, so a message that arrives while this function waits is still there afterwards.
+    Exchanges are removed first, so that later senders get an error. The broker deletes only empty queues, and the rows
+    of the table are counted again under a lock.
 
     Args:
         database_url: see :class:`bide.timeouts.TimeoutMigration`.
@@ -98,17 +98,18 @@ async def retire_timeout_manager(
         watch: how long the queues have to stay empty.
 
     Returns:
-        what was found and removed. If there are problems, nothing was removed, or a message came in between: then the
-        queue with the message and the table are still there.
+        what was found and removed. If there are problems, either nothing was removed, or a message arrived during the
+        removal. In the second case, the queue with the message and the table still exist.
 
     Raises:
         InvalidInputError: a URL cannot be read, or the driver is not installed.
-        TimeoutStoreError: the database cannot be reached, or refuses.
+        TimeoutStoreError: the database cannot be reached, or refuses; or the table got a timeout during the removal,
+            after the exchanges and queues were removed.
         BrokerError: the broker cannot be reached, or refuses.
     """
     found = await inspect_timeout_manager(database_url, url, endpoint)
     if not found.problems:
-        await asyncio.sleep(watch.total_seconds())  # what is active changes something meanwhile
+        await asyncio.sleep(watch.total_seconds())  # an active sender or endpoint changes something in this time
         found = await inspect_timeout_manager(database_url, url, endpoint)
     if found.problems:
         return found
@@ -178,7 +179,9 @@ def _inspect_table(database_url: str, found: Retirement) -> None:
             return
         if len(tables) > 1:
             names = ", ".join(one.name for one in tables)
-            found.problems.append(f"the endpoint has {len(tables)} tables ({names}): drop the empty ones but one")
+            found.problems.append(
+                f"the endpoint has {len(tables)} tables ({names}): keep one, and drop the others, which must be empty"
+            )
         found.table = tables[0].name
         ((count,),) = database.query(f"SELECT COUNT(*) FROM {database.table(found.table)}")
         found.stored = int(count)

@@ -41,8 +41,8 @@ class RunStatus:
     Attributes:
         run: its id.
         status: ``running`` (also if it was interrupted), ``completed`` or ``aborted``.
-        parameters: what was asked for.
-        ended_at: None while it is unfinished.
+        parameters: the arguments of the migration.
+        ended_at: None while the run is unfinished.
     """
 
     run: str
@@ -87,7 +87,7 @@ class Runs:
     def lock(self) -> None:
         """Keep other processes from migrating, until the connection ends.
 
-        The server releases the lock of a process that has ended a moment later, so this waits a few seconds for it.
+        The server releases the lock a moment after its process has ended, so this method tries for a few seconds.
 
         Raises:
             TimeoutStoreError: another process migrates.
@@ -117,8 +117,8 @@ class Runs:
         """Continue the unfinished run, or begin a new one.
 
         Args:
-            parameters: what was asked for, as JSON.
-            tables: the tables of a new run; for an unfinished run, more tables are added.
+            parameters: the arguments of the migration, as JSON.
+            tables: the tables of the run. An unfinished run gets those that it does not have yet.
 
         Returns:
             the id of the run, and its tables.
@@ -178,7 +178,7 @@ class Runs:
         return run.run, claimed
 
     def end(self, run: str, status: str) -> None:
-        """Note that a run has ended."""
+        """Record that a run has ended."""
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"UPDATE {self._runs} SET status = %s, ended_at = %s WHERE run_id = %s",
@@ -186,7 +186,7 @@ class Runs:
             )
 
     def unfinished(self) -> tuple[str, list[ClaimedTable]] | None:
-        """The unfinished run and its tables."""
+        """The id of the unfinished run, and its tables; None if there is no unfinished run."""
         if not self.exist():
             return None
         with self._database.transaction() as cursor:
@@ -247,15 +247,16 @@ def list_runs(url: str) -> list[RunStatus]:
 
 
 def abort_run(url: str) -> RunStatus:
-    """End the unfinished run, and put the rows back that are claimed and not known to be sent.
+    """End the unfinished run, and put back the claimed rows that are not known to be sent.
 
-    Timeouts that were sent stay sent. Of the restored ones, those that were sent in a batch that was killed before its
-    end may arrive twice.
+    Timeouts that were sent stay sent. A restored timeout may arrive twice: a process that was killed may have sent it
+    before it could record that.
 
     Returns:
         the run as it is now.
 
     Raises:
+        InvalidInputError: the URL of the database cannot be read, or the driver is not installed.
         TimeoutStoreError: there is no unfinished run, or a process migrates now; or the database cannot be reached, or
             refuses.
     """

@@ -43,8 +43,8 @@ class TimeoutTable:
 
     Attributes:
         name: its name.
-        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For any
-            other table, its own name.
+        endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For a
+            table of any other form, the name of the table.
         id: the column of ids, which are unique.
         destination: the column with the names of the target queues.
         headers: the column with the headers as JSON; None if there are no headers.
@@ -75,7 +75,7 @@ class TimeoutTable:
 _COLUMNS: Final = frozenset(one.lower() for one in TimeoutTable(name="", endpoint="").columns)
 
 MAPPED: Final = {"id": "id", "destination": "destination", "headers": "headers", "body": "state", "due": "time"}
-"""What the columns of any table can be used for, and the attributes of :class:`TimeoutTable`."""
+"""The names that :func:`mapped_table` takes, with the attributes of :class:`TimeoutTable` that they stand for."""
 
 
 def find_tables(database: Database) -> list[TimeoutTable]:
@@ -95,14 +95,14 @@ def find_tables(database: Database) -> list[TimeoutTable]:
 
 
 def mapped_table(name: str, columns: Mapping[str, str]) -> TimeoutTable:
-    """Any table, as one of stored timeouts.
+    """Describe any table as a table of stored timeouts.
 
     Args:
         name: the name of the table.
         columns: the names of its columns by ``id``, ``destination``, ``body``, ``due``, and ``headers`` if it has any.
 
     Raises:
-        InvalidInputError: a column is missing, or is none of these.
+        InvalidInputError: ``id``, ``destination``, ``body`` or ``due`` is missing, or another name is given.
     """
     if unknown := sorted(columns.keys() - MAPPED.keys()):
         raise InvalidInputError(f"a column cannot be used as {unknown[0]!r}: give one of {', '.join(MAPPED)}")
@@ -158,7 +158,7 @@ def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[T
     if not found:
         raise TimeoutStoreError(
             "the schema of the connection has no table whose name ends in TimeoutData, with the columns of NServiceBus "
-            "SQL persistence: name its database and schema in the URL"
+            "SQL persistence: give the URL of the database and schema with the timeouts"
         )
     chosen = []
     for endpoint in endpoints:
@@ -172,7 +172,7 @@ def choose_tables(found: list[TimeoutTable], endpoints: Iterable[str]) -> list[T
 
 
 def stored_timeout(row: tuple[Any, ...]) -> StoredTimeout:
-    """A row of :attr:`TimeoutTable.columns`. Times without a zone are UTC.
+    """The timeout in a row of :meth:`TimeoutTable.selection`. Times without a zone are UTC.
 
     Raises:
         InvalidInputError: the column of the due time has another type.

@@ -13,7 +13,7 @@ _Result = TypeVar("_Result")
 
 
 class WorkerThread:
-    """One thread, which runs one call after the other. The end of the block waits for the last one."""
+    """One thread, which runs one call after the other. The end of the block waits for the running call."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bide-database")
@@ -29,6 +29,6 @@ class WorkerThread:
     def run(
         self, function: Callable[_Arguments, _Result], /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> asyncio.Future[_Result]:
-        """Queue a call. Cancelling the future does not interrupt the call."""
+        """Queue a call. Cancelling the future does not interrupt a call that has started."""
         loop = asyncio.get_running_loop()
         return loop.run_in_executor(self._executor, lambda: function(*args, **kwargs))
