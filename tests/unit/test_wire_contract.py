@@ -168,7 +168,7 @@ def test_the_numbers_of_the_schedule_log_are_those_of_the_code() -> None:
         f"modulo {PARTITIONS}",
         f"append {RESERVATION_BYTES:,} bytes of records",
         f"counts with {RECORD_OVERHEAD} bytes more",
-        f"when {MAX_LOST} of its requests were not confirmed",
+        f"when {MAX_LOST} requests of the old one were not confirmed",
         f"after {REPEAT_AFTER:.0f} s",
         f"exchange `{ScheduleNames().operations}`",
     ):
