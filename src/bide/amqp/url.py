@@ -112,7 +112,7 @@ class BrokerUrl:
         except UnicodeEncodeError:
             # Python reads other bytes of an environment variable or an argument as such characters.
             raise InvalidUrlError(
-                f"the broker URL {_censored(text)!r} holds characters that UTF-8 cannot carry: write such bytes "
+                f"the broker URL {_censored(text)!r} holds characters that UTF-8 cannot encode: write such bytes "
                 "percent-encoded"
             ) from None
         try:

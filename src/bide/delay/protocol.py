@@ -374,7 +374,7 @@ def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: b
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidNameError(f"the {kind} {name!r} holds characters that UTF-8 cannot carry: remove them") from error
+        raise InvalidNameError(f"the {kind} {name!r} holds characters that UTF-8 cannot encode: remove them") from error
     if size > limit:
         shown = name if len(name) <= 40 else name[:37] + "..."
         raise InvalidNameError(f"the {kind} {shown!r} takes {size} bytes, the limit is {limit}: use a shorter one")

@@ -360,7 +360,9 @@ def body_of(body: bytes | str | None, json: Any) -> bytes:
         try:
             return body.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInputError(f"the body has characters that UTF-8 cannot carry ({error}): give bytes") from error
+            raise InvalidInputError(
+                f"the body has characters that UTF-8 cannot encode ({error}): give bytes"
+            ) from error
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise InvalidInputError(f"the body is of type {type(body).__name__}: give bytes, text, or json=")

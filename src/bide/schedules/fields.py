@@ -67,7 +67,7 @@ class RecordFields:
         try:
             size = len(value.encode())
         except UnicodeEncodeError as error:
-            raise self.error(name, value, "text that UTF-8 can carry") from error
+            raise self.error(name, value, "text that UTF-8 can encode") from error
         if size > limit:
             raise self.error(name, value[:40], f"at most {limit} bytes")
         return value
