@@ -16,7 +16,8 @@ from bide.errors import InvalidUrlError
 
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
-"""URL of the broker, where a program or a command names none; the default is ``amqp://guest:guest@localhost``."""
+"""The environment variable with the broker's URL, used if a program or a command gives none; its default is
+``amqp://guest:guest@localhost``."""
 
 DEFAULT_HEARTBEAT: Final = 10
 """Seconds."""
