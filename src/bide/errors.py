@@ -11,7 +11,7 @@
     │   ├── UnsupportedTargetError     this infrastructure cannot deliver to this kind of target
     │   ├── TargetNotAllowedError      a message names a target that is not on the allow-list
     │   ├── InvalidRecurrenceError     a rule for repeated runs that cannot be read, or never matches
-    │   ├── DelayQueueError            a queue of a delay infrastructure, given as an error queue
+    │   ├── DelayQueueError            a queue or exchange of a delay infrastructure, where another one is needed
     │   ├── MessageTooLargeError       a body over the limit
     │   ├── InvalidUrlError            a broker URL that cannot be read
     │   ├── InvalidOptionError         an option of the Spark data source that is unknown or cannot be read
@@ -121,7 +121,7 @@ class InvalidRecurrenceError(InvalidInputError):
 
 
 class DelayQueueError(InvalidInputError):
-    """The queue or exchange belongs to a delay infrastructure or a schedule log: read nothing there, send nothing."""
+    """The queue or exchange belongs to a delay infrastructure or a schedule log: name another one."""
 
 
 class MessageTooLargeError(InvalidInputError):
@@ -157,7 +157,7 @@ class InvalidTopologyError(InvalidInputError):
 
 
 class BrokerError(BideError):
-    """The broker refused.
+    """The broker refused an operation, or the connection to it failed.
 
     Attributes:
         reply_code: the AMQP 0-9-1 reply code that the broker gave, if it gave one.
@@ -398,7 +398,7 @@ class NotFoundError(MessageError):
 
 
 class TimeoutStoreError(BideError):
-    """The database with timeouts refuses, or lacks them, or an unfinished run is in the way."""
+    """The timeout database refuses an operation, has no timeouts, or has an unfinished run."""
 
 
 class FolderInUseError(BideError):

@@ -246,7 +246,7 @@ def test_valid_addresses_fit_into_the_routing_key(address: str, routing: Any) ->
         ("", r"the queue name is empty"),
         ("a" * 200, r"takes 200 bytes, the limit is 199: use a shorter one"),
         ("é" * 100, r"takes 200 bytes, the limit is 199"),
-        ("a\udcff", r"UTF-8 cannot carry"),
+        ("a\udcff", r"UTF-8 cannot encode"),
         ("*", r"'\*' as a word.*rename it"),
         ("#", r"'#' as a word"),
         ("billing.*", r"the queue 'billing\.\*' has '\*' as a word"),

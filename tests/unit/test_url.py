@@ -102,7 +102,7 @@ def test_urls_are_parsed(text: str, expected: BrokerUrl) -> None:
         ("amqp://" + "a" * 64 + ".de", "cannot be read"),
         ("amqp://a b", "'a b' .* invalid characters"),
         ("amqp://a\0b", "invalid characters"),
-        ("amqp://u:\udcff@h", "holds characters that UTF-8 cannot carry: .* percent-encoded"),
+        ("amqp://u:\udcff@h", "holds characters that UTF-8 cannot encode: .* percent-encoded"),
         ("amqp://a;b", "a semicolon between its hosts: separate them with commas"),
         (
             "amqp://a/v;amqp://b/w",

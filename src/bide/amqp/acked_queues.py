@@ -1,4 +1,4 @@
-"""The queues of a channel's acknowledgements, and the wait until they have them."""
+"""The queues that a channel's acknowledgements go to, and the wait for their arrival."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AckedChannel(Protocol):
         """Send a method and return a future of its reply."""
 
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> asyncio.Future[Any]:
-        """Return the counts of a queue."""
+        """Declare or check a queue, and return a future of the reply with its counts."""
 
     async def consume(
         self,
@@ -51,9 +51,10 @@ class AckedChannel(Protocol):
 class AckedQueues:
     """The queues whose messages a channel settles.
 
-    A channel of the broker sends a quorum queue 32 commands without an answer, and holds later ones back. If the
-    channel closes meanwhile, they are lost, and their messages are redelivered (``rabbit_fifo_client.erl``).
-    Acknowledgements have no answer. Methods that the queue answers prove that it has those sent before.
+    The broker's side of a channel sends a quorum queue at most 32 commands without an answer, and holds later commands
+    back. If the channel closes meanwhile, the commands held back are lost, and their messages are redelivered
+    (``rabbit_fifo_client.erl``). AMQP has no reply to an acknowledgement. But when the queue answers a later method, it
+    has received the acknowledgements sent before.
     """
 
     def __init__(self, acks: AckSender) -> None:
@@ -63,7 +64,7 @@ class AckedQueues:
         """The queue of each consumer."""
         self._exclusive: set[str] = set()
         self._sources = 0
-        """The number of consumers and of messages got, from the beginning."""
+        """The number of consumers and of messages of ``basic.get`` so far."""
         self._cancelled_without_answer = False
 
     def consumed(
@@ -71,7 +72,7 @@ class AckedQueues:
     ) -> None:
         """Record a new consumer."""
         self._sources += 1
-        # Acknowledgements of a stream are only credit for more.
+        # An acknowledgement to a stream only gives credit for more deliveries.
         if no_ack or "x-stream-offset" in (arguments or ()):
             return
         self._queues.add(queue)
@@ -123,12 +124,12 @@ class AckedQueues:
             await self._ask(channel, queue, until=until)
 
     async def _ask(self, channel: AckedChannel, queue: str, *, until: float) -> None:
-        """Wait for what shows that a queue has the acknowledgements, or for some time if nothing can show it.
+        """Wait until a queue certainly has the acknowledgements, or for some time if that cannot be known.
 
-        While messages wait in the queue, it fills the prefetch of its consumer again as it receives acknowledgements.
-        If no message waits, another consumer is started and cancelled: the queue answers after the acknowledgements.
-        (It must not take a message, and if the first consumer was cancelled instead, the next consumer of an ordered
-        queue would overtake unsettled messages.)
+        While messages wait in the queue, the queue fills the prefetch of its consumer again as it receives
+        acknowledgements. If no message waits, another consumer is started and cancelled, which the queue answers after
+        it has received the acknowledgements. (The other consumer must not take a message. If the first consumer were
+        cancelled instead, the next consumer of an ordered queue would overtake unsettled messages.)
         """
         tag = next((tag for tag, one in self._consumed.items() if one == queue), None)
         if tag in self._exclusive:

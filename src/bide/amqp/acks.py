@@ -16,7 +16,7 @@ ACK_DELAY: Final = 0.01
 """Seconds that an acknowledgement waits for others. A quorum queue writes a log entry for each frame it receives."""
 
 _UNANSWERED: Final = 32
-"""Commands that a channel of the broker sends before a quorum queue answers; see ``rabbit_fifo_client.erl``."""
+"""Commands that the broker's side of a channel sends before a quorum queue answers (``rabbit_fifo_client.erl``)."""
 _ANSWERED_AFTER: Final = 10.0
 """Seconds after which a quorum queue is assumed to have answered a command."""
 
@@ -128,11 +128,11 @@ class AckSender:
         self._sent(1, requeued=requeued)
 
     def got(self) -> None:
-        """Record a message of ``basic.get``. The broker passes each acknowledgement of one on in its own command."""
+        """Record a message of ``basic.get``. The broker passes its acknowledgement on in a command of its own."""
         self._is_grouped = False
 
     def answered(self) -> None:
-        """Record that the queue answers a method only after all that was sent before it."""
+        """Record a method that the queue answers only after it has received everything sent before."""
         self._commands.clear()
         self._held_back_at = -math.inf
 

@@ -28,7 +28,9 @@ log = logger(__name__)
 
 _CONSUMER_TAG: Final = "bide-{}"
 _ACKS_TIMEOUT: Final = 10.0
+"""Seconds to wait until quorum queues have the acknowledgements."""
 _CLOSE_TIMEOUT: Final = 5.0
+"""Seconds to wait for the broker's answer to the closing of a channel."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -269,7 +271,7 @@ class Channel:
         return tag
 
     async def cancel(self, tag: str) -> None:
-        """Cancel a consumer. Its unacknowledged messages stay with the channel until that closes.
+        """Cancel a consumer. Its unacknowledged messages stay with the channel until the channel closes.
 
         Deliveries may still come until the broker has answered.
         """
@@ -284,7 +286,7 @@ class Channel:
         self._acked_queues.cancelling(tag, no_wait=True)
 
     async def get(self, queue: str) -> Delivery | None:
-        """Get one message, or None if the queue is empty. It must be settled like any delivery."""
+        """Get one message, or None if the queue is empty. The message must be settled like any delivery."""
         answer = self.call(methods.get(queue), commands.Basic.GetEmpty)
         self._acked_queues.getting(queue)
         reply: Delivery | None = await answer

@@ -79,7 +79,7 @@ def _utf8(text: str, name: str = "") -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         where = f"{name!r} is {text!r}, which" if name else repr(text)
-        raise InvalidInputError(f"{where} holds characters that UTF-8 cannot carry: remove them") from error
+        raise InvalidInputError(f"{where} holds characters that UTF-8 cannot encode: remove them") from error
 
 
 def long_string(value: bytes) -> bytes:

@@ -39,7 +39,7 @@ _FRAME: Final = struct.Struct(">BHI")
 _TAG_AND_BITS: Final = struct.Struct(">QB")
 _ACK: Final = b"\x00\x3c\x00\x50"
 _NACK: Final = b"\x00\x3c\x00\x78"
-_CLOSE_TIMEOUT: Final = 5.0
+_CLOSE_TIMEOUT: Final = 5.0  # seconds, for the broker's answer and then for the socket
 
 
 class Connection(asyncio.Protocol):

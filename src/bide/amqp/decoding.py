@@ -150,7 +150,7 @@ class Properties(Mapping[str, Any]):
     """The properties in a content header frame, decoded when one of them is first read.
 
     For a consumer that reads only bodies, the two dozen headers of a delayed message cost nothing. Properties that
-    cannot be decoded must not close the connection at each redelivery: the log has a warning, and there are no
+    cannot be decoded must not close the connection at each redelivery: a warning is logged, and the message has no
     properties.
     """
 
@@ -321,7 +321,7 @@ def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
 
 @lru_cache(maxsize=256)
 def _moment(seconds: int) -> datetime:
-    """Cached, because many messages are dead-lettered in the same second."""
+    """The time of a timestamp. Cached, because many messages are dead-lettered in the same second."""
     return EPOCH + (timedelta(seconds=seconds) if seconds <= _MAX_TIMESTAMP else timedelta(milliseconds=seconds))
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class FrameSink(Protocol):
-    """What channels and their consumers use of a :class:`bide.amqp.connection.Connection`."""
+    """The part of a :class:`bide.amqp.connection.Connection` that channels and their consumers use."""
 
     loop: asyncio.AbstractEventLoop
     frame_max: int

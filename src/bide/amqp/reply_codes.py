@@ -124,7 +124,7 @@ def connection_error(code: int, text: str, *, broker: str = "the broker") -> Bro
 
 
 def is_refusal(error: BrokerError) -> bool:
-    """Whether the broker closed the connection for a call of the client, which would fail again, and not to stop."""
+    """Whether the broker closed the connection because of a call, which would fail again, and not because it stops."""
     return error.reply_code is not None and error.reply_code > CONNECTION_FORCED
 
 

@@ -46,7 +46,8 @@ class Transport(Protocol):
         """Wait until an event is set, at most for a time by this clock.
 
         Args:
-            seconds: after which to look, in vain mostly. A broker in memory does not stop its clock for this.
+            seconds: the longest wait. Callers mostly find nothing to do after it, so a broker in memory does not stop
+                its clock there.
             due: seconds after which there will be something to do; None if that is not known.
         """
 

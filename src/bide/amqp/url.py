@@ -16,7 +16,8 @@ from bide.errors import InvalidUrlError
 
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 ENVIRONMENT_VARIABLE: Final = "BIDE_URL"
-"""URL of the broker, where a program or a command names none; the default is ``amqp://guest:guest@localhost``."""
+"""The environment variable with the broker's URL, used if a program or a command gives none; its default is
+``amqp://guest:guest@localhost``."""
 
 DEFAULT_HEARTBEAT: Final = 10
 """Seconds."""
@@ -112,7 +113,7 @@ class BrokerUrl:
         except UnicodeEncodeError:
             # Python reads other bytes of an environment variable or an argument as such characters.
             raise InvalidUrlError(
-                f"the broker URL {_censored(text)!r} holds characters that UTF-8 cannot carry: write such bytes "
+                f"the broker URL {_censored(text)!r} holds characters that UTF-8 cannot encode: write such bytes "
                 "percent-encoded"
             ) from None
         try:

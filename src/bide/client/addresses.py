@@ -1,4 +1,4 @@
-"""Exchanges for undelayed messages to queues, with the layout of NServiceBus."""
+"""The exchanges of NServiceBus endpoints, through which undelayed messages reach queues."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bide.runtime.shared_tasks import SharedTasks
 from bide.topology import Exchange, Topology
 
 REBIND_AFTER: Final = timedelta(seconds=30)
-"""The interval at which bindings and exchanges in use, and queues of a growing infrastructure are checked again."""
+"""Time after which bindings, exchanges and queues of a growing infrastructure are checked again at their next use."""
 
 
 class Addresses:
-    """Looks for the exchange of each queue, and looks again every 30 s of use.
+    """Checks whether queues have the exchange of an NServiceBus endpoint, and checks again every 30 s of use.
 
-    A queue without such an exchange is reached by the default exchange: it is not the queue of an endpoint.
+    Messages to a queue without such an exchange, which is not the queue of an endpoint, go to the default exchange.
 
     Args:
         found: the exchanges that exist, by queue; kept up to date.
@@ -47,7 +47,7 @@ class Addresses:
         self._known_until = BoundedCache[str, float]()
 
     async def find(self, queue: str) -> float:
-        """Look for the exchange of a queue, unless the result is known; return until when it is valid."""
+        """Look for the exchange of a queue, unless the result is known; return when it expires, in loop time."""
         exchange = self._infrastructure.address_exchange(queue)
         if exchange is None:
             return inf
@@ -56,7 +56,7 @@ class Addresses:
         return self._known_until.get(queue, 0.0)
 
     def forget(self) -> None:
-        """Look again at the next use: an exchange was deleted, or this user may no longer use it."""
+        """Forget all results: an exchange was deleted, or this user may no longer use it."""
         self._known_until.clear()
 
     async def _check(self, queue: str, exchange: str) -> None:

@@ -266,8 +266,8 @@ class BrokerState:
     def is_worth_repeating(self, sent: Returnable, error: BideError) -> bool:
         """Whether a returned message should be sent again after its delay infrastructure was declared again.
 
-        An exchange or a binding after the entry exchange was deleted, or does not exist yet. Each message is sent again
-        once for this reason.
+        The broker returns a delayed message if an exchange or a binding after the entry exchange was deleted, or does
+        not exist yet. Each message is sent again once for this reason.
         """
         if not isinstance(error, UnroutableError) or not sent.hops or sent.unroutable:
             return False

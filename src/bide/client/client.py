@@ -1,4 +1,4 @@
-"""The client: publish messages, delayed or not, consume, and declare."""
+"""The asynchronous client of a broker."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Client(QueueMethods, ScheduleMethods):
     async def _abort(self) -> None:
         """Close the connections without waiting for the broker, which may not answer."""
         closing = [asyncio.create_task(one) for one in (self._consuming_connection.close(), self._publisher.close())]
-        # The closing tasks have to start: a task that is cancelled after that cuts its connection.
+        # Let the closing tasks start: only a task that has started cuts its connection when it is cancelled.
         await asyncio.sleep(0)
         for task in closing:
             task.cancel()
@@ -229,7 +229,8 @@ class Client(QueueMethods, ScheduleMethods):
     async def bind(self, queue: str) -> None:
         """Bind a queue to the delay infrastructure, which is declared if it is missing.
 
-        Delayed messages of other senders can then be delivered to the queue, even if it was deleted and declared again.
+        Messages that other senders have delayed for the queue can then be delivered, even if the queue was deleted and
+        declared again since.
 
         Raises:
             TargetNotFoundError: the queue does not exist.
@@ -249,16 +250,16 @@ class Client(QueueMethods, ScheduleMethods):
     async def declare(self, topology: Topology, *, external: Iterable[str] = ()) -> Applied:
         """Declare exchanges, queues and bindings. Items that exist with these properties stay unchanged.
 
-        Temporary refusals of a busy broker are retried until nothing has succeeded for the client's ``timeout``. Items
-        that were declared are not declared again.
+        Temporary refusals of a busy broker are retried until nothing has succeeded for the client's ``timeout``. A
+        retry leaves out the items that are already declared.
 
         Args:
             external: names of exchanges and queues that other programs declare, and that bindings and arguments may
                 refer to.
 
         Raises:
-            InvalidTopologyError: it is not a topology, contradicts itself, or has an exclusive or nameless queue. Then
-                nothing was declared.
+            InvalidTopologyError: ``topology`` is not a Topology, contradicts itself, or has an exclusive or nameless
+                queue. Nothing was declared.
             DeclarationMismatchError: an item exists with other properties.
             UnsupportedBrokerError: the broker lacks an exchange type.
             BrokerError: the broker cannot be reached, or refuses.
@@ -276,7 +277,7 @@ class Client(QueueMethods, ScheduleMethods):
             external: as for :meth:`declare`.
 
         Raises:
-            InvalidTopologyError: it is not a topology; nothing was deleted.
+            InvalidTopologyError: ``topology`` is not a Topology; nothing was deleted.
             NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
             BrokerError: the broker cannot be reached, or refuses.
         """
@@ -334,8 +335,8 @@ def connect(
         stamp: called with each message of :meth:`Client.publish`; returns a context manager that surrounds the sending
             and returns headers to add. ``bide.observability.tracing`` has one.
         on_disconnected: called with the error when a connection was lost and :attr:`Client.connected` becomes false.
-        on_reconnected: called when it is true again. The client reconnects by itself. Both are called in the event
-            loop, and must not block; in the synchronous client, they are called in its thread.
+        on_reconnected: called when :attr:`Client.connected` is true again; the client reconnects by itself. Both
+            callbacks run in the event loop and must not block. The synchronous client calls them in its own thread.
 
     Raises:
         InvalidInputError: a value is invalid. Errors of the broker are raised when the client is opened.

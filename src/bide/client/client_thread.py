@@ -54,6 +54,7 @@ class ClientThread:
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
             TimeoutError: the coroutine took longer than ``timeout`` and was cancelled.
             InvalidDelayError: ``timeout`` is invalid; the coroutine was not started.
+            InvalidInputError: it was called in the client's thread.
         """
         try:
             limit = None if timeout is None else parse_delay(timeout).total_seconds()
@@ -75,6 +76,7 @@ class ClientThread:
 
         Raises:
             ClosedError: the client was closed, or belongs to another process.
+            InvalidInputError: it was called in the client's thread.
         """
         if self.belongs_to_parent:
             work.close()

@@ -17,7 +17,7 @@ OnReconnected = Callable[[], None]
 
 
 class ConnectionWatch:
-    """Watches the connections of one client. Connections that are watched are opened again as soon as they are lost."""
+    """Watches the connections of one client. A watched connection is opened again as soon as it is lost."""
 
     def __init__(self, on_disconnected: OnDisconnected | None, on_reconnected: OnReconnected | None) -> None:
         self._on_disconnected = on_disconnected

@@ -25,17 +25,18 @@ MAX_PREFETCH: Final = 65535
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
+"""Seconds between two attempts to subscribe. The pause doubles after each attempt."""
 
 
 class Consumer:
     """Messages of one queue, as an asynchronous iterator.
 
     It subscribes when the first message is requested, and again when the connection breaks. It then drops messages that
-    it had received and not yet returned, because the broker delivers them again. Several tasks may iterate over it.
+    it had received and not yet yielded, because the broker delivers them again. Several tasks may iterate over it.
 
     Close it, or leave its ``async with`` block, to return all unsettled messages to their queue. When nothing refers to
     a consumer anymore, as after a ``break`` out of ``async for message in client.consume(...)``, messages that it had
-    not yet returned go back to their queue; the others can still be settled.
+    not yet yielded go back to their queue; the others can still be settled.
 
     Args:
         prefetch: the maximum number of unsettled messages, 1 to 65,535.
@@ -47,7 +48,7 @@ class Consumer:
         private_queues: the queues that the consumer declares again on each connection.
 
     Attributes:
-        conversation: sends what belongs to the messages; None cannot send.
+        conversation: sends the replies, commands and events that the messages cause; None if they can cause none.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Consumer:
                 return Message(delivery, subscription, received_at, self.conversation)
 
     def stop(self) -> None:
-        """Stop receiving. Messages not yet returned go back to the queue; the others can still be settled."""
+        """Stop receiving. Messages not yet yielded go back to the queue; the others can still be settled."""
         self._mark_closed()
         subscription = self._detach_subscription()
         if subscription is not None:

@@ -28,7 +28,7 @@ _SAGA: Final = {
     "NServiceBus.SagaId": "NServiceBus.OriginatingSagaId",
     "NServiceBus.SagaType": "NServiceBus.OriginatingSagaType",
 }
-"""Headers of a reply that find the saga which sent the request, by the headers of the request."""
+"""The reply's headers that find the saga of the request, each with the request's header that it is copied from."""
 
 Intent = Literal["Send", "Publish", "Reply"]
 
@@ -49,7 +49,7 @@ class ConversationClient(Protocol):
 
 
 class CausingMessage(Protocol):
-    """The part of a received message that the messages it causes depend on."""
+    """The part of a received message that its replies, commands and events depend on."""
 
     @property
     def message_id(self) -> str | None:
@@ -69,11 +69,11 @@ class CausingMessage(Protocol):
 
 
 class Conversation:
-    """Sends messages that belong to received messages.
+    """Sends the replies, commands and events that received messages cause.
 
     With the layout ``NServiceBus`` they have the headers that .NET endpoints add in a handler: the conversation, the
-    message that they are related to, their origin, the intent, the address for replies and, in a reply, the saga that
-    asked. With other layouts only replies have more than their sender gave: the correlation id of the request.
+    related message, the origin, the intent, the address for replies and, in a reply, the saga that sent the request.
+    With other layouts, only the correlation id of the request is added, to replies.
 
     Args:
         client: the client that received the messages.

@@ -26,7 +26,7 @@ class DeclaredInfrastructure:
         infrastructure: the infrastructure in its variant for this broker's release.
         growth: declares the queues of digits; None if the infrastructure does not grow.
         declare: whether to declare missing items; if not, they are an error.
-        tasks: shared tasks, so that callers at the same time share a declaration.
+        tasks: shared tasks, so that concurrent callers share a declaration.
         on_core_declared: called when bindings of targets may be missing, because an exchange may be a new one.
 
     Attributes:
@@ -65,13 +65,13 @@ class DeclaredInfrastructure:
         await self._tasks.run((self, "infrastructure"), self._ensure)
 
     def forget(self) -> None:
-        """Declare it again at its next use: it was deleted."""
+        """Declare the infrastructure again at its next use: it was deleted."""
         self.is_ensured = self._core_declared = False
         if self._growth is not None:
             self._growth.forget()
 
     def require_recheck(self, now: float) -> None:
-        """Check what grows at its next use.
+        """Check the queues and bindings of a growing infrastructure again at their next use.
 
         Args:
             now: the time by the clock of the event loop.

@@ -29,6 +29,7 @@ _INT64: Final = struct.Struct(">q")
 _SENT_NAME: Final = codec.short_string(HEADER_SENT) + b"l"
 _DUE_NAME: Final = codec.short_string(HEADER_DUE) + b"l"
 _MIN_INT64: Final = 1 << 31
+"""The codec encodes smaller integers in 32 bits, and this module only in 64."""
 _MANDATORY_BITS: Final = codec.bits(False), codec.bits(True)
 """The last octet of a ``basic.publish`` payload: without and with the mandatory flag."""
 
@@ -154,7 +155,7 @@ class _UndelayedEncoder:
         self._method_payloads = _method_payloads(*self._address)
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
-        """Encode a message; None if it has its own value of a header that receivers expect."""
+        """Encode a message; None if the message has its own value of a header that receivers expect."""
         values = message.values
         headers = _first_headers(now, values.get("headers"))
         if self._receiver_headers is not None:
@@ -196,8 +197,11 @@ class _DelayedEncoder:
         self._carried = codec.table_items({name: value for name, value in carried.items() if value is not None})
 
     def encode(self, message: PreparedMessage, now: datetime, channel: int, mandatory: bool) -> Encoded | None:
-        """Encode a message; None if the infrastructure has to compute the route: the delay is too long or already over,
-        or digits are not ready."""
+        """Encode a message; None if it has to be encoded in full.
+
+        Its delay is then too long or already over, digits are not ready, or it has its own value of a header that this
+        encoder writes.
+        """
         due = message.due
         assert due is not None
         span = due - now

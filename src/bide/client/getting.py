@@ -18,13 +18,13 @@ from bide.delay.protocol import check_name
 from bide.errors import ConnectionLostError
 
 _MAX_CHANNELS: Final = 100
-"""Channels that are kept open without an unsettled message."""
+"""With this many open channels, a new channel replaces one without unsettled messages."""
 
 
 class Getting:
     """Gets single messages. Each queue has its own channel, because the broker closes a channel for an error.
 
-    The channels stay open: a channel that is closed right after an acknowledgement can lose it.
+    The channels stay open: closing a channel right after an acknowledgement can lose the acknowledgement.
     """
 
     def __init__(self, reconnecting: ReconnectingConnection, private_queues: PrivateQueues) -> None:
@@ -36,7 +36,7 @@ class Getting:
         """The next message of a queue, or None.
 
         Args:
-            conversation: sends what belongs to the message.
+            conversation: sends the replies, commands and events that the message causes.
 
         Raises:
             BideError: as :meth:`bide.Client.get`.
@@ -48,7 +48,7 @@ class Getting:
                 source = await self._channel(queue)
                 delivery = await _get(source.channel, queue)
             except ConnectionLostError as error:
-                # A message that was on its way returned to its queue with the connection.
+                # If a message was on its way, it is back in its queue, because the connection was lost.
                 if connection.is_open or is_refusal(error):
                     raise
             else:
@@ -58,7 +58,7 @@ class Getting:
                 return Message(delivery, source, connection.now(), conversation)
 
     async def _channel(self, queue: str) -> DeliveryChannel:
-        # The channel that was used last is the last one.
+        # Popping and inserting keeps the channels in the order of their last use.
         found = self._channels.pop(queue, None)
         if found is None or not found.channel.is_open:
             await self._close_idle()

@@ -60,11 +60,12 @@ class Message(ReceivedMessage):
     async def reply(self, message: OutgoingMessage) -> Receipt:
         """Send a reply, and wait for its confirm. The parameters are the fields of :class:`OutgoingMessage`.
 
-        It goes to the address for replies of this message, with its correlation id. With the layout ``NServiceBus`` it
-        continues the conversation, and finds the saga that asked. A handler that is retried replies again.
+        The reply goes to this message's address for replies, with this message's correlation id. With the layout
+        ``NServiceBus``, it continues the conversation and finds the saga that sent this message. A handler that is
+        retried replies again.
 
         Args:
-            to: a queue to send it to instead.
+            to: a queue that gets the reply instead.
 
         Raises:
             InvalidInputError: this message has no address for replies, or a value is invalid.
@@ -74,9 +75,9 @@ class Message(ReceivedMessage):
 
     @takes(OutgoingMessage)
     async def send(self, message: OutgoingMessage) -> Receipt:
-        """Send a command that this message is the cause of, as :meth:`bide.Client.publish`.
+        """Send a command that this message causes, as :meth:`bide.Client.publish` does.
 
-        With the layout ``NServiceBus`` it continues the conversation. A handler that is retried sends again.
+        With the layout ``NServiceBus``, the command continues the conversation. A handler that is retried sends again.
 
         Raises:
             BideError: as :meth:`bide.Client.publish`.
@@ -93,7 +94,7 @@ class Message(ReceivedMessage):
         message_id: str | None = None,
         content_type: str | None = None,
     ) -> Receipt:
-        """Publish an event that this message is the cause of, to the endpoints that subscribe to its type.
+        """Publish an event that this message causes, to the endpoints that subscribe to its type.
 
         An event without subscribers is dropped. This needs the layout ``NServiceBus``.
 

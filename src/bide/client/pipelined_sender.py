@@ -53,9 +53,10 @@ class PipelinedSender(Generic[_Message]):
     time, until the rejected one is found.
 
     Args:
-        on_result: called once for each message: with None if the broker has it, else with the reason why the broker
-            rejects it. It is not called for unconfirmed messages if the connection breaks.
-        failed: called when no channel can be opened.
+        on_result: called once for each message: with None if the broker has it, else with the error why the broker does
+            not accept it or why it cannot be encoded. It is not called for unconfirmed messages if the connection
+            breaks.
+        failed: called with the error when no channel can be opened.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class PipelinedSender(Generic[_Message]):
         self._send_waiting()
 
     def settled(self, message: _Message, error: BideError | None) -> None:
-        """Handle the confirm of one message, or the close of the channel."""
+        """Handle the result of one message: a confirm, a refusal, or the close of the channel."""
         if message not in self._unconfirmed:
             # The sender was closed meanwhile.
             return

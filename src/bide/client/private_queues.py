@@ -36,7 +36,7 @@ class PrivateQueues:
 
     def add(self, bindings: Iterable[tuple[str, str]]) -> str:
         """Choose the name of a new queue, which :meth:`ensure` declares."""
-        # Not a name of the broker's choice, with which the queue could not be declared again.
+        # A queue whose name the broker chose ("amq.gen-...") cannot be declared again with that name.
         name = f"bide.private.{os.urandom(16).hex()}"
         self._topologies[name] = Topology(
             queues=[Queue(name, durable=False, exclusive=True)],

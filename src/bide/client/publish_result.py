@@ -205,7 +205,7 @@ def _unsent_result(outgoing: Any, position: int, reason: str) -> PublishResult:
 
 
 def with_unsent(error: BideError, messages: Iterable[Any], *, first: int) -> BideError:
-    """The error, or a BulkInDoubtError for it, with further messages that were not sent. Without any, the error itself.
+    """Add unsent messages to an error: a BulkInDoubtError that lists them, or the error itself if there are none.
 
     Args:
         first: the position of the first of these messages.

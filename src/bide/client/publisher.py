@@ -188,7 +188,7 @@ class Publisher:
             await self.reconnecting.close()
 
     async def prepare(self, message: PreparedMessage) -> None:
-        """Declare or check everything that such a message needs, whatever is known of it, without sending it.
+        """Declare or check everything that a message needs, regardless of the known state, and without sending it.
 
         Raises:
             BideError: as :meth:`publish`, except errors of the sending itself.
@@ -211,11 +211,12 @@ class Publisher:
 
         If the broker cannot accept a message, it closes the channel with all unconfirmed messages on it, and does not
         always say which message was the cause. Then each of them is sent again on its own channel, one at a time: the
-        message that was the cause fails, and the others are confirmed. If an exchange is gone, the broker may have some
-        messages that were in flight to it. They are sent again if the exchange can be declared again.
+        message that was the cause fails, and the others are confirmed. If an exchange was deleted, the broker may have
+        routed some of the messages in flight to it. They are sent again once, after the exchange was declared again if
+        it belongs to the delay infrastructure.
 
         Raises:
-            BideError: as :meth:`bide.Client.publish`, except errors of the check before.
+            BideError: as :meth:`bide.Client.publish`, except the errors of checking the message.
         """
         sending = _Sending(message, mandatory, f"{self.max_in_flight} earlier messages are not confirmed yet")
         seconds = self.timeout.total_seconds()

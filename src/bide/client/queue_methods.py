@@ -135,7 +135,7 @@ class QueueMethods:
         Raises:
             InvalidNameError: the name is invalid.
             TargetNotFoundError: the queue does not exist.
-            BrokerError: the broker cannot be reached, or refuses. Streams have no such messages.
+            BrokerError: the broker cannot be reached, or refuses, as it does for a stream.
         """
         if self._getting is None:
             # Imported here, because a client that only publishes does not need it.
@@ -174,7 +174,7 @@ class QueueMethods:
         return int((await self._call(queue, lambda channel: channel.purge_queue(queue))).message_count)
 
     async def _call(self, queue: str, method: Callable[[Channel], Awaitable[Any]]) -> Any:
-        """The reply of a method, on its own channel. A method whose reply is lost with the connection is repeated."""
+        """Call a method on its own channel, again if the reply is lost with the connection, and return the reply."""
         return await self._within_timeout(self._repeat_if_lost(queue, method))
 
     async def _repeat_if_lost(self, queue: str, method: Callable[[Channel], Awaitable[Any]]) -> Any:
@@ -188,7 +188,7 @@ class QueueMethods:
                     raise
 
     async def _within_timeout(self, operation: Awaitable[_Result]) -> _Result:
-        """Wait for a lost connection to be opened again, up to the client's timeout."""
+        """Run an operation, which may have to open a lost connection again, within the client's timeout."""
         try:
             async with asyncio.timeout(self._publisher.timeout.total_seconds()):
                 return await operation

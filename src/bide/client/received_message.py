@@ -230,7 +230,7 @@ class ReceivedMessage:
         """Whether a delayed message came later than its due time plus its ``expiration``.
 
         The broker does not enforce the expiration of a delayed message. For a copy, such as a retry, see
-        ``history.expires_at``: it counts from the sender's due time, or from the sending without one.
+        ``history.expires_at``: it counts from the sender's due time, or from the sending if there was none.
         """
         if self.history.expires_at is not None:
             return self.received_at > self.history.expires_at
@@ -271,7 +271,7 @@ class ReceivedMessage:
 
     @property
     def sent_by(self) -> str | None:
-        """The publisher according to the message: the application id, or else the user name."""
+        """The publisher according to the message: a header, or else the application id, or else the user name."""
         kept = (self.raw.values.get("headers") or {}).get(HEADER_SENT_BY)
         named = kept or self.headers.get("NServiceBus.OriginatingEndpoint") or self.app_id or self.user_id
         return named if isinstance(named, str) else None

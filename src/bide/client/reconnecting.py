@@ -50,8 +50,8 @@ class ReconnectingConnection:
 
     Attributes:
         on_leave: called with the address of a host that was left as broken, for other connections to the same hosts.
-        watch: hears of each loss and return. A connection with a watch is opened again at once, and not at its next
-            use.
+        watch: is notified of each loss and return. A connection with a watch is opened again at once, and not at its
+            next use.
     """
 
     def __init__(self, url: BrokerUrl, *, trials: Callable[[], Sequence[Trial]] = list) -> None:
@@ -115,7 +115,7 @@ class ReconnectingConnection:
             wait: how long to try again while the broker cannot be reached.
 
         Raises:
-            BrokerUnreachableError: no broker was there in time.
+            BrokerUnreachableError: no broker could be reached in time.
             BrokerError: as :meth:`connection`; other errors than an unreachable broker are raised at once.
         """
         reason: BrokerError | None = None

@@ -1,4 +1,4 @@
-"""Work on one connection after another, until it is stopped."""
+"""A worker process that continues on a new connection when one is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReconnectingWorker:
 
     Args:
         url: the broker's URL; None uses ``BIDE_URL``, or RabbitMQ's default URL on this machine.
-        role: stands in the name of the connection and in logs: "relay".
+        role: the name of the process in its connection's name and in logs, such as "relay".
         prepare: checks or declares what the work needs. Called until it succeeds once; its errors end the worker.
         work: works on a connection until the event is set, and then finishes the messages in flight. It raises a
             ``BrokerError`` if the connection or a channel fails.

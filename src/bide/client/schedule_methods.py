@@ -44,8 +44,8 @@ class ScheduleMethods:
 
     @takes(OutgoingSchedule)
     async def schedule(self, schedule: OutgoingSchedule) -> Scheduled:
-        """Schedule a message under a key. It replaces a schedule that waits there. The parameters are the fields of
-        :class:`bide.OutgoingSchedule`.
+        """Schedule a message under a key, in place of the schedule that waits under it, if any. The parameters are the
+        fields of :class:`bide.OutgoingSchedule`.
 
         ::
 
@@ -88,8 +88,8 @@ class ScheduleMethods:
         deliver_at: DueTimeLike | None = None,
         if_version: str | None = None,
     ) -> ScheduleResult:
-        """Move what waits under a key to another time. Message and target stay. Of a recurring schedule, only the next
-        run moves.
+        """Move the schedule under a key to another time. Its message and target stay the same. Of a recurring schedule,
+        only the next run moves.
 
         Args:
             delay: the time until delivery, from now on.
@@ -108,7 +108,7 @@ class ScheduleMethods:
         return await self._on_schedules.change("move", key, if_version=if_version, delay=delay, deliver_at=deliver_at)
 
     async def cancel(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
-        """Cancel what waits under a key.
+        """Cancel the schedule under a key.
 
         Args:
             if_version: do nothing unless the schedule has this version.
@@ -116,7 +116,7 @@ class ScheduleMethods:
         Returns:
             ``CANCELLED``: no handler sees the message. A recurring schedule has no later run; the runs in
             ``under_way`` were claimed before. ``TOO_LATE``: the message was or will be delivered, or set aside as
-            undeliverable. ``NOT_FOUND``, or ``CHANGED`` with ``if_version``.
+            undeliverable. For ``NOT_FOUND`` and ``CHANGED``, see :class:`bide.ScheduleOutcome`.
 
         Raises:
             BideError: as :meth:`reschedule`.
@@ -124,7 +124,7 @@ class ScheduleMethods:
         return await self._on_schedules.change("cancel", key, if_version=if_version)
 
     async def pause(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
-        """Deliver nothing under a key until :meth:`resume`.
+        """Pause the schedule under a key: nothing is delivered until :meth:`resume`.
 
         Returns:
             ``PAUSED``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
@@ -135,8 +135,8 @@ class ScheduleMethods:
         return await self._on_schedules.change("pause", key, if_version=if_version)
 
     async def resume(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
-        """Resume a paused schedule. If it became due meanwhile, a single message is delivered, and recurring runs are
-        skipped.
+        """Resume a paused schedule. A single message that became due meanwhile is delivered at once; runs of a
+        recurring schedule that became due meanwhile are skipped.
 
         Returns:
             ``RESUMED``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
@@ -147,7 +147,7 @@ class ScheduleMethods:
         return await self._on_schedules.change("resume", key, if_version=if_version)
 
     async def run_now(self, key: str, *, if_version: str | None = None) -> ScheduleResult:
-        """Deliver what waits under a key now. For a recurring schedule this is an additional run; the others stay.
+        """Deliver the message of the schedule under a key now. For a recurring schedule, this is an additional run.
 
         Returns:
             ``RUNNING``, ``TOO_LATE``, ``NOT_FOUND`` or ``CHANGED``.
@@ -158,7 +158,7 @@ class ScheduleMethods:
         return await self._on_schedules.change("run-now", key, if_version=if_version)
 
     async def scheduled(self, key: str) -> ScheduleView | None:
-        """What waits under a key, or is being delivered; None if nothing does.
+        """The schedule under a key that waits or is being delivered; None if there is none.
 
         Raises:
             InvalidInputError: or a subclass of it; nothing was sent.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bide.client.schedule_result import FilterResult, Scheduled, ScheduleResult, ScheduleView
 
 _BATCH: Final = 100
-"""Schedules that are passed from the client's thread to the caller's at once."""
+"""The number of schedules that are passed from the client's thread to the caller's thread at once."""
 
 _Result = TypeVar("_Result")
 

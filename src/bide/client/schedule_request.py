@@ -20,12 +20,12 @@ class ScheduleRequest:
     Attributes:
         what: the operation or question, for errors: ``"cancelling 'invoice:42'"``.
         id: the id by which answers and returns are recognised.
-        partition: its number.
+        partition: the number of its partition of the log.
         routing_key: the routing key on the exchange for operations.
         values: properties by their AMQP names, without ``reply_to``.
         is_recorded: whether it is an operation; a question leaves no trace.
         needs_answer: whether the request is done when a gate has answered, not when the broker has confirmed it.
-        header_size: the bytes of the properties of its message.
+        header_size: the size of its message's encoded properties in bytes.
         answer: the answer of a gate.
         attempts: the number of times it was sent.
         refusals: how many of these attempts the broker certainly did not accept.

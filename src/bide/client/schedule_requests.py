@@ -44,10 +44,10 @@ REPEAT_AFTER: Final = 2.0
 """Seconds without a confirm, or an answer that is needed, after which a request is sent again. Gates apply it once."""
 
 MAX_LOST: Final = 100
-"""Lost numbers after which a session ends. Gates keep the applied numbers as ranges, and limit them to 1,000."""
+"""Lost numbers after which a session ends. Gates keep the applied numbers of a session as at most 1,000 ranges."""
 
 _MAX_CLOSURES: Final = 3
-"""Attempts of a request whose channel was closed for a reason that names no request."""
+"""The maximum number of attempts of a request if its channel is closed for a reason that names no request."""
 
 _QUESTION_EXPIRATION: Final = str(int(REPEAT_AFTER * 1000))
 """Milliseconds. A question is repeated, so an old one need not wait for a gate."""
@@ -90,7 +90,7 @@ class ScheduleRequests:
         self._sessions = [_Session() for _ in range(PARTITIONS)]
         self._rooms = [ScheduleRoom(names, number) for number in range(PARTITIONS)]
         self._waiting: dict[str, ScheduleRequest] = {}
-        # The records of each partition have a channel of their own, by its number; None: for everything else.
+        # Channels by partition: the records of each partition have their own. The channel of None is for the rest.
         self._links: dict[int | None, ScheduleChannel] = {}
         self._opening = asyncio.Lock()
         self._is_missing = False
@@ -111,22 +111,22 @@ class ScheduleRequests:
 
         Args:
             what: the operation, for errors.
-            make: the operation with this id.
+            make: returns the operation for an id.
             needs_answer: whether to wait until a gate has answered, not only for the confirm.
-            number: the id, if the caller chose it; None numbers the operation.
+            number: the id, if the caller has chosen it; None takes the next one.
 
         Returns:
             The id, and the answer. The answer is None if the operation was confirmed and needs none.
 
         Raises:
-            InvalidInputError: it cannot be encoded; nothing was sent.
+            InvalidInputError: the operation cannot be encoded; nothing was sent.
             MessageTooLargeError: the broker does not accept records of this size.
             ScheduleLogError: the log takes no more until a gate has carried its state forward.
-            NoGateAnswerError: it is recorded, and no gate answered in time.
-            PublishInDoubtError: it was sent and not confirmed in time.
-            PublishError: it was not sent in time, or the broker refused it.
+            NoGateAnswerError: the operation is recorded, and no gate answered in time.
+            PublishInDoubtError: the operation was sent and not confirmed in time.
+            PublishError: the operation was not sent in time, or the broker refused it.
             NotAppliedError: the log is missing and may not be declared.
-            ClosedError: the client was closed before it was sent.
+            ClosedError: the client was closed before the operation was sent.
             BrokerError: the broker cannot be reached, or refuses.
         """
         session = self._sessions[partition]
@@ -217,7 +217,7 @@ class ScheduleRequests:
                     await self._attempt(request)
         except TimeoutError as error:
             if request.is_done:
-                # It ended while the client looked for a gate.
+                # The result came while the client looked for a gate.
                 return request.answer.result() if request.answer.done() else None
             link = self._links.get(None)
             blocked = link.connection.blocked_by if link is not None else None
@@ -369,7 +369,7 @@ def check_header_size(what: str, header_size: int, frame_max: int) -> None:
         what: the operation, for the error.
 
     Raises:
-        InvalidInputError: they are too large.
+        InvalidInputError: the message's own properties and headers leave too little room.
     """
     if header_size > frame_max - RESERVE:
         raise InvalidInputError(

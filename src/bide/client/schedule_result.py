@@ -21,17 +21,18 @@ _UNITS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms":
 
 
 class ScheduleOutcome(Enum):
-    """What an operation on a schedule did. None of these raises an error."""
+    """The outcome of an operation on a schedule. None of them raises an error."""
 
     SCHEDULED = "scheduled"
-    """Stored, instead of the schedule that waited under the key."""
+    """The schedule was stored, in place of the one that waited under the key, if any."""
     MOVED = "moved"
     PAUSED = "paused"
     RESUMED = "resumed"
     RUNNING = "running"
     """A run is delivered now."""
     CANCELLED = "cancelled"
-    """No handler sees the message. A recurring schedule has no run but those in ``under_way``, claimed before."""
+    """No handler sees the message. A recurring schedule has no more runs, except those in ``under_way``: gates had
+    claimed them before."""
     TOO_LATE = "too-late"
     """Nothing waits: the last run is being delivered, or was delivered or set aside. Gates remember this for at least
     an hour."""
@@ -40,7 +41,7 @@ class ScheduleOutcome(Enum):
     EXISTS = "exists"
     """Nothing was stored: ``if_absent`` was given, and a schedule waits."""
     CHANGED = "changed"
-    """Nothing was done: another version than ``if_version`` waits; when scheduling, also if none waits."""
+    """Nothing was done: the version that waits is not ``if_version``. When scheduling, also if no version waits."""
     FORGOTTEN = "forgotten"
     """The operation was repeated more than an hour after it was applied, so its first result is no longer known."""
 
@@ -112,13 +113,14 @@ class FilterResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule, as a gate knew it when it was asked.
+    """A schedule in the state that a gate knew when the client asked.
 
     Attributes:
         version: its version for ``if_version``; None if nothing waits.
         due_time: the due time of the message, or of the next run.
         nominal_time: the time of that run, before jitter and moves.
-        state: ``under-way``: nothing waits, and gates have claimed the last run and deliver it.
+        state: ``waiting``, ``paused``, or ``under-way``: nothing waits, and gates have claimed the last run and deliver
+            it.
         to: the target queue, or None.
         exchange: the target exchange, or None.
         recurrence: all rules of a recurring schedule, as the log has them.
@@ -181,7 +183,7 @@ class ScheduleView:
 
     @property
     def time_zone(self) -> str | None:
-        """The zone of the cron expression."""
+        """The time zone of the cron expression; None without a cron expression."""
         zone = None if self.recurrence is None else self.recurrence.get("time_zone")
         return None if zone is None else str(zone)
 

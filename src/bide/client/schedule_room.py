@@ -66,7 +66,7 @@ class ScheduleRoom:
                 raise ScheduleLogError(
                     f"the schedule log has no room for {reservations * RESERVATION_BYTES:,} more bytes: the queue "
                     f"{self._names.room(self._partition)!r} is full, because no gate has carried the state of this "
-                    "partition forward for long; start a gate, and schedule again"
+                    "partition forward for a long time; start a gate, and schedule again"
                 ) from one
             if isinstance(one, BideError):
                 raise one

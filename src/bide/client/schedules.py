@@ -23,10 +23,10 @@ from bide.schedules.records import Action, ChangeSchedule, Operation, ScheduleFi
 from bide.schedules.timeline import ScheduleTimeline, TimeGrid, TimelineCount, merged
 
 FIRST_PAGE: Final = 100
-"""Schedules that are asked for first in each partition. Later pages are larger."""
+"""The size of the first page of schedules that is asked for in each partition. Later pages are larger."""
 
 _SHOWN_KEYS: Final = 20
-"""Keys that the error of a change names that did not end in all partitions."""
+"""The maximum number of keys that an error names if a change was not answered by all partitions."""
 
 _NOUNS: Final[dict[Action, str]] = {
     "cancel": "cancelling",
@@ -121,7 +121,7 @@ class Schedules:
         errors = [one for one in results if isinstance(one, BaseException)]
         if not errors:
             return FilterResult.of(answers)
-        # An error other than a missing answer names a cause.
+        # Prefer an error other than a missing answer, because it names a cause.
         error = next((one for one in errors if not isinstance(one, NoGateAnswerError)), errors[0])
         if answers and isinstance(error, BideError):
             error.args = (f"{error}; {_partly_done(answers)}", *error.args[1:])
@@ -131,8 +131,8 @@ class Schedules:
         """Append an operation on one key with the id that it has, and wait for the answer of a gate.
 
         Args:
-            record: the operation. Sent again, it is applied once.
-            what: it is, for errors.
+            record: the operation. Gates apply it once, even if it is appended again.
+            what: the operation, for errors.
 
         Raises:
             BideError: as :meth:`ScheduleRequests.append`.
@@ -158,7 +158,7 @@ class Schedules:
         return ScheduleView.of(entries[0], answer.under_way, with_message=True) if entries else None
 
     async def views(self, chosen: ScheduleFilter, *, bodies: bool) -> AsyncGenerator[ScheduleView, None]:
-        """The schedules that a filter matches, by key."""
+        """The schedules that a filter matches, in the order of keys."""
         async with aclosing(self.entries(chosen, bodies=bodies)) as found:
             async for one in found:
                 yield ScheduleView.of(one, (), with_message=bodies)
@@ -166,10 +166,10 @@ class Schedules:
     async def entries(
         self, chosen: ScheduleFilter, *, bodies: bool = False, after: str | None = None, is_recurring: bool = False
     ) -> AsyncGenerator[WaitingSchedule, None]:
-        """The schedules that a filter matches, by key, as the log has them.
+        """The schedules that a filter matches, in the order of keys, as the log has them.
 
         Args:
-            after: begin behind this key.
+            after: begin after this key.
             is_recurring: whether only recurring schedules match.
         """
         first = PageQuestion(
@@ -177,7 +177,7 @@ class Schedules:
         )
         pages = [_Pages(self.requests, number, first) for number in range(PARTITIONS)]
         while True:
-            # The first key is known when each partition has a schedule left, or none.
+            # The next key is known when each partition has a schedule in memory or has ended.
             if empty := [one.fill() for one in pages if one.is_empty]:
                 await asyncio.gather(*empty)
             filled = [one for one in pages if one.found]
@@ -220,7 +220,7 @@ class Schedules:
 
 
 def _partly_done(answers: Mapping[int, ScheduleAnswer]) -> str:
-    """What a change did that did not end in all partitions."""
+    """The part of a change that was done, if not all partitions answered."""
     done = FilterResult.of(answers)
     counts = ", ".join(f"{count} in partition {number}" for number, count in done.partitions.items())
     keys = ", ".join(map(repr, done.keys[:_SHOWN_KEYS])) + (", ..." if done.count > _SHOWN_KEYS else "")
@@ -241,11 +241,11 @@ class _Pages:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left of the page before, and there may be another one."""
+        """Whether nothing is left of the last page, and there may be another page."""
         return not self.found and self._next is not None
 
     async def fill(self) -> None:
-        """Ask for the next page with schedules."""
+        """Ask for pages until one has schedules, or there are no more."""
         while not self.found and (question := self._next) is not None:
             answer = await self._requests.ask(self._partition, f"the list of partition {self._partition}", question)
             self.found.extend(answer.waiting)

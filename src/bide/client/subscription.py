@@ -19,10 +19,10 @@ log = logger(__name__)
 
 
 class _Inbox:
-    """Deliveries that were received and not yet returned to the application.
+    """Deliveries that were received and not yet passed to the application.
 
-    It has no reference to the subscription, because the connection refers to it and must not keep the subscription
-    alive.
+    An inbox has no reference to the subscription, because the connection refers to the inbox and must not keep the
+    subscription alive.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -44,7 +44,7 @@ class _Inbox:
 
     def end(self, error: BideError) -> None:
         if not isinstance(error, ConsumerCancelledError):
-            # These can no longer be settled, and the broker delivers them again.
+            # These deliveries can no longer be settled, and the broker delivers the messages again.
             self._deliveries.clear()
         self._error = error
         self._has_changed.set()
@@ -142,7 +142,7 @@ class Subscription(DeliveryChannel):
 
     @property
     def ready(self) -> int:
-        """The number of deliveries that :meth:`next` has without waiting."""
+        """The number of deliveries that :meth:`next` returns without waiting."""
         return self._inbox.ready
 
     async def end(self) -> list[Delivery]:
@@ -155,7 +155,7 @@ class Subscription(DeliveryChannel):
         return self._inbox.empty()
 
     def stop(self) -> None:
-        """Cancel the consumer, requeue deliveries not yet returned, and raise an error in tasks that wait."""
+        """Cancel the consumer, requeue deliveries not yet passed on, and raise an error in tasks that wait."""
         if self.channel.is_open:
             self._give_back()
         self._inbox.end(ClosedError("the consumer was stopped"))
@@ -170,7 +170,7 @@ class Subscription(DeliveryChannel):
         self._inbox.give_back()
 
     def retire(self) -> None:
-        """Cancel the consumer and requeue deliveries not yet returned; the others can still be settled."""
+        """Cancel the consumer and requeue deliveries not yet passed on; the others can still be settled."""
         if not self.channel.is_open:
             return
         if self.unsettled:
@@ -180,7 +180,7 @@ class Subscription(DeliveryChannel):
 
 
 def retire_with(owner: object, subscription: Subscription) -> weakref.finalize[..., Any]:
-    """Retire a subscription when its owner is collected; the result's ``detach`` undoes that."""
+    """Retire a subscription when its owner is garbage-collected; the result's ``detach`` prevents that."""
     finalizer = weakref.finalize(owner, _call_in_loop, subscription.channel.connection.loop, subscription.retire)
     finalizer.atexit = False
     return finalizer

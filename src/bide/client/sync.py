@@ -82,6 +82,7 @@ class SyncClient(SyncScheduleMethods):
             ClosedError: the client was closed, meanwhile or before, or belongs to another process.
             TimeoutError: the coroutine took longer than ``timeout`` and was cancelled.
             InvalidDelayError: ``timeout`` is invalid; the coroutine was not started.
+            InvalidInputError: it was called in the client's thread.
         """
         return self._thread.wait_for(work, timeout)
 
@@ -90,6 +91,7 @@ class SyncClient(SyncScheduleMethods):
 
         Raises:
             ClosedError: the client was closed, or belongs to another process.
+            InvalidInputError: it was called in the client's thread.
         """
         return self._thread.submit(work)
 
@@ -253,7 +255,12 @@ def connect_sync(
     on_disconnected: OnDisconnected | None = None,
     on_reconnected: OnReconnected | None = None,
 ) -> SyncClient:
-    """Connect to a broker, for code without an event loop; the arguments are those of :func:`bide.connect`."""
+    """Connect to a broker, for code without an event loop; the arguments are those of :func:`bide.connect`.
+
+    Raises:
+        InvalidInputError: a value is invalid.
+        BrokerError: the broker cannot be reached, or refuses.
+    """
     return SyncClient(
         connect(
             url,

@@ -1,4 +1,4 @@
-"""Pipelined, confirmed delivery to queues and exchanges that others choose."""
+"""Pipelined, confirmed publishing to queues and exchanges that may be missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TargetSender(Generic[_Message]):
         safe_exchanges: exchanges that need no check, besides the default exchange.
         on_result: called once for each message, as by :class:`PipelinedSender`; with a ``TargetNotFoundError`` if its
             exchange does not exist.
-        failed: called when no channel can be opened, or the check of an exchange fails.
+        failed: called with the error when no channel can be opened, or the check of an exchange fails.
     """
 
     def __init__(

@@ -72,7 +72,7 @@ class AllowedTargets:
             )
 
     def check_delivery(self, target: Target) -> None:
-        """Refuse a target that is not on the list, every delay queue, and the exchanges of the schedule log.
+        """Refuse targets that are not on the list, delay queues, and the exchanges of the schedule log.
 
         For a process that knows only the name of the target.
 

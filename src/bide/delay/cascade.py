@@ -99,7 +99,7 @@ class BoundTarget:
         address: the end of the routing key.
         routed_to: the exchange or queue that the delivery exchange routes to.
         requires: the binding, and the release queue if there is one.
-        expects: the target, if declaring ``requires`` does not show that it is missing.
+        expects: the target, if declaring ``requires`` succeeds without it, so that it has to be checked.
         onward: the exchange and the routing key after the release queue; None without a release queue.
     """
 

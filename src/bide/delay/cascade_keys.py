@@ -28,7 +28,8 @@ _QUEUE_WORD: Final = re.compile(r"~q:([^.]*)", re.DOTALL)
 def original_key(key: str) -> str:
     """The routing key that a received message had before it was delayed. Other keys are returned unchanged.
 
-    For NServiceBus and Celery this is the address, without the word that bide adds for Celery.
+    For NServiceBus and Celery this is the address. If bide put a word in place of an address, it is the queue or the
+    routing key that the word encodes.
     """
     found = _DELAYED_KEY.fullmatch(key)
     if found is None:

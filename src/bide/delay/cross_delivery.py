@@ -32,7 +32,7 @@ class CrossDelivery:
 
 
 def foreign_suffix_bindings(bindings: Iterable[Binding], addresses: Iterable[str] = ()) -> list[CrossDelivery]:
-    """The ``#.`` bindings that also deliver delayed messages of other addresses to their queues.
+    """The ``#.`` bindings whose destinations also get delayed messages of other addresses.
 
     Two bindings for the same address are assumed to be intended.
 

@@ -18,23 +18,23 @@ _TOPIC_EXCHANGE: Final = "amq.topic"
 
 
 class EventRouting(Protocol):
-    """How an event reaches the endpoints that subscribe to its type, or to a base class or interface of it."""
+    """Routes events to the endpoints that subscribe to their type, or to a base class or interface of it."""
 
     def event_address(self, kind: MessageType) -> tuple[str, str]:
         """The exchange and the routing key that an event is published to."""
 
     def publication(self, kind: MessageType) -> Topology:
-        """What a publisher of this type declares before the first event."""
+        """The topology that a publisher of this type declares before the first event."""
 
     def subscription(self, kind: MessageType, queue: str) -> Topology:
-        """What an endpoint declares to receive the events of this type, and of types derived from it."""
+        """The topology that an endpoint declares to receive the events of this type, and of types derived from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConventionalEvents:
     """A fanout exchange for each type, bound to the exchanges of its base classes and interfaces.
 
-    Every class ends at the exchange of ``System.Object``, which those bind who subscribe to all events.
+    Every class leads to the exchange of ``System.Object``. Endpoints that subscribe to all events are bound to it.
     """
 
     def event_address(self, kind: MessageType) -> tuple[str, str]:
@@ -53,7 +53,7 @@ class ConventionalEvents:
         return Topology([Exchange(name, "fanout") for name in dict.fromkeys(chain + interfaces)], bindings=bindings)
 
     def subscription(self, kind: MessageType, queue: str) -> Topology:
-        """The publication of the type, and a binding of the queue's exchange; that is not declared."""
+        """The publication of the type, and a binding to the existing exchange with the queue's name."""
         if kind.name in _EVERY_EVENT:
             return Topology([Exchange(_OBJECT, "fanout")], bindings=[Binding(_OBJECT, queue, "", "exchange")])
         return self.publication(kind) | Topology(bindings=[Binding(_exchange_of(kind), queue, "", "exchange")])
@@ -61,7 +61,7 @@ class ConventionalEvents:
 
 @dataclass(frozen=True, slots=True)
 class DirectEvents:
-    """Events in ``amq.topic``, by a routing key that starts with the names of base classes and interfaces.
+    """Events go through ``amq.topic``, with a routing key that starts with the names of base classes and interfaces.
 
     As with NServiceBus, a type with several interfaces reaches the subscribers of one of them only.
     """

@@ -23,16 +23,16 @@ LONGEST_PAUSE: Final = timedelta(seconds=64)
 """The longest pause before a message is sent to a refusing target again; pauses are 1 unit, 2, 4..."""
 
 MAX_REASON: Final = 1000
-"""Characters of the reason in the headers of an undeliverable message."""
+"""The maximum number of characters of the reason in the headers of an undeliverable message."""
 
 _MAX_NAME: Final = 255
 
 
 def parse_target(text: Any, routing_key: str) -> Target:
-    """The target ``q:<queue>`` or ``x:<exchange>``, as in the header ``bide-to``.
+    """Parse a target ``q:<queue>`` or ``x:<exchange>``, as in the header ``bide-to``.
 
     Raises:
-        InvalidInputError: the text is something else.
+        InvalidInputError: the text is not such a target.
     """
     kind, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind not in ("q", "x") or not name or len(name.encode()) > _MAX_NAME:
@@ -52,7 +52,7 @@ def carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: str
 def set_aside_values(values: Mapping[str, Any], reason: str, *, user: str | None) -> dict[str, Any]:
     """The properties of a message in a queue for messages that cannot be sent on.
 
-    Its expiration is moved to a header, because the broker would delete the message.
+    Its expiration is moved to a header, because the broker would otherwise delete the message.
 
     Args:
         values: its properties by their AMQP names.

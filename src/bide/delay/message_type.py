@@ -27,7 +27,7 @@ class MessageType:
     Args:
         name: the full name: namespace and name. Nested types have a plus sign: ``Shop.Orders+Placed``.
         base: the base class; None for a class that has none but ``System.Object``, and for interfaces.
-        interfaces: the interfaces that it declares itself, those of its base class excepted. NServiceBus's marker
+        interfaces: the interfaces that it declares itself, without those of its base class. NServiceBus's marker
             interfaces (``IMessage``, ``ICommand``, ``IEvent``) belong to them if the .NET type has them.
         is_interface: whether it is an interface.
 

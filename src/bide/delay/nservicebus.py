@@ -3,7 +3,7 @@
 .NET endpoints on the same broker can receive messages that bide delays, and bide can receive messages that they delay:
 exchanges, queues, arguments, keys and headers are those of NServiceBus.RabbitMQ (version 2 since its release 7, version
 1 since 4.3). bide differs in three ways that .NET does not notice: its bindings match exactly one address, it checks
-addresses before it sends, and it has a guard for messages whose endpoint is gone.
+addresses before it sends, and it has a guard for messages whose endpoint was deleted.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class NServiceBus(CascadeInfrastructure):
         return tuple(self.cascade.steps(seconds, _bound(self, target), target))
 
     def endpoint_topology(self, queue: str) -> Topology:
-        """What a bide endpoint needs besides its queue, so that .NET endpoints can send to it, delayed or not.
+        """The topology of a bide endpoint besides its queue: .NET endpoints can then send to it, delayed or not.
 
         With conventional routing, this is a durable fanout exchange of the queue's name, which is bound to the queue
         and to the delivery exchange. With direct routing, it is a binding of the queue to the delivery exchange. The
@@ -178,7 +178,7 @@ class NServiceBus(CascadeInfrastructure):
         return self.address_topology(queue) | Topology(bindings=[self.delivery_binding(queue)])
 
     def address_topology(self, queue: str) -> Topology:
-        """What undelayed senders need to address a queue: with conventional routing, the exchange of its name.
+        """The topology through which undelayed messages reach a queue: with conventional routing, an exchange.
 
         Raises:
             InvalidNameError: the name cannot be an address.

@@ -45,7 +45,7 @@ HEADER_PICK_UP_KEY: Final = "bide-pick-up-key"
 """Header with a message's own routing key in a waiting hall, where the routing key holds the digits of its delay."""
 
 HEADER_SET_ASIDE: Final = "bide-set-aside"
-"""Header of a message in the undeliverable queue: why a relay put it there."""
+"""Header of a message in the undeliverable queue: why a relay or a gate put it there."""
 
 HEADER_EXCHANGE: Final = "bide-exchange"
 """Header of copies of a message: the exchange that the original was sent to; empty for a queue."""
@@ -232,7 +232,7 @@ class DelayInfrastructure(Protocol):
         return UncompiledHeaders(self.sender_headers, wire)
 
     def delay_levels(self) -> DelayLevels | None:
-        """The levels, for ``bide pipeline plan``; None (the default) if it does not support this infrastructure."""
+        """The levels, for ``bide pipeline plan``; None (the default) if the command cannot plan this infrastructure."""
         return None
 
     def taps(self) -> Taps | None:
@@ -255,7 +255,7 @@ class DelayInfrastructure(Protocol):
         return self
 
     def address_topology(self, queue: str) -> Topology:
-        """What an endpoint declares so that other systems can send to its queue; empty by default.
+        """The topology that an endpoint declares so that other systems can send to its queue; empty by default.
 
         Raises:
             InvalidNameError: the name cannot be an address.
@@ -267,7 +267,7 @@ class DelayInfrastructure(Protocol):
         return None
 
     def event_routing(self) -> EventRouting | None:
-        """How events reach the endpoints that subscribe to their types; None (the default) without such a rule."""
+        """The routing of events to the endpoints that subscribe to their types; None (the default) if there is none."""
         return None
 
     @property
@@ -374,7 +374,7 @@ def check_name(kind: str, name: object, *, limit: int = MAX_NAME_BYTES, empty: b
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidNameError(f"the {kind} {name!r} holds characters that UTF-8 cannot carry: remove them") from error
+        raise InvalidNameError(f"the {kind} {name!r} holds characters that UTF-8 cannot encode: remove them") from error
     if size > limit:
         shown = name if len(name) <= 40 else name[:37] + "..."
         raise InvalidNameError(f"the {kind} {shown!r} takes {size} bytes, the limit is {limit}: use a shorter one")

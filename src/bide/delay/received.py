@@ -92,7 +92,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
         return SentMessage(exchange=exchange, routing_key=routing_key, values=values, due=None)
     restored = dict(values)
     if isinstance(expiration := headers.get(HEADER_EXPIRATION), str) and not is_retried_by_servicecontrol(headers):
-        # As with a retry by "bide errors", the decision of the operator takes precedence.
+        # As with a retry by "bide errors", the operator's decision takes precedence over the sender's expiration.
         restored["expiration"] = expiration
     if isinstance(priority := headers.get(HEADER_PRIORITY), int):
         restored["priority"] = priority

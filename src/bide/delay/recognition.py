@@ -110,8 +110,8 @@ def refuse_target_exchange(exchange: str) -> None:
     """Refuse to send messages of others to the schedule log.
 
     Raises:
-        DelayQueueError: it is one of its exchanges. A message that is sent there changes schedules, or is a record of a
-            gate, although its sender may not write there.
+        DelayQueueError: the exchange belongs to the schedule log. A message there changes schedules, or counts as a
+            record of a gate, although its sender may have no permission to write there.
     """
     if _LOG_EXCHANGE.fullmatch(exchange):
         raise DelayQueueError(

@@ -21,10 +21,9 @@ class DelayRoute:
         headers: headers to add to the message's own.
         delay: the wait on this route: the requested delay, rounded up to the resolution.
         hops: the number of queues that the message passes before it reaches its target.
-        requires: what to declare for this message besides the infrastructure's own topology: the target's binding.
-            It depends on the target alone.
-        expects: what the application must have declared: the target, if declaring ``requires`` does not show that it
-            is missing.
+        requires: the topology to declare for this message besides the infrastructure's own: the target's binding. It
+            depends on the target alone.
+        expects: the target, if declaring ``requires`` succeeds without it, so that it has to be checked.
         digits: the digits whose queues this message needs, for an infrastructure that declares them at first use; see
             :meth:`bide.delay.growing.Growing.digit_topology`.
     """

@@ -300,7 +300,7 @@ class WaitingHall(HallNames, DelayInfrastructure):
 
 
 def delivery_exchange_of(entry: str) -> str:
-    """The target of a message with ``x-delay`` that came to check-in through the exchange ``entry``, by a binding."""
+    """The target of a message with ``x-delay`` that was published to ``entry``, an exchange bound to check-in."""
     return entry + DELIVERY_SUFFIX
 
 

@@ -35,7 +35,7 @@ def cascade_wait(
     Args:
         level_names: the queues of the levels, lowest first.
         unit: the wait of the lowest level.
-        target_of: the target of an address that names neither a queue nor an exchange by one word.
+        target_of: returns the target of an address that is not a word of bide's own.
     """
     if queue not in level_names:
         return None
@@ -82,8 +82,8 @@ def _binary_wait(
 def clock_wait(base: str, queue: str, routing_key: str, headers: Mapping[str, Any]) -> Wait | None:
     """The wait in a ``Clock``.
 
-    Its digits are in the CC header. A broker of 4.0 or later removes a BCC header; then the digits below this queue are
-    unknown, and at most one unit of its level.
+    Its digits are in the CC header. A broker of 4.0 or later removes a BCC header. The digits of the lower levels are
+    then unknown, and their waits add up to less than one unit of this level.
     """
     found = _DIGIT_QUEUE.fullmatch(queue.removeprefix(f"{base}.")) if queue.startswith(f"{base}.") else None
     if found is None or int(found[2]) > _LEVELS[found[1]].highest:
@@ -129,8 +129,8 @@ def hall_wait(
 ) -> Wait | None:
     """The wait in a waiting hall.
 
-    In the relay's queues messages do not wait. One that has no due time yet waits for its header ``x-delay`` from the
-    time at which it is taken, as it does with a relay.
+    Messages in the relay's queues do not wait, except a message that has no due time yet: it waits for the time in its
+    header ``x-delay``, counted from when it is taken, as with a relay.
     """
     if queue not in (*level_names, meditating, *relay_queues):
         return None

@@ -15,7 +15,7 @@ from bide.schedules.records import Claim, ClaimedOccurrence
 log = logger(__name__)
 
 CLAIM_ITEMS: Final = 1000
-"""Occurrences in one claim."""
+"""The maximum number of occurrences in one claim."""
 
 _Seen = tuple[str, str, int, int]
 
@@ -34,7 +34,7 @@ class ClaimPlanner:
 
     @property
     def passed_over(self) -> int:
-        """An upper bound of the number of schedules that are due but must not be claimed."""
+        """An upper bound on the number of schedules that are due but must not be claimed."""
         return len(self._sent) + len(self._unreadable)
 
     def claim(self, due: Iterable[WaitingSchedule], now: int) -> Claim | None:
@@ -44,7 +44,7 @@ class ClaimPlanner:
         is logged and left to a gate that can read it, once such a gate leads.
 
         Args:
-            due: schedules that are due and not paused, :attr:`passed_over` more than :data:`CLAIM_ITEMS` if there are.
+            due: schedules that are due and not paused; at least ``CLAIM_ITEMS + passed_over``, or all of them.
             now: the time by the gate's clock, in milliseconds since the Unix epoch.
         """
         items = list[ClaimedOccurrence]()
@@ -69,5 +69,6 @@ class ClaimPlanner:
             self._sent.difference_update((one.key, one.version, one.nominal, one.due) for one in claim.items)
 
     def on_connection_lost(self) -> None:
-        """Claim again what was sent, because those claims may not reach the log. A second claim changes nothing."""
+        """Claim the same occurrences again: claims that were sent may not reach the log, and a second claim changes
+        nothing."""
         self._sent.clear()

@@ -20,14 +20,14 @@ from bide.topology import DEFAULT_EXCHANGE
 log = logger(__name__)
 
 FETCHED: Final = 200
-"""Messages that are read from the index at once."""
+"""The number of messages that are read from the index at once."""
 
 
 class Deliverer:
     """Sends the messages of claimed occurrences, and records the results.
 
     Args:
-        failed: called when nothing can be delivered on this connection.
+        failed: called with the error when nothing can be delivered on this connection.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Deliverer:
 
     def _on_delivered(self, sent_at: datetime, delivery: ScheduledDelivery, error: BideError | None) -> None:
         if self._is_over:
-            # Its result is ignored: the next session delivers it again.
+            # The result is ignored: the next session delivers the occurrence again.
             return
         occurrence, now, counts = delivery.entry.occurrence, self._connection.monotonic(), self._gate.counts
         match error:

@@ -13,16 +13,16 @@ from bide.schedules.entries import Outcome
 from bide.schedules.records import EndedOccurrence
 
 IN_FLIGHT: Final = 500
-"""Messages of a partition that are sent and not confirmed."""
+"""The maximum number of messages of a partition in flight: sent and not confirmed."""
 
 IN_FLIGHT_BYTES: Final = 8_000_000
-"""Bytes of these messages from which on no more are sent."""
+"""The size of the messages in flight, in bytes, from which on no more are sent."""
 
 CROWDED: Final = 1000
 """The number of waiting occurrences of one target from which on no more are claimed for it."""
 
 REPORT_ITEMS: Final = 1000
-"""Occurrences in one report."""
+"""The maximum number of occurrences in one report."""
 
 REPORT_AFTER: Final = 0.1
 """Seconds for which a report waits for more occurrences while others are in flight."""
@@ -33,7 +33,7 @@ class OccurrenceHead(NamedTuple):
 
     Attributes:
         target: the target of the message.
-        size: bytes of the message.
+        size: the size of the message in bytes.
     """
 
     occurrence: str
@@ -42,10 +42,10 @@ class OccurrenceHead(NamedTuple):
 
 
 class DeliveryQueue:
-    """Which occurrences to deliver, deliver again, and report. All times are seconds by a monotonic clock.
+    """The occurrences to deliver, to deliver again, and to report. All times are seconds by a monotonic clock.
 
     Targets take turns, and each has its own limit of messages in flight. So a target with many messages, or a slow one,
-    takes no places of others.
+    does not use up the places of others.
 
     Args:
         on_place: called when there may be something to send again.
@@ -82,12 +82,12 @@ class DeliveryQueue:
 
     @property
     def backlog(self) -> int:
-        """How many wait to be sent, without those for targets that have no place."""
+        """The number of occurrences that wait to be sent, without those whose targets have no place."""
         return sum(len(self._queued[one]) for one in self._turns)
 
     @property
     def pending(self) -> int:
-        """How many were claimed and did not end. It may be read in other threads."""
+        """The number of occurrences that were claimed and have not ended. Other threads may read it."""
         return self.in_flight + self._all_waiting
 
     def add(self, occurrences: Iterable[OccurrenceHead]) -> None:
@@ -133,7 +133,7 @@ class DeliveryQueue:
         self._forget(occurrence)
 
     def ended(self, occurrence: str, outcome: Outcome, now: float) -> None:
-        """Remember to report an occurrence that was taken."""
+        """Record the end of an occurrence that was taken, for a report."""
         self._no_longer_in_flight(occurrence)
         if not self._unreported:
             self._unreported_since = now
@@ -149,7 +149,7 @@ class DeliveryQueue:
         self._waits(one.target)
 
     def report(self, now: float) -> tuple[EndedOccurrence, ...]:
-        """What to report now. Single ones are reported at once; many are reported together."""
+        """The ended occurrences to report now. A single one is reported at once; many are reported together."""
         if not self._unreported or (
             (self.in_flight or self._turns)
             and len(self._unreported) < REPORT_ITEMS
@@ -167,11 +167,11 @@ class DeliveryQueue:
                 self._forget(one)
 
     def next_at(self) -> float | None:
-        """When a refused occurrence is to be sent again."""
+        """When the next refused occurrence is to be sent again; None if there is none."""
         return self._retries[0][0] if self._retries else None
 
     def release(self) -> None:
-        """Leave what was not sent yet to another gate."""
+        """Leave the occurrences that were not sent yet to another gate."""
         for queued in self._queued.values():
             for one in queued:
                 del self._known[one.occurrence]
@@ -186,7 +186,7 @@ class DeliveryQueue:
         self.crowded.clear()
 
     def on_connection_lost(self, windows: TargetWindows) -> None:
-        """Forget what is in flight. Report again what was not read back: those reports may not reach the log.
+        """Forget the occurrences in flight. Repeat reports that were not read back: they may not reach the log.
 
         Args:
             windows: the places of the new connection.

@@ -24,8 +24,8 @@ CURRENT_FOR: Final = 5.0
 class PartitionLeadership:
     """The leader of one partition, from the beats in its log.
 
-    Each gate appends a beat every second. It says whether its gate leads, and the offset of the last record that its
-    gate had read. Three rules give all gates that read the log the same leader:
+    Each gate appends a beat every second. A beat says whether its gate leads, and the offset of the last record that
+    its gate had read. Three rules give all gates that read the log the same leader:
 
     1. A beat whose gate had not read the leader's latest beat is ignored.
     2. Any other beat that says that its gate leads makes that gate the leader.
@@ -44,7 +44,7 @@ class PartitionLeadership:
 
     Attributes:
         leader: the name of the leading gate; None if there is none, or none is known.
-        has_missed: whether this gate has read a beat of its own but not its previous one, because retention took it.
+        has_missed: whether this gate has read a beat of its own but not its previous one, which retention removed.
         proven_at: when this gate sent the latest beat that it has read back; None before the first one.
     """
 
@@ -72,7 +72,7 @@ class PartitionLeadership:
             self._leader_offset = offset
             self._heard_leader_at = now
             if not beat.leads:
-                # It is about to end, or has more partitions than others: not a candidate in both cases.
+                # The gate is about to end, or leads more partitions than others, so it is not a candidate.
                 del self._heard_at[beat.gate]
 
     def sent(self, clock: int, now: float) -> None:
@@ -95,22 +95,22 @@ class PartitionLeadership:
         return self.proven_at is not None and now < self.proven_at + CURRENT_FOR
 
     def leads(self, now: float) -> bool:
-        """Whether this gate claims, delivers, answers and carries."""
+        """Whether this gate claims, delivers, answers, and carries the state forward."""
         return self.leader == self._gate and self.is_current(now)
 
     def alive(self, now: float) -> set[str]:
-        """The gates that were read a short while ago."""
+        """The gates whose beats were read a short while ago."""
         self._heard_at = {gate: at for gate, at in self._heard_at.items() if now - at < TAKE_OVER_AFTER}
         return set(self._heard_at)
 
     def next_beat(self, now: float, *, may_take: bool, let_go: bool = False, is_asked: bool = False) -> bool | None:
         """Whether the beat to send now says that this gate leads; None if it should send none.
 
-        A gate has one unread beat at a time, because one that is behind does not know how full the log is. But
-        retention may have taken that beat, so the gate sends another one after a while.
+        A gate has one unread beat at a time, because a gate that is behind does not know how full the log is. But
+        retention may have removed that beat, so the gate sends another one after a while.
 
         Args:
-            may_take: whether to take over at once where there is no leader, as :func:`may_take` says.
+            may_take: whether to take over at once if there is no leader, as :func:`may_take` says.
             let_go: whether to leave the partition to others.
             is_asked: whether a question waits for the next beat.
         """
@@ -132,7 +132,7 @@ def partition_to_release(gate: str, leaders: Mapping[int, str | None], alive: Co
 
     Args:
         leaders: the leader of each partition.
-        alive: gates that were read a short while ago in every partition.
+        alive: gates whose beats were read a short while ago in every partition.
     """
     if None in leaders.values() or not _leads_more(gate, leaders, alive, by=2):
         return None
@@ -140,7 +140,8 @@ def partition_to_release(gate: str, leaders: Mapping[int, str | None], alive: Co
 
 
 def may_take(gate: str, leaders: Mapping[int, str | None], alive: Collection[str]) -> bool:
-    """Whether a gate takes a partition without a leader at once. Others wait, so that the partitions spread evenly."""
+    """Whether a gate takes a partition without a leader at once. If it leads more partitions than another gate, it
+    waits, so that the partitions spread evenly."""
     return not _leads_more(gate, leaders, alive, by=1)
 
 

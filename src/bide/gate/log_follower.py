@@ -29,7 +29,7 @@ class ReadRecord:
     """A record of the log, and its effect.
 
     Attributes:
-        record: None if it cannot be decoded, or came by the wrong exchange.
+        record: the record; None if it cannot be decoded, or came through the wrong exchange.
         result: the effect on the state.
         completed: the cycle of the snapshot that this record completes; None if it completes none.
     """

@@ -13,7 +13,7 @@ from bide.amqp.delivery import Delivery
 from bide.errors import BideError
 
 PREFETCH: Final = 1000
-"""Records that the broker sends ahead."""
+"""The number of records that the broker sends ahead."""
 
 _OFFSET: Final = "x-stream-offset"
 

@@ -31,7 +31,7 @@ _Start = int | Literal["first"]
 
 
 class LogOpener:
-    """Opens the log of a partition behind the last record of the index. Builds the index anew if that is not possible.
+    """Opens the log of a partition after the last record of the index. Builds the index anew if that is not possible.
 
     Args:
         gate: the name of this gate.

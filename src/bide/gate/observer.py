@@ -19,12 +19,12 @@ occurrence ended in the log without a delivery."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateEvent:
-    """What happened to an occurrence of a schedule at the gate that leads its partition.
+    """An event of an occurrence of a schedule, at the gate that leads its partition.
 
     The attributes from ``schedule_id`` on are None or empty for events without a delivery.
 
     Attributes:
-        kind: what happened.
+        kind: the kind of event.
         gate: the name of the gate.
         partition: the number of the partition.
         key: the key of the schedule.
@@ -74,7 +74,7 @@ class GateObserver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStatus:
-    """What a gate knows of a partition.
+    """The state of a partition, as a gate knows it.
 
     Attributes:
         partition: its number.
@@ -82,7 +82,7 @@ class PartitionStatus:
         waiting: schedules that wait.
         under_way: occurrences that this gate delivers at the moment, or will send again.
         lag: seconds since this gate sent the latest of its beats that it has read back. A gate that keeps up with the
-            log has less than two; None before the first beat was read.
+            log has a lag below two seconds. None before the first beat was read.
     """
 
     partition: int

@@ -45,7 +45,7 @@ class Gated:
         refused: refusals of targets; a refused message is sent again.
         undeliverable: messages sent to the undeliverable queue.
         answered: answers to operations and questions.
-        claimed: occurrences that were to be delivered from then on.
+        claimed: occurrences that were claimed for delivery.
         cancelled: schedules that were cancelled.
         superseded: schedules that were replaced.
         skipped: runs that were skipped, because they were missed or paused.
@@ -67,7 +67,7 @@ class PartitionGate:
     Attributes:
         waiting: the number of schedules that wait.
         wake: set when there may be something to do.
-        is_stopping: whether to finish what is in flight, and let the partition go.
+        is_stopping: whether to finish the messages in flight, and let the partition go.
         was_let_go: whether the partition was let go.
 
     Args:
@@ -120,7 +120,7 @@ class PartitionGate:
         return self.names.log(self.number)
 
     def status(self, now: float) -> PartitionStatus:
-        """What is known of the partition.
+        """The state of the partition, as far as it is known.
 
         Args:
             now: seconds by the monotonic clock.
@@ -137,7 +137,7 @@ class PartitionGate:
     def rebuild_pause(self, now: float) -> float:
         """Seconds to wait before the index is built anew: 0 s, 1 s, 2 s ... 64 s.
 
-        Where the retention is shorter than the gate expects, this repeats, and reads the whole log each time.
+        If the retention is shorter than the gate expects, rebuilds repeat, and each of them reads the whole log.
 
         Args:
             now: seconds by the monotonic clock.

@@ -36,13 +36,13 @@ _LOOK_AT_GATES_EVERY: Final = 0.05
 """Seconds between two looks at the other gates."""
 
 _CLAIM_AGAIN_AFTER: Final = 0.05
-"""Seconds after which a gate looks for something to claim again if what is due cannot be claimed."""
+"""Seconds after which a gate looks again for occurrences to claim, if none of the due ones can be claimed."""
 
 _CLAIM_PAUSE: Final = 4
 """The pause after a claim while there are crowded targets, as a multiple of the time that the claim took."""
 
 _FULL_AGAIN_AFTER: Final = 5.0
-"""Seconds between two looks at whether a full log has more records to read."""
+"""Seconds between two checks whether a full log has more records to read."""
 
 _TICK_EVERY: Final = 3600.0
 
@@ -52,7 +52,7 @@ claimed can still be cancelled."""
 
 
 class PartitionSession:
-    """The work in one partition from one opening of its log on."""
+    """The work in one partition after its log was opened, until a stop or an error."""
 
     def __init__(
         self, gate: PartitionGate, publisher: GatePublisher, spread: LeadershipSpread, rules: DeliveryRules
@@ -169,7 +169,7 @@ class PartitionSession:
         )
 
     def _note_changes(self, applied: AppliedRecords) -> None:
-        """Count, and pass on, what does not lead to a delivery."""
+        """Count the changes, and notify observers of occurrences that ended without a delivery."""
         counts = self._gate.counts
         counts.claimed += len(applied.claimed)
         kinds = Counter(one.how for one in applied.dropped)
@@ -269,7 +269,7 @@ class PartitionSession:
         self._is_leading = is_leading
         if is_leading:
             log.info("leading %s", self._gate.log)
-            # Occurrences that another gate claimed, and whose record landed later too, are read as they come.
+            # Claims of the previous leader that reach the log later add their occurrences when they are read.
             self._deliveries.add(await self._index.under_way())
             await self._questions.open()
         else:
@@ -292,16 +292,16 @@ class PartitionSession:
         if self._leadership.leader != self._gate.gate:
             self._gate.was_let_go = not self._deliveries.in_flight and not self._unconfirmed
         elif self._deliveries.is_settled and not self._is_letting_go:
-            # The next beat says so. It is the last one, and this gate reads it back.
+            # The next beat says that this gate no longer leads. It is the last beat, and this gate reads it back.
             self._is_letting_go = True
             self._look_at_gates_at = 0.0
             self._wake.set()
 
     async def _check_full(self, now: float) -> None:
-        """Stop if all records were read and the log is still full: a snapshot may be among those to come.
+        """Stop if all records were read and the log is still full. Until then, a snapshot may still come.
 
         Raises:
-            ScheduleLogError: it is full.
+            ScheduleLogError: the log is full.
         """
         if now < self._look_at_full_log_at:
             return
@@ -333,7 +333,7 @@ class PartitionSession:
             return
         crowded = frozenset(self._deliveries.crowded)
         if self._without - crowded:
-            # What is due for other targets was looked for before; the earliest of all is due already.
+            # The last look left out schedules for targets that are no longer crowded. They may be due: look again now.
             self._next_due, self._without = clock, crowded
         if self._next_due is None or self._next_due > clock or now < self._claim_at:
             return

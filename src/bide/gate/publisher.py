@@ -26,8 +26,9 @@ log = logger(__name__)
 _PERSISTENT: Final = 2
 
 _TARGET_CHANNELS: Final = 64
-"""Channels for targets. A channel stands still at its first message for a quorum queue that does not answer (measured
-with 3.10.8). So a target with messages in flight has a channel to itself, unless there are more such targets."""
+"""The maximum number of channels for targets. A channel stands still at its first message for a quorum queue that does
+not answer (measured with 3.10.8). So a target with messages in flight has a channel to itself, unless there are more
+such targets."""
 
 
 class _GateRecord(PipelinedMessage):
@@ -59,7 +60,7 @@ class GatePublisher:
     """Publishes records, scheduled messages and answers.
 
     Args:
-        failed: called when no channel can be opened.
+        failed: called with the error when no channel can be opened.
 
     Attributes:
         windows: places for messages in flight. A message for a target needs one.
@@ -96,7 +97,7 @@ class GatePublisher:
 
     def _on_appended(self, message: _GateRecord, error: BideError | None) -> None:
         if isinstance(error, UnroutableError):
-            # The broker has numbered a message that the stream never got.
+            # The broker has numbered a message that the stream never got: use a new channel; see ScheduleChannel.
             self._to_logs.pop(message.routing_key).close()
         message.on_result(error)
 

@@ -33,7 +33,7 @@ class LogRoom:
     state_size: int = 0
 
     def level(self, position: LogPosition) -> RoomLevel:
-        """What a gate may write."""
+        """The level, which decides what a gate may write."""
         uncarried = position.size - position.carried_size
         if uncarried * 8 > self.retention * 5:
             return "full"
@@ -63,8 +63,8 @@ class LogRoom:
         if self._is_half_full and self.may_purge(self.last_cycle):
             return True
         uncarried = position.size - position.carried_size
-        # A large state is not carried again at once because its own snapshot takes a quarter. But over half, a gate
-        # delivers nothing until the state is carried.
+        # If the snapshot of a large state takes a quarter itself, the state is not carried again at once. But above
+        # half, a gate delivers nothing until the state is carried.
         is_more = (uncarried - self.last_cycle) * 8 > self.retention or uncarried * 2 > self.retention
         return uncarried * 4 > self.retention and is_more
 
@@ -75,6 +75,6 @@ class LogRoom:
         little.
 
         Args:
-            appended: bytes since then.
+            appended: bytes appended since the position of the snapshot.
         """
         return appended * 8 < self.retention

@@ -33,7 +33,7 @@ class ScheduledDelivery:
     Attributes:
         entry: the occurrence.
         values: the properties by their AMQP names.
-        reason: why it is for the undeliverable queue; empty for its target.
+        reason: why the message goes to the undeliverable queue; empty if it goes to its target.
     """
 
     entry: UnderWay
@@ -44,7 +44,7 @@ class ScheduledDelivery:
 
 
 class DeliveryRules:
-    """How the messages of a schedule log are delivered.
+    """The rules by which the messages of a schedule log are delivered.
 
     Args:
         allowed: the targets that the gate may deliver to. Delay queues and the log itself are never targets: a message
@@ -79,7 +79,7 @@ class DeliveryRules:
         try:
             values = self._values(entry)
         except ScheduleRecordError as error:
-            # A target could not read its properties. The body and the key are what is left.
+            # The message cannot have properties that nothing can decode. Its body and the key of its schedule are left.
             values, reason = {"headers": self._headers(entry)}, f"{reason}; {error}"
         headers = {name: value for name, value in values["headers"].items() if name not in _COPIES}
         headers[HEADER_SET_ASIDE] = reason[:MAX_REASON]

@@ -60,7 +60,7 @@ class SnapshotFinder:
         self._cycles: dict[bytes, FoundSnapshot] = {}
 
     def add(self, offset: int, body: bytes) -> FoundSnapshot | None:
-        """Take the next record. Returns its snapshot if that is complete, also with a copy of a chunk."""
+        """Take the next record. Return its snapshot if the snapshot is complete, again for each copy of a chunk."""
         if (head := _CHUNK.match(body)) is None:
             return None
         cycle = self._cycles.setdefault(head["cycle"], FoundSnapshot.of(head, offset))

@@ -1,4 +1,4 @@
-"""Snapshots that a leader appends, so that retention may take what lies before them."""
+"""Snapshots that a leader appends, so that retention may remove the records before them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bide.topology import Queue
 log = logger(__name__)
 
 _UNREAD_CHUNKS: Final = 4
-"""Chunks that are sent and not read back. The gate has to know how full the log is."""
+"""The maximum number of chunks that were sent and not read back, so that the gate knows how full the log is."""
 
 _LOOK_EVERY: Final = 10.0
 """Seconds between two looks at the room queue."""

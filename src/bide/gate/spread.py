@@ -1,4 +1,4 @@
-"""How the partitions spread over the gates, and the clock of this gate."""
+"""The spread of partitions over the gates, and the clock of this gate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LESS_THAN_A_MILLISECOND: Final = timedelta(microseconds=999)
 def new_gate_name() -> str:
     """A name for a gate, different at each start: host, machine and a random number.
 
-    Containers of one machine have several host names and one clock, so the machine is known by the id of its boot.
+    Containers of one machine have several host names and one clock, so the id of its boot identifies the machine.
     """
     host = socket.gethostname()[:_MAX_HOST] or "unknown"
     try:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Final
 
 WINDOW: Final = 30
-"""Messages in flight to one target. From 32 unanswered commands to a quorum queue on, RabbitMQ blocks the channel, and
-then the connection, until the queue answers (``quorum_commands_soft_limit``, ``rabbit_fifo_client``)."""
+"""The maximum number of messages in flight to one target. From 32 unanswered commands to a quorum queue on, RabbitMQ
+blocks the channel, and then the connection, until the queue answers (``quorum_commands_soft_limit``,
+``rabbit_fifo_client``)."""
 
 
 class TargetWindows:

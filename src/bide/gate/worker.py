@@ -97,7 +97,7 @@ class Gate:
 
     @property
     def status(self) -> list[PartitionStatus]:
-        """What this gate knows of each partition; empty while it does not run."""
+        """The state of each partition, as this gate knows it; empty while the gate does not run."""
         return [] if self._spread is None else [one.status(self._monotonic()) for one in self._partitions]
 
     def stop(self) -> None:
@@ -179,11 +179,11 @@ class Gate:
         self._spread = LeadershipSpread(self.name, leaderships, self._monotonic)
 
     def _make_executor(self) -> Executor | None:
-        """What runs the index of one partition; a thread of its own if None."""
+        """The executor of the index of one partition; None for a thread of its own."""
         return None
 
     def _check_temporary(self, error: BrokerError) -> None:
-        """Errors of the log that are not permanent are handled in their partition."""
+        """Raise a permanent error of the log. Temporary errors are handled in their partition."""
         for one in self._partitions[:1]:
             one.check_temporary(error)
 

@@ -16,7 +16,7 @@ def headers_from_json(stored: Any) -> dict[str, str]:
         stored: JSON, or what a database driver has made of it; None or an empty text for no headers.
 
     Raises:
-        InvalidInputError: they are anything but an object of text.
+        InvalidInputError: the headers are not a JSON object of text.
     """
     if stored is None or stored == "":
         return {}

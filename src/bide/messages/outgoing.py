@@ -1,4 +1,4 @@
-"""Outgoing messages: what callers publish, as values."""
+"""Outgoing messages, as values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MessageFields:
 class OutgoingMessage(MessageFields):
     """An outgoing message: the parameters of :meth:`bide.Client.publish`, as a value for ``publish_many``.
 
-    The publisher reads it when it takes it from the iterable. Do not change it after that.
+    ``publish_many`` reads a message when it takes it from the iterable. Do not change the message after that.
 
     Args:
         body: bytes, or text that is sent as UTF-8.
@@ -60,7 +60,7 @@ class OutgoingMessage(MessageFields):
         expiration: how long the message stays valid in its queue. A delayed message carries it in a header; see
             :attr:`bide.Message.expired`.
         isolated: reach the queue through its own release queue (one more hop), so that no other messages wait if the
-            queue refuses a message. Exchanges always have their own. Applies to delayed messages only.
+            queue refuses a message. Exchanges always have a release queue. Applies to delayed messages only.
         mandatory: raise an error for an undelayed message that no queue takes, instead of dropping it.
     """
 
@@ -83,7 +83,7 @@ _Value = TypeVar("_Value")
 def takes(
     kind: Callable[_Fields, _Value],
 ) -> Callable[[Callable[[_Self, _Value], _Sent]], Callable[Concatenate[_Self, _Fields], _Sent]]:
-    """Replace a method's parameter of a class with the parameters of that class.
+    """Let a method take the fields of a class instead of an instance of that class.
 
     The fields of a message are thus listed once, and type checkers and ``help`` show them for each method.
     """

@@ -224,7 +224,7 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
     }
     for name, value in values.items():
         if not isinstance(value, str):
-            raise InvalidInputError(f"the {name} {value!r} is not text")
+            raise InvalidInputError(f"the {name} {value!r} is not text: give a str")
         check_name(name.replace("_", " "), value, empty=True)
     if outgoing.body is not None and outgoing.json is not None:
         raise InvalidInputError("both a body and json were given: give one")
@@ -302,7 +302,7 @@ def checked_headers(headers: Mapping[str, Any], *, delayed: bool, is_copy: bool 
     kept = {}
     for name, value in headers.items():
         if not isinstance(name, str):
-            raise InvalidInputError(f"the header name {name!r} is not text")
+            raise InvalidInputError(f"the header name {name!r} is not text: give a str")
         check_name("header", name)
         if name.startswith(OWN_PREFIX) and not is_copy:
             raise ReservedHeaderError(f"the header {name!r} starts with {OWN_PREFIX!r}, reserved for bide: rename it")
@@ -360,7 +360,9 @@ def body_of(body: bytes | str | None, json: Any) -> bytes:
         try:
             return body.encode()
         except UnicodeEncodeError as error:
-            raise InvalidInputError(f"the body has characters that UTF-8 cannot carry ({error}): give bytes") from error
+            raise InvalidInputError(
+                f"the body has characters that UTF-8 cannot encode ({error}): give bytes"
+            ) from error
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise InvalidInputError(f"the body is of type {type(body).__name__}: give bytes, text, or json=")

@@ -27,7 +27,7 @@ def decode_answer(body: bytes) -> ScheduleAnswer:
     """The answer in a body.
 
     Raises:
-        ScheduleRecordError: it is not an answer, or a later release of bide wrote it.
+        ScheduleRecordError: the body is not an answer, or another release of bide wrote it.
     """
     fields, rest = read_head("an answer of a gate", body)
     check_version(fields, VERSION)
@@ -42,7 +42,7 @@ def check_version(fields: RecordFields, version: int) -> None:
     """Check the version of an answer or a question.
 
     Raises:
-        ScheduleRecordError: it is another one.
+        ScheduleRecordError: the version differs.
     """
     found = fields.integer("v", lowest=1)
     if found != version:
@@ -67,7 +67,7 @@ def read_answer(fields: RecordFields) -> ScheduleAnswer:
     """Take the fields of an answer.
 
     Raises:
-        ScheduleRecordError: they are missing or wrong.
+        ScheduleRecordError: a field is missing or wrong.
     """
     outcome = fields.text("outcome")
     found = next((one for one in ANSWER_OUTCOMES if one == outcome), None)

@@ -42,7 +42,7 @@ class CronExpression:
     """A cron expression in a zone. Make it with :meth:`parse`.
 
     Attributes:
-        text: the expression, without a macro.
+        text: the expression; a macro is replaced by its fields.
         has_fixed_times: whether it is for fixed times of the day.
     """
 
@@ -55,7 +55,7 @@ class CronExpression:
         """Read an expression of five or six fields, or a macro such as ``@daily``.
 
         Raises:
-            InvalidRecurrenceError: it cannot be read, or no time matches it in fifty years.
+            InvalidRecurrenceError: the expression cannot be read, or no time matches it in fifty years.
         """
         given = _MACROS.get(text.strip().lower(), text.strip())
         if len(given) > MAX_EXPRESSION or not given.isascii():
@@ -77,7 +77,7 @@ class CronExpression:
         """The first run after a moment, both in UTC; None if there is none in fifty years.
 
         Raises:
-            OverflowError: it lies beyond the calendar.
+            OverflowError: the moment lies after the year 9000.
         """
         if moment.year > _LAST_YEAR:
             raise OverflowError(f"{moment} lies beyond the years that runs are computed for")
@@ -91,7 +91,7 @@ class CronExpression:
         return None
 
     def _elapsed_after(self, moment: datetime) -> datetime | None:
-        """Look in one span after another. Between two changes of the offset local times and moments run in step."""
+        """Search span by span: between two changes of the offset, local times and moments run in step."""
         start, is_included = moment, False
         for _ in range(1000):
             offset = start.astimezone(self.zone).utcoffset()

@@ -56,7 +56,7 @@ def with_reserve(body: bytes) -> bytes:
     """Pad a record so that the broker accepts it only if it also accepts the records that gates make of it.
 
     A client does not know the largest message that the broker accepts. So a large record gets spaces, which do not
-    change it. Otherwise a gate might have to carry a message that is too large for its snapshot.
+    change it. Without the spaces, a gate might get a message that is too large for a snapshot.
     """
     return body if len(body) < _LARGE else body[:5] + b" " * RESERVE + body[5:]
 
@@ -66,7 +66,7 @@ def decode(body: bytes) -> ScheduleRecord:
 
     Raises:
         NewerRecordError: a later release of bide wrote it.
-        ScheduleRecordError: it is not a record.
+        ScheduleRecordError: the body is not a record.
     """
     fields, rest = read_head("a record of a schedule log", body)
     version = fields.integer("v", lowest=1)
@@ -224,7 +224,7 @@ def read_key(fields: RecordFields) -> str:
     """The key in a JSON object.
 
     Raises:
-        ScheduleRecordError: it cannot be one.
+        ScheduleRecordError: the field is not a key.
     """
     key = fields.text("key")
     if has_control_characters(key):
@@ -256,7 +256,7 @@ def read_filter(fields: RecordFields) -> ScheduleFilter:
     """The filter in a JSON object.
 
     Raises:
-        ScheduleRecordError: it is not one.
+        ScheduleRecordError: the object is not a filter.
     """
     chosen = ScheduleFilter(
         prefix=fields.optional_text("prefix") or "",
@@ -291,4 +291,4 @@ def _ended_item(value: object) -> EndedOccurrence:
     match value:
         case [str(occurrence), str(outcome)] if occurrence and outcome in OUTCOMES:
             return EndedOccurrence(occurrence=occurrence, outcome=next(one for one in OUTCOMES if one == outcome))
-    raise ScheduleRecordError(f"{str(value)[:80]!r} is not an ended occurrence: its id and how it ended")
+    raise ScheduleRecordError(f"{str(value)[:80]!r} is not an ended occurrence: give its id and its outcome")

@@ -10,7 +10,7 @@ from bide.schedules.message import ScheduledMessage
 from bide.schedules.requests import AppliedNumbers
 
 Outcome = Literal["delivered", "undeliverable"]
-"""How a claimed occurrence ends."""
+"""The end of a claimed occurrence."""
 
 AnswerOutcome = Literal[
     "scheduled",
@@ -35,9 +35,10 @@ class ScheduleAnswer:
     """The result of a request: the same from each gate, and each time that the request is repeated.
 
     Attributes:
-        outcome: ``exists``: ``if_absent``, and a schedule waits. ``changed``: ``if_version``, and another version waits
-            or none. ``too-late``: nothing waits, and the last occurrence is under way or ended a short while ago.
-            ``forgotten``: the request was applied before, too long ago to know its answer.
+        outcome: ``exists``: ``if_absent`` was given, and a schedule waits. ``changed``: ``if_version`` was given, and
+            another version waits (or none, for a new schedule). ``too-late``: nothing waits, and the last occurrence is
+            under way or ended a short while ago. ``forgotten``: the request was applied so long ago that its answer is
+            no longer known.
         version: the version of the schedule that waits now, or that was cancelled or claimed by the request.
         under_way: occurrences of the key that are claimed and may still be delivered; the first 1,000 in their order.
         count: how many schedules a filter matched.
@@ -59,8 +60,8 @@ class WaitingSchedule:
         id: the request that scheduled it.
         version: the request that changed it last.
         nominal: time of the next occurrence before jitter and moves, in milliseconds since the Unix epoch.
-        due: when the next occurrence is to be delivered.
-        resumed_at: nominal times before this are skipped, because the schedule was paused.
+        due: the due time of the next occurrence, in milliseconds since the Unix epoch.
+        resumed_at: occurrences due before this are skipped, because the schedule was paused.
     """
 
     key: str
@@ -91,7 +92,7 @@ class UnderWay:
 
     Attributes:
         occurrence: its id.
-        due: when it was to be delivered.
+        due: its due time, in milliseconds since the Unix epoch.
     """
 
     occurrence: str

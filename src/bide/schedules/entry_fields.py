@@ -31,7 +31,7 @@ class EntryWriter:
         self.blobs: list[bytes] = []
 
     def message(self, message: ScheduledMessage) -> list[int]:
-        """Keep the bytes of a message, and give their lengths."""
+        """Keep the bytes of a message, and return their lengths."""
         self.blobs += [message.properties, message.body]
         return [len(message.properties), len(message.body)]
 
@@ -83,7 +83,7 @@ class EntryReader:
     """The counterpart of :class:`EntryWriter`.
 
     Args:
-        rest: the bytes behind the JSON object.
+        rest: the bytes after the JSON object.
     """
 
     def __init__(self, rest: bytes) -> None:
@@ -94,7 +94,7 @@ class EntryReader:
         """Check that all bytes were read.
 
         Raises:
-            ScheduleRecordError: some were not.
+            ScheduleRecordError: bytes are left.
         """
         if self._place != len(self._rest):
             raise ScheduleRecordError(f"a record has {len(self._rest) - self._place} bytes too many")
@@ -121,7 +121,7 @@ class EntryReader:
         """The next entry of a snapshot.
 
         Raises:
-            ScheduleRecordError: it is not one.
+            ScheduleRecordError: the value is not an entry.
         """
         fields = RecordFields("an entry of a snapshot", value)
         entry = self._entry(fields.text("is"), fields)

@@ -13,7 +13,7 @@ MAX_NAME: Final = 255
 MAX_FLAT: Final = 16
 
 MAX_HEAD: Final = 16_000_000
-"""Bytes of the JSON object in front of messages."""
+"""The maximum size in bytes of the JSON object before the messages."""
 
 
 def without_absent(fields: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def write_head(fields: dict[str, Any]) -> bytes:
 
 
 def read_head(what: str, body: bytes) -> tuple[RecordFields, bytes]:
-    """The fields of the JSON object in the first line of a body, and the bytes behind it.
+    """The fields of the JSON object in the first line of a body, and the bytes after it.
 
     Raises:
         ScheduleRecordError: the body does not begin with such an object.
@@ -67,13 +67,13 @@ class RecordFields:
         try:
             size = len(value.encode())
         except UnicodeEncodeError as error:
-            raise self.error(name, value, "text that UTF-8 can carry") from error
+            raise self.error(name, value, "text that UTF-8 can encode") from error
         if size > limit:
             raise self.error(name, value[:40], f"at most {limit} bytes")
         return value
 
     def optional_text(self, name: str, *, limit: int = MAX_NAME) -> str | None:
-        """A text, or None where it is absent."""
+        """A text, or None if it is absent."""
         return self.text(name, limit=limit) if self.has(name) else None
 
     def integer(self, name: str, *, lowest: int = 0) -> int:
@@ -84,7 +84,7 @@ class RecordFields:
         return value
 
     def optional_integer(self, name: str, *, lowest: int = 0) -> int | None:
-        """A whole number, or None where it is absent."""
+        """A whole number, or None if it is absent."""
         return self.integer(name, lowest=lowest) if self.has(name) else None
 
     def flag(self, name: str) -> bool:
@@ -110,7 +110,7 @@ class RecordFields:
         return tuple(RecordFields(f"an item of {name} in {self.what}", {"item": one}).text("item") for one in found)
 
     def flat(self, name: str) -> Mapping[str, str | int] | None:
-        """An object of texts and whole numbers, or None where it is absent.
+        """An object of texts and whole numbers, or None if it is absent.
 
         Its values are written again in snapshots. Python's JSON is not as strict: it reads NaN, infinite numbers and
         unpaired surrogates, which cannot be written.
@@ -133,11 +133,11 @@ class RecordFields:
         return RecordFields(f"{name} in {self.what}", self._take(name))
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, and was not taken yet."""
+        """Whether the field exists and was not taken yet."""
         return name in self._left
 
     def end(self) -> None:
-        """Check that nothing is left."""
+        """Check that no field is left."""
         if self._left:
             raise ScheduleRecordError(f"{self.what} has unknown fields: {', '.join(sorted(map(repr, self._left)))}")
 

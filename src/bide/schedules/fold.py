@@ -40,8 +40,8 @@ MAX_ANSWER_KEYS: Final = 20_000
 MAX_ANSWER_UNDER_WAY: Final = 1_000
 
 MAX_RANGES: Final = 1_000
-"""Ranges of applied numbers that a session may have. A client begins a new session long before; one that leaves out
-numbers to fill the memory of gates is ignored."""
+"""The maximum number of ranges of applied numbers of a session. A client begins a new session long before. Operations
+beyond the limit are ignored, so that a session with many gaps cannot fill the memory of gates."""
 
 Ending = Literal["delivered", "undeliverable", "cancelled", "superseded", "skipped"]
 
@@ -76,11 +76,11 @@ class FoldResult:
 class ScheduleFold:
     """Applies the records of one partition to a state, in the order of the log.
 
-    It reads no clock and no calendar and decides by nothing but the records, so that all gates agree. A change of its
-    rules needs a new version of the records.
+    It reads no clock and no calendar, and decides by the records alone, so that all gates agree. A change of its rules
+    needs a new version of the records.
 
     Args:
-        partition: its number.
+        partition: the number of the partition.
     """
 
     def __init__(self, state: ScheduleState, partition: int) -> None:
@@ -92,8 +92,9 @@ class ScheduleFold:
 
         Args:
             offset: its offset, greater than that of the record before.
-            record: None for one that cannot be decoded, which changes nothing.
-            by_gate: whether it came by the exchange of the gates. Claims and the like from applications are forged.
+            record: the record; None if it cannot be decoded, which changes nothing.
+            by_gate: whether it came through the exchange of the gates. A claim, or another record of gates, that came
+                from an application is forged, and is ignored.
         """
         position = self.state.position
         position.offset, position.count = offset, position.count + 1
@@ -211,7 +212,7 @@ class ScheduleFold:
         return FoldResult(answer=answer)
 
     def _run_now(self, found: WaitingSchedule, version: str) -> FoldResult:
-        """A single message is delivered now instead of later, a recurring one in between."""
+        """Claim a single message now instead of later, or an additional occurrence of a recurring schedule."""
         if found.recurrence is None:
             self.state.remove(found)
             occurrence = found.occurrence

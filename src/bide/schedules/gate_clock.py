@@ -14,11 +14,11 @@ HOLD: Final = 600_000
 
 @dataclass(slots=True)
 class GateClock:
-    """A clock that a wrong step of the wall clock does not set ahead.
+    """A clock that does not follow a wrong step forward of the wall clock.
 
-    A step forward is believed when another gate's clock confirms it, or after ten minutes. Until then the time goes on
-    from what it was before. A step back is believed at once: too late is better than too early. For ten minutes after
-    it, a step forward that takes it back is believed at once too.
+    A step forward is believed when another gate's clock confirms it, or after ten minutes. Until then, the time goes on
+    as before the step. A step back is believed at once: too late is better than too early. For ten minutes after a step
+    back, a step forward that undoes it is also believed at once.
     """
 
     _trusted: int | None = None
@@ -42,8 +42,8 @@ class GateClock:
                 self._trusted = trusted
                 return trusted
         self._held_since = None
-        # A difference within the tolerance is the correction of a slow or fast clock, and followed. After a step back
-        # the time before is kept for a while, so that the step forward to it is not taken for a wrong one.
+        # A difference within the tolerance corrects a slow or fast clock, and is followed. After a step back, the time
+        # as before the step is kept for a while, so that a step forward to it is believed.
         if wall > trusted - TOLERANCE:
             self._back_since = None
         elif self._back_since is None:
@@ -57,7 +57,7 @@ class GateClock:
 
         Args:
             wall: reading of the wall clock of this machine.
-            other: reading of the other one.
+            other: reading of the other gate's clock.
         """
         if self._held_since is not None and abs(wall - other) <= TOLERANCE:
             self._trusted, self._held_since = wall, None

@@ -19,7 +19,7 @@ def zone_of(name: str) -> ZoneInfo:
     """The zone of an IANA name, such as ``Europe/Berlin``.
 
     Raises:
-        InvalidRecurrenceError: this machine does not know it.
+        InvalidRecurrenceError: this machine does not know the zone.
     """
     try:
         return ZoneInfo(name)
@@ -43,7 +43,8 @@ def first_moment(local: datetime, zone: ZoneInfo) -> datetime:
     moment = local.replace(tzinfo=zone).astimezone(UTC)
     if local_of(moment, zone) == local:
         return moment
-    # It is skipped. With the offset before the gap the moment is behind the transition, with the one after it before.
+    # The local time is skipped. With the offset before the gap, its moment is after the transition; with the offset
+    # after the gap, it is before the transition.
     early = local.replace(tzinfo=zone, fold=1).astimezone(UTC)
     return transition(early, moment, zone)
 
@@ -65,7 +66,8 @@ def transition(before: datetime, after: datetime, zone: ZoneInfo) -> datetime:
 def next_transition(moment: datetime, until: datetime, zone: ZoneInfo) -> datetime | None:
     """The first moment in UTC, after *moment* and at *until* at the latest, at which the offset of the zone changes.
 
-    It looks once a day. Two changes within a day that cancel each other are not seen; the zones have none since 1970.
+    The search looks once a day. It misses two changes within a day that cancel each other; no zone has had such changes
+    since 1970.
     """
     here, offset = moment, moment.astimezone(zone).utcoffset()
     while here < until:

@@ -43,7 +43,7 @@ class ScheduledMessage:
         """The properties by their AMQP names.
 
         Raises:
-            ScheduleRecordError: they cannot be decoded.
+            ScheduleRecordError: the properties cannot be decoded.
         """
         try:
             return decoding.properties(_BEFORE_FLAGS + self.properties)

@@ -13,10 +13,10 @@ from bide.errors import InvalidNameError
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
 
 PARTITIONS: Final = 8
-"""Partitions of the log. They are part of the layout version, so that no two clients disagree about them."""
+"""The number of partitions of the log. It is part of the layout version, so that all clients agree on it."""
 
 LOG_BYTES: Final = 2_000_000_000
-"""Retention of a partition. The broker removes whole segments once the stream is larger."""
+"""Retention of a partition in bytes. The broker removes whole segments once the stream is larger."""
 
 SEGMENT_BYTES: Final = 64_000_000
 
@@ -51,8 +51,8 @@ class ScheduleNames:
 
     @property
     def operations(self) -> str:
-        """The exchange for everything that applications send. The number of a partition leads to its log,
-        ``queries.<number>`` and ``room.<number>`` lead to the queues beside it."""
+        """The exchange for everything that applications send. The routing key of a partition's log is its number; the
+        queues beside the log have ``queries.<number>`` and ``room.<number>``."""
         return f"{self.prefix}.{_LAYOUT_VERSION}.schedule"
 
     @property
@@ -66,8 +66,8 @@ class ScheduleNames:
         return f"{self.operations}.undeliverable"
 
     def owns(self, name: str) -> bool:
-        """Whether an exchange or queue of this name is part of the schedule log. It cannot be a target: the gate may
-        write where applications may not."""
+        """Whether an exchange or queue of this name is part of the schedule log. Such a name cannot be a target,
+        because a gate may write where applications may not."""
         return name == self.operations or name.startswith(f"{self.operations}.")
 
     def log(self, partition: int) -> str:
@@ -109,7 +109,7 @@ _LOG_ARGUMENTS: Final[Mapping[str, Argument]] = {
     "x-stream-max-segment-size-bytes": SEGMENT_BYTES,
     "x-queue-leader-locator": "balanced",
 }
-# A classic queue would stop while its node is down.
+# A classic queue would be unavailable while its node is down.
 _QUERY_ARGUMENTS: Final[Mapping[str, Argument]] = {"x-queue-type": "quorum", "x-message-ttl": 30_000}
 _ROOM_ARGUMENTS: Final[Mapping[str, Argument]] = {
     "x-queue-type": "quorum",
@@ -122,7 +122,7 @@ def check_key(key: object) -> str:
     """The key, if it can be one.
 
     Raises:
-        InvalidNameError: it is empty, too long, holds control characters, or is not text that UTF-8 can carry.
+        InvalidNameError: the key is empty, too long, holds control characters, or is not text that UTF-8 can encode.
     """
     check_name("key", key, limit=MAX_KEY_BYTES)
     assert isinstance(key, str)
@@ -132,7 +132,7 @@ def check_key(key: object) -> str:
 
 
 def has_control_characters(key: str) -> bool:
-    """Whether a key holds control characters, which are six times as long in JSON: an answer lists 20,000 keys."""
+    """Whether a key holds control characters, which are six times as long in JSON: an answer may list 20,000 keys."""
     return CONTROL.search(key) is not None
 
 

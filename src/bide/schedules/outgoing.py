@@ -1,4 +1,4 @@
-"""Outgoing schedules: what callers schedule, as values."""
+"""Outgoing schedules, and conditions for waiting ones, as values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NumberedSchedule(OutgoingSchedule):
     """A schedule whose request id the caller chose, so that it is applied once however often it is sent.
 
     Args:
-        request: its id. A session may have at most 1,000 numbers, in the partition of the key.
+        request: its id. In each partition, a session may have at most 1,000 numbers.
     """
 
     _: KW_ONLY
@@ -77,7 +77,7 @@ class ScheduleConditions:
 
 @dataclass(slots=True, kw_only=True)
 class ScheduleListing(ScheduleConditions):
-    """What to list: the schedules that match, and whether with their messages."""
+    """Conditions for a list of schedules, and whether the list includes their messages."""
 
     bodies: bool = False
 

@@ -122,7 +122,9 @@ def check_schedule(outgoing: OutgoingSchedule, now: datetime) -> PreparedSchedul
     if outgoing.if_absent.__class__ is not bool:
         raise InvalidInputError(f"if_absent is {outgoing.if_absent!r}: give True or False")
     if outgoing.if_absent and outgoing.if_version is not None:
-        raise InvalidInputError("both if_absent and if_version were given: a schedule with a version is not absent")
+        raise InvalidInputError(
+            "both if_absent and if_version were given, and a schedule with a version is not absent: give one of them"
+        )
     return PreparedSchedule(
         key=key,
         message=message,
@@ -188,7 +190,7 @@ def check_version(version: object) -> str | None:
     """A version for ``if_version``, if it can be one.
 
     Raises:
-        InvalidNameError: it is not text, empty or too long.
+        InvalidNameError: the version is not text, is empty or is too long.
     """
     if version is None:
         return None
@@ -223,7 +225,7 @@ def check_filter(
         check_name("exchange", exchange)
         target = ExchangeTarget(exchange)
     if prefix is not None and not isinstance(prefix, str):
-        raise InvalidNameError(f"the prefix {prefix!r} is not text")
+        raise InvalidNameError(f"the prefix {prefix!r} is not text: give a str")
     return ScheduleFilter(
         prefix=prefix or "",
         target=None if target is None else str(target),

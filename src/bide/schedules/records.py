@@ -33,7 +33,7 @@ class ScheduleFilter:
     due_before: int | None = None
 
     def matches(self, key: str, target: str, due: int) -> bool:
-        """Whether a schedule with these values fulfils them."""
+        """Whether a schedule with these values meets the conditions."""
         return (
             key.startswith(self.prefix)
             and (self.target is None or self.target == target)
@@ -48,7 +48,7 @@ class AddSchedule:
 
     Attributes:
         nominal: the first occurrence before jitter, in milliseconds since the Unix epoch.
-        due: when the first occurrence is to be delivered.
+        due: the due time of the first occurrence, in milliseconds since the Unix epoch.
         recurrence: rules for the following occurrences, as :meth:`bide.schedules.recurrence.Recurrence.spec` writes
             them; None for a single message. The fold does not read it.
         if_absent: do nothing if a schedule waits under the key.
@@ -72,8 +72,8 @@ class ChangeSchedule:
     """An application changes the schedule that waits under a key, or all that a filter matches.
 
     Attributes:
-        key: the key of the schedule; None where ``filter`` is given.
-        due: where a move sets the next occurrence to.
+        key: the key of the schedule; None if ``filter`` is given.
+        due: for a move, the new due time of the next occurrence, in milliseconds since the Unix epoch.
         at: the time of a resume by its sender's clock. Occurrences of a recurring schedule before it are skipped.
     """
 
@@ -137,7 +137,7 @@ class Tick:
     """An hour has passed by the monotonic clock of a gate. The fold counts in ticks how long it remembers requests.
 
     Attributes:
-        number: the tick before plus one. Any other number changes nothing, so that two gates tick once.
+        number: the previous tick plus one. Any other number changes nothing, so that the ticks of two gates count once.
     """
 
     number: int
@@ -145,7 +145,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A gate is alive. The beat also lets readers notice records that retention took from under them.
+    """A gate is alive. Beats also let readers notice records that retention removed before they were read.
 
     Attributes:
         gate: its name.

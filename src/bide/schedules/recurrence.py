@@ -1,4 +1,4 @@
-"""Repeated runs: rules for the times of a recurring schedule."""
+"""The rules for the times of a recurring schedule."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Recurrence:
             time_zone: an IANA name, for cron expressions only; UTC if None.
 
         Raises:
-            InvalidRecurrenceError: something cannot be used, or there is no run at all.
+            InvalidRecurrenceError: an argument cannot be used, or there is no run at all.
             InvalidDueTimeError: a time has no zone.
             InvalidDelayError: the jitter is not a duration.
         """
@@ -119,7 +119,7 @@ class Recurrence:
         """Read the fields of :meth:`spec`.
 
         Raises:
-            ScheduleRecordError: it is something else.
+            ScheduleRecordError: the fields are not those of a recurrence.
             InvalidRecurrenceError: the expression or the zone is not known here.
         """
         fields = RecordFields("a recurrence", dict(spec))

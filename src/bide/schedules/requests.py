@@ -33,7 +33,7 @@ class RequestId:
         """Read the text of :meth:`__str__`.
 
         Raises:
-            ScheduleRecordError: it is something else.
+            ScheduleRecordError: the text is not an id.
         """
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None or not 1 <= int(found[2]) <= MAX_NUMBER or found[2].startswith("0"):
@@ -45,7 +45,8 @@ class RequestId:
 class AppliedNumbers:
     """A set of numbers as ranges, which takes little room where most numbers follow each other.
 
-    A maximum would not do: when a connection breaks, number 5 may be lost and 6 arrive, and the repeated 5 is new.
+    The highest number alone would not do: when a connection breaks, number 5 may be lost while 6 arrives, and the
+    repeated 5 is then new.
 
     Attributes:
         starts: the first number of each range, ascending.

@@ -35,7 +35,7 @@ def cut(
         cycle: names the snapshot; a new one each time.
         position: the position of the state in the log.
         entries: everything in the state, none of it changed since that position.
-        most: entries of a chunk.
+        most: the maximum number of entries of a chunk.
     """
     blank = SnapshotChunk(
         cycle=cycle,
@@ -107,8 +107,8 @@ class SnapshotSearch:
     def result(self) -> ScheduleMemory | None:
         """The state of the latest complete snapshot; None if there is none.
 
-        Check that the record at its offset is still in the log, and fold the records after it. Without that record,
-        later ones may be missing too, and the snapshot cannot be used.
+        The caller has to check that the record at the snapshot's offset is still in the log, and to fold the records
+        after it. Without that record, later ones may be missing too, and the snapshot cannot be used.
         """
         if self._found is None:
             return None

@@ -29,9 +29,9 @@ class LogPosition:
         carried: the count of the latest snapshot that is in the log as a whole.
         checksum: CRC-32 of the last record's body, by which a gate recognises the log that its index belongs to.
         size: bytes of the records that were read, estimated.
-        carried_size: the size at ``carried``, or less.
+        carried_size: the value of ``size`` at that snapshot, or less.
         snapshot: offset of the first chunk of that snapshot; None before the first one. The gate keeps this and the
-            four before it here; the fold reads none of them.
+            previous four attributes here; the fold reads none of them.
     """
 
     offset: int = -1
@@ -71,13 +71,19 @@ class ScheduleState(Protocol):
         """Add or replace an entry."""
 
     def remove(self, entry: StateEntry) -> None:
-        """Remove an entry that is there."""
+        """Remove an existing entry."""
 
     def select(self, wanted: ScheduleFilter) -> Iterable[WaitingSchedule]:
-        """The waiting schedules that a filter matches, by key. Each may be changed before the next one is taken."""
+        """The waiting schedules that a filter matches, in the order of keys. The caller may change each one before it
+        takes the next."""
 
     def forget(self, *, sessions: int, others: int) -> None:
-        """Forget sessions up to the one tick, and answers and finished keys up to the other."""
+        """Forget sessions up to one tick, and answers and finished keys up to another.
+
+        Args:
+            sessions: the last tick whose sessions are forgotten.
+            others: the last tick whose answers and finished keys are forgotten.
+        """
 
 
 @dataclass(slots=True)
@@ -133,7 +139,7 @@ class ScheduleMemory:
                 self._answers[entry.request] = entry
 
     def remove(self, entry: StateEntry) -> None:
-        """Remove an entry that is there."""
+        """Remove an existing entry."""
         match entry:
             case WaitingSchedule():
                 del self._waiting[entry.key]
@@ -150,12 +156,12 @@ class ScheduleMemory:
                 del self._answers[entry.request]
 
     def select(self, wanted: ScheduleFilter) -> list[WaitingSchedule]:
-        """The waiting schedules that a filter matches, by key."""
+        """The waiting schedules that a filter matches, in the order of keys."""
         found = (one for one in self._waiting.values() if wanted.matches(one.key, one.target, one.due))
         return sorted(found, key=lambda one: one.key)
 
     def forget(self, *, sessions: int, others: int) -> None:
-        """Forget sessions up to the one tick, and answers and finished keys up to the other."""
+        """See :meth:`ScheduleState.forget`."""
         self._sessions = {name: one for name, one in self._sessions.items() if one.tick > sessions}
         self._answers = {name: one for name, one in self._answers.items() if one.tick > others}
         self._finished = {name: one for name, one in self._finished.items() if one.tick > others}

@@ -12,13 +12,13 @@ from bide.schedules.fields import MAX_INTEGER, RecordFields
 MAX_INTERVALS: Final = 1_000
 
 MAX_TARGETS: Final = 200
-"""Targets that an answer has numbers of. The smaller ones are counted together."""
+"""The maximum number of targets with numbers of their own in an answer. All others are counted together."""
 
 OTHER_TARGETS: Final = "*"
 """Stands for the targets that are counted together. Names of targets begin with ``q:`` or ``x:``."""
 
 _MAX_TARGET: Final = 257
-"""Bytes of a name, with ``q:`` or ``x:`` before it."""
+"""The maximum size in bytes of a target: a name with ``q:`` or ``x:`` before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class TimeGrid:
     """Intervals of equal length.
 
     Attributes:
-        start: the start of the first one, in milliseconds since the Unix epoch.
-        width: the length of each in milliseconds.
-        number: how many there are.
+        start: the start of the first interval, in milliseconds since the Unix epoch.
+        width: the length of each interval in milliseconds.
+        number: the number of intervals.
     """
 
     start: int
@@ -37,7 +37,7 @@ class TimeGrid:
 
     @property
     def end(self) -> int:
-        """The end of the last one."""
+        """The end of the last interval."""
         return self.start + self.width * self.number
 
     def fields(self) -> dict[str, int]:
@@ -50,7 +50,8 @@ class TimelineCount:
     """The number of schedules with one target in one interval.
 
     Attributes:
-        interval: the number of the interval; -1 before the first one, and the number of intervals behind the last one.
+        interval: the number of the interval, from 0; -1 before the first, and the number of all intervals after the
+            last.
         first: the earliest due time among them, in milliseconds since the Unix epoch.
         last: the latest due time among them.
     """
@@ -73,7 +74,7 @@ class ScheduleTimeline:
     Attributes:
         targets: the numbers by target, those with the most schedules first, for each interval.
         before: how many are due before the first interval.
-        after: how many are due behind the last interval.
+        after: how many are due after the last interval.
         first: the earliest due time, in milliseconds since the Unix epoch; None if nothing waits.
         last: the latest due time.
     """
@@ -95,7 +96,7 @@ def read_grid(fields: RecordFields) -> TimeGrid:
     """Take the fields of a grid.
 
     Raises:
-        ScheduleRecordError: they are missing or wrong.
+        ScheduleRecordError: a field is missing or wrong.
     """
     grid = TimeGrid(
         start=fields.integer("start"),
@@ -111,10 +112,10 @@ def read_grid(fields: RecordFields) -> TimeGrid:
 
 
 def read_counts(fields: RecordFields) -> tuple[TimelineCount, ...]:
-    """Take the numbers of an answer; none if it has none.
+    """Take the numbers of an answer; empty if it has none.
 
     Raises:
-        ScheduleRecordError: they are wrong.
+        ScheduleRecordError: a number is wrong.
     """
     if not fields.has("timeline"):
         return ()
@@ -138,7 +139,7 @@ def _is_row(values: Any) -> bool:
 
 
 def largest(counts: Iterable[TimelineCount]) -> tuple[TimelineCount, ...]:
-    """The numbers of the largest targets, with those of all others together."""
+    """The numbers of the targets with the most schedules, and those of all other targets together."""
     rows = list(counts)
     totals = Counter[str]()
     for one in rows:

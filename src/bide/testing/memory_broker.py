@@ -35,7 +35,7 @@ RELEASES: Final = ((3, 10), (4, 0), (4, 3))
 DEFAULT_TIMEOUT: Final = timedelta(seconds=1)
 
 _QUIET_TURNS: Final = 25
-"""Turns of the event loop without sent data after which clients are idle; an immediate reaction takes a few."""
+"""Turns of the event loop without sent data after which clients count as idle. A client's reaction takes a few."""
 
 _POLL_INTERVAL: Final = 0.001
 """Seconds between two checks for unsettled messages."""
@@ -146,7 +146,7 @@ class MemoryBroker:
 
         Args:
             timeout: how long to wait for unsettled messages, for example those whose handlers run in threads. Later
-                calls do not wait again for messages that are still unsettled then.
+                calls do not wait again for messages that were unsettled at the end of that time.
 
         Raises:
             InvalidDelayError: *timeout* is negative or malformed.
@@ -233,7 +233,7 @@ class _MemoryNetwork:
 
         timers = [clock.call_at(clock.microseconds + round(seconds * 1_000_000), wake, is_upkeep=True)]
         if due is not None:
-            # Rounded up, because a wait of less than a microsecond would never end.
+            # Rounded up, because a caller that is woken just before the due time would wait again, without end.
             timers.append(clock.call_at(clock.microseconds + ceil(due * 1_000_000), wake))
         try:
             await event.wait()
@@ -253,7 +253,7 @@ def broker(
     Args:
         release: the release of RabbitMQ whose rules the broker follows: 3.10, 4.0 or 4.3.
         start: the initial time of its clock; the beginning of 2030 if None.
-        dead_letter_prefetch: number of unconfirmed messages of a queue that dead-letters at least once.
+        dead_letter_prefetch: maximum number of unconfirmed dead letters of a queue that dead-letters at least once.
 
     Raises:
         InvalidInputError: the release is not modelled, or *dead_letter_prefetch* is invalid.

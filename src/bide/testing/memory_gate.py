@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 class _AtOnce(Executor):
-    """Runs each call where it is submitted, so that tests do not depend on threads."""
+    """Runs each call in the thread that submits it, so that tests do not depend on other threads."""
 
     def submit(self, fn: Callable[_P, _Result], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_Result]:
         future = Future[_Result]()
@@ -36,12 +36,12 @@ class _Gate(Gate):
 
     @property
     def is_ready(self) -> bool:
-        """Whether this gate or another one leads each partition, and answers at once."""
+        """Whether each partition has a leader, this gate or another one, that answers questions."""
         return bool(self._partitions) and all(one.leadership.leader is not None for one in self._partitions)
 
 
 class MemoryGate:
-    """A gate that delivers schedules while the context is open: ``async with``, or ``with`` in a test that blocks.
+    """A gate that delivers schedules while the context is open: ``async with``, or ``with`` in a synchronous test.
 
     Args:
         url: the URL of the broker.

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which loads them if bide is installed with the extra ``testing``.
+"""Fixtures for pytest, which loads them wherever bide is installed.
 
 ``bide_broker`` is a new broker in memory for each test, and ``bide_clock`` is its clock. Override ``bide_release`` to
 use the rules of another release.

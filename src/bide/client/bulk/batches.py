@@ -57,7 +57,7 @@ class BatchPublisher:
         self._tally = Tally(keep=keep)
 
     def put(self, message: OutgoingMessage | OutgoingSchedule) -> None:
-        """Queue a message, which is sent at the latest by the next :meth:`flush`. Waits if the broker is slower.
+        """Queue a message, which is sent at the latest by the next :meth:`flush`. Wait if the broker is slower.
 
         Raises:
             BulkInDoubtError: the publish ended early. The error lists the messages in doubt and those not sent,
@@ -69,7 +69,11 @@ class BatchPublisher:
             self._send()
 
     def publish_many(self, messages: Iterable[OutgoingMessage | OutgoingSchedule]) -> PublishSummary:
-        """Publish messages and wait until all of them are confirmed: :meth:`put` each, then :meth:`flush`."""
+        """Publish messages and wait until all of them are confirmed: :meth:`put` each, then :meth:`flush`.
+
+        Raises:
+            BideError: as :meth:`flush`.
+        """
         for one in messages:
             self.put(one)
         return self.flush()
@@ -130,7 +134,7 @@ class BatchPublisher:
         self._feed.add(batch)
 
     def _end_publish(self) -> None:
-        """End the input of the thread, and wait until all its messages are confirmed."""
+        """Wait until all messages of the running publish are confirmed, and raise its error."""
         sending, feed = self._sending, self._feed
         assert sending is not None
         assert feed is not None

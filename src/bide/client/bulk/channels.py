@@ -47,6 +47,6 @@ class BulkChannels:
         return chain.from_iterable(one.confirms.waiting for one in self._channels.values())
 
     def abandon(self) -> None:
-        """Close all without waiting."""
+        """Close all channels without waiting."""
         for one in self._channels.values():
             one.abandon()

@@ -90,7 +90,7 @@ class InFlightMessage(Unconfirmed):
         self.prepared_in = state
 
     def forget_preparation(self) -> None:
-        """Something that it needs is missing."""
+        """Prepare it again before its next sending: something that it needs is missing."""
         self.prepared_in = None
 
     def encode(self, state: BrokerState, channel: int) -> tuple[PreparedMessage, Encoded] | None:
@@ -103,7 +103,7 @@ class InFlightMessage(Unconfirmed):
         return state.is_worth_repeating(self, error)
 
     def give_up(self) -> None:
-        """It will not be sent again."""
+        """Record that it will not be sent again."""
 
     def settle(self, error: BideError | None) -> None:
         """Report the result."""

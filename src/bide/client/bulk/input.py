@@ -17,7 +17,7 @@ NOTHING: Final = object()
 _READ_AHEAD: Final = 1_000
 
 _READ_AHEAD_BYTES: Final = 8 << 20
-"""The maximum size of bodies read ahead, in bytes, without the last message."""
+"""The maximum size of bodies read ahead, in bytes, not counting the last message."""
 
 
 class BulkInput(Protocol):
@@ -60,7 +60,7 @@ class _SyncInput:
             return next(self._items)
         except StopIteration:
             self._has_ended = True
-        except Exception as error:  # noqa: BLE001 (raised when what was sent before is confirmed)
+        except Exception as error:  # noqa: BLE001 (raised after the results of earlier messages)
             self._has_ended, self.error = True, error
         return NOTHING
 
@@ -123,7 +123,7 @@ class _AsyncInput:
         except BaseException as error:
             if self._is_stopped:
                 raise
-            # The input may cancel this task, for example by a timeout of its own: an error, not the end of the input.
+            # If the input cancels this task, for example by its own timeout, this is an error, not the input's end.
             self.error = from_within("the input", error) if isinstance(error, asyncio.CancelledError) else error
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
@@ -155,7 +155,7 @@ class _AsyncInput:
             pass
         finally:
             if generator is not None:
-                # Without this, its cleanup would run whenever the generator is collected.
+                # Without this, the generator's cleanup would only run when the generator is garbage collected.
                 await generator.aclose()
 
 
@@ -168,7 +168,7 @@ def body_bytes(outgoing: Any) -> int:
 
 
 def source_of(items: Iterable[Any] | AsyncIterable[Any], on_change: Callable[[], None]) -> BulkInput:
-    """The source for an iterable of either kind.
+    """The input that reads an iterable of either kind.
 
     Raises:
         InvalidInputError: the object is not an iterable.

@@ -42,7 +42,7 @@ class Preparing:
         return bool(self._ended)
 
     async def start(self, state: BrokerState, messages: Iterable[InFlightMessage]) -> None:
-        """Prepare messages for a connection, and wait briefly for them, unless earlier messages already take longer."""
+        """Prepare messages for a connection. Wait briefly for them, unless earlier ones are still being prepared."""
         is_first = not self._by_task
         tasks = []
         for in_flight in messages:
@@ -55,7 +55,7 @@ class Preparing:
             await asyncio.wait(tasks, timeout=_FIRST_WAIT)
 
     def ended(self) -> list[tuple[InFlightMessage, BaseException | None]]:
-        """The messages whose preparation has ended since the last call, in order, with the errors that ended it."""
+        """The messages whose preparation has ended since the last call, in order, each with its error or None."""
         tasks, self._ended = self._ended, []
         ended = []
         for task in tasks:

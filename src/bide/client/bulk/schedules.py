@@ -35,8 +35,8 @@ class BulkSchedules:
 
     Attributes:
         unsent: the number of schedules that wait for room, by partition. Later ones wait behind them, so that the last
-            schedule of a key decides.
-        in_order: the lock of each partition, with which one schedule after the other gets its room.
+            schedule of a key wins.
+        in_order: the locks of the partitions, so that the schedules of each get their room in order.
     """
 
     def __init__(self, requests: ScheduleRequests, now: Callable[[], datetime]) -> None:
@@ -135,7 +135,7 @@ class InFlightSchedule(InFlightMessage):
         return True
 
     def is_ready(self, state: BrokerState) -> bool:
-        """Whether there is room for the record in the log, which is then taken."""
+        """Whether the log has room for the record. The room is then taken."""
         assert self.message is not None
         if self.prepared_in is state:
             return True
@@ -173,7 +173,7 @@ class InFlightSchedule(InFlightMessage):
         self.prepared_in = state
 
     def forget_preparation(self) -> None:
-        """The log, or a part of it, is missing."""
+        """Prepare it again before its next sending: the log, or a part of it, is missing."""
         super().forget_preparation()
         self._schedules.requests.report_missing()
 
@@ -196,7 +196,7 @@ class InFlightSchedule(InFlightMessage):
         return is_first and self._schedules.requests.report_missing()
 
     def give_up(self) -> None:
-        """Count its number, which may be missing in the log."""
+        """Count its number as lost: it may be missing in the log."""
         self._wait_no_more()
         self._schedules.requests.lost(self._partition, self._request)
 

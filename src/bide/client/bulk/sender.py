@@ -151,7 +151,7 @@ class BulkSender:
         return (source.ended or self._fatal_error is not None) and not self._has_pending()
 
     def settled(self, in_flight: InFlightMessage, error: BideError | None) -> None:
-        """Handle the confirm of one message, or the close of its channel."""
+        """Handle the result of one message: a confirm, a refusal, or the close of its channel."""
         self._in_flight -= 1
         self._in_flight_bytes -= len(in_flight.body)
         self._changed.set()
@@ -311,7 +311,7 @@ class BulkSender:
             if in_flight.is_ready(state):
                 try:
                     made = in_flight.encode(state, channel.number)
-                except Exception as error:  # noqa: BLE001 (what is wrong with one message does not harm the others)
+                except Exception as error:  # noqa: BLE001 (an error of one message must not affect the others)
                     self._report_final_error(in_flight, unsendable(in_flight.position, error))
                     continue
             elif (unreachable := self._unreachable.error(message.template)) is not None:
@@ -363,7 +363,7 @@ class BulkSender:
         self._report_failure(in_flight, final_error(in_flight, error))
 
     def _collect_prepared(self) -> None:
-        """Queue messages whose preparation has ended before others, or report their errors."""
+        """Queue messages whose preparation has ended, in the order of the input, or report their errors."""
         ended = self._preparing.ended()
         if not ended:
             return
@@ -433,7 +433,7 @@ class BulkSender:
         return [one for one in lost if one.error is None]
 
     def _in_doubt(self, reason: str) -> BulkInDoubtError:
-        """The error with the messages in doubt: those that were sent and not confirmed."""
+        """The error that lists the messages in doubt, which were sent and not confirmed, and the unsent ones."""
         # Closing the channels settles the messages in flight.
         self._channels.abandon()
         waiting = sorted((*self._lost, *self._to_resend, *self._preparing.give_up()), key=lambda one: one.position)

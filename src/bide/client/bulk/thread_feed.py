@@ -59,7 +59,7 @@ class ThreadFeed:
             self._room.release()
 
     def add(self, batch: Sequence[OutgoingMessage | OutgoingSchedule]) -> None:
-        """Add messages; there is room for them."""
+        """Add messages, after :meth:`wait_for_room`."""
         self._batches.append(batch)
         self._call_soon(self._changed.set)
 

@@ -14,17 +14,17 @@ from bide.testing.rules.stream import StreamQueue
 from bide.testing.rules.virtual_host import REPLY_TO, Published, VirtualHost
 
 _LAST: Final = -(1 << 31)
-"""The lowest priority. An active consumer keeps its place, whatever the release."""
+"""The lowest consumer priority. A new consumer with it does not replace the single active one in any release."""
 
 
 class Receiver(Protocol):
     """The client's end of a channel."""
 
     def delivered(self, delivery: BrokerDelivery) -> None:
-        """Receive a message of a consumer."""
+        """Handle a delivery to a consumer."""
 
     def cancelled(self, tag: str) -> None:
-        """Be notified that the queue of a consumer was deleted."""
+        """Handle the deletion of a consumer's queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class BrokerChannel:
                 queue.cancel(consumer)
 
     def get(self, queue: str, *, no_ack: bool) -> BrokerDelivery | None:
-        """Deliver one message (basic.get), or None if the queue is empty.
+        """Take one message (basic.get); None if the queue is empty.
 
         Raises:
             BrokerError: the queue does not exist, or does not support basic.get.

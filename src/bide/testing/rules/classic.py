@@ -11,7 +11,7 @@ from bide.testing.rules.queue import BrokerQueue, Surroundings
 from bide.topology import Queue
 
 _PRECISION: Final = 1000
-"""Microseconds by which a message may expire before the timer without a new timer."""
+"""A timer that is at most this many microseconds later than the next expiry is not replaced."""
 
 
 class ClassicQueue(BrokerQueue):
@@ -83,7 +83,7 @@ class ClassicQueue(BrokerQueue):
         self._changed()
 
     def counts(self, entry: Entry, *, by_get: bool) -> dict[str, int]:
-        """None: classic queues only count for the queues that messages are dead-lettered to."""
+        """Empty: a classic queue counts failures only for the queues that get its dead letters."""
         return {}
 
     def _count(self, entry: Entry, *, failed: bool) -> None:

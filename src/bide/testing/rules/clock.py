@@ -91,7 +91,7 @@ class VirtualClock:
         A callback in the past is called at the beginning of the next advance.
 
         Args:
-            is_upkeep: whether a later call would do as well: :attr:`next_due` leaves it out.
+            is_upkeep: whether the callback may as well run later; :attr:`next_due` then ignores it.
         """
         timer = Timer(microseconds, callback)
         with self._guard:
@@ -146,7 +146,7 @@ class VirtualClock:
 
 
 def _forget_cancelled(timers: list[tuple[int, int, Timer]]) -> bool:
-    """Drop cancelled callbacks at the head; whether others are left."""
+    """Drop cancelled callbacks at the head; return whether others are left."""
     while timers and timers[0][2].cancelled:
         heappop(timers)
     return bool(timers)

@@ -1,4 +1,4 @@
-"""Checks of declarations: invalid ones, and those that differ from what exists."""
+"""Checks of declarations: whether they are valid, and equal to what exists."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def compare_exchange(wanted: Exchange, found: Exchange, vhost: str) -> None:
     """Check that an existing exchange has the declared properties.
 
     Raises:
-        BrokerError: it has others.
+        BrokerError: a property differs.
     """
     _compare_flags("exchange", ("type", "durable", "auto_delete", "internal"), wanted, found, vhost)
     mine, theirs = (one.arguments.get("alternate-exchange") for one in (wanted, found))
@@ -78,7 +78,7 @@ def compare_queue(wanted: Queue, found: Queue, vhost: str, *, release: Release) 
     """Check that an existing queue has the declared properties.
 
     Raises:
-        BrokerError: it has others.
+        BrokerError: a property differs.
     """
     if wanted.exclusive != found.exclusive:
         raise locked(wanted.name, vhost)

@@ -32,7 +32,7 @@ class Death:
     Attributes:
         queue: the queue.
         reason: the reason.
-        exchange, routing_keys: where the message was first published to, without BCC keys.
+        exchange, routing_keys: the exchange and the keys of the message at its first such death, without BCC keys.
         at: the first time, in seconds since the Unix epoch.
         count: how often.
         expiration: the message's own expiration at the first time, as text.

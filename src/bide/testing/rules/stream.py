@@ -46,7 +46,7 @@ class _Segment:
         self.size += record.size
 
     def first_from(self, offset: int) -> _Record | None:
-        """The first record at an offset or behind it."""
+        """The first record at or after an offset."""
         place = max(offset - self.records[0].offset, 0) if self.records else 0
         return self.records[place] if place < len(self.records) else None
 
@@ -148,7 +148,7 @@ class StreamQueue(BrokerQueue):
         """Check a consumer, and set the position where it begins.
 
         Raises:
-            BrokerError: it has no prefetch, does not acknowledge, or its offset is malformed.
+            BrokerError: the consumer has no prefetch or does not acknowledge, or its offset is malformed.
         """
         where = f"queue '{self.name}' in vhost '{self._surroundings.name}'"
         if consumer.no_ack:
@@ -183,11 +183,11 @@ class StreamQueue(BrokerQueue):
         return records[place].offset if place < len(records) else self._next_offset
 
     def get(self) -> tuple[Entry, int] | None:
-        """Refuse."""
+        """Refuse: a stream has no ``basic.get``."""
         self._refuse("basic.get not supported by stream queues")
 
     def purge(self) -> int:
-        """Refuse."""
+        """Refuse: a stream cannot be purged."""
         self._refuse("queue.purge not supported by stream queues")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -236,7 +236,7 @@ class StreamQueue(BrokerQueue):
         return found
 
     def _segment_of(self, offset: int) -> _Segment:
-        """The first segment with a message at an offset or behind it; the last one if there is none yet."""
+        """The first segment with a message at or after an offset; the last segment if there is none yet."""
         found = self._segments[-1]
         for segment in reversed(self._segments):
             if segment.records and segment.records[-1].offset < offset:

@@ -23,7 +23,7 @@ from bide.topology import DEFAULT_EXCHANGE, Binding, Exchange, Queue
 from bide.topology.routing import PREDECLARED
 
 DEFAULT_PREFETCH: Final = 32
-"""Unconfirmed dead letters of a queue that dead-letters at least once; RabbitMQ's default."""
+"""The maximum number of unconfirmed dead letters of a queue that dead-letters at least once; RabbitMQ's default."""
 
 
 REPLY_TO: Final = "amq.rabbitmq.reply-to"
