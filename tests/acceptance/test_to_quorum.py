@@ -321,3 +321,18 @@ async def test_a_queue_that_cannot_be_converted_is_refused_unchanged(vhost: Vhos
                     await convert(connection, api, "busy")
             assert (await plan_conversion(connection, api, "busy")).found == "classic"
     await connection.close()
+
+
+async def test_a_dry_run_does_not_let_paused_publishers_go_on(vhost: Vhost) -> None:
+    held = bide.Topology(queues=[bide.Queue("orders"), bide.Queue.quorum("orders.to-quorum")])
+    async with bide.connect(vhost.url) as client:
+        await client.declare(held)
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        await api.call("PUT", "vhost-limits", vhost.name, "max-connections", body={"value": 0})
+        with command(vhost, "--dry-run") as process:
+            _, stderr = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+        (limits,) = await api.call("GET", "vhost-limits", vhost.name)
+        assert (process.returncode, limits["value"]) == (1, {"max-connections": 0}), stderr
+        assert "Traceback" not in stderr
+        assert "limit" in stderr
+        await api.call("DELETE", "vhost-limits", vhost.name, "max-connections")

@@ -88,7 +88,7 @@ def to_quorum(
     nothing. This requires an administrator.
     """
     with working("looking"):
-        plan = run_async(_plan_conversion(settings, name))
+        plan = run_async(_plan_conversion(settings, name, may_allow=not dry_run))
     if not as_json:
         _print_plan(plan)
     if dry_run or not plan.holding:
@@ -118,16 +118,17 @@ def _print_plan(plan: QuorumConversion) -> None:
         echo(f"  left out       {', '.join(plan.dropped)}, which quorum queues do not have")
 
 
-async def _plan_conversion(settings: Settings, name: str) -> QuorumConversion:
+async def _plan_conversion(settings: Settings, name: str, *, may_allow: bool) -> QuorumConversion:
     from bide.admin.exclusive_access import allow_connections
     from bide.admin.locate import management_api
     from bide.admin.to_quorum import HOLDING, plan_conversion
 
-    url = settings.broker_url()
-    async with management_api(url, settings.management_url) as api:
-        if await api.queue(url.vhost, name + HOLDING) is not None:
-            # The conversion may have been killed while it refused the connections of publishers.
-            await allow_connections(api, url.vhost)
+    if may_allow:
+        url = settings.broker_url()
+        async with management_api(url, settings.management_url) as api:
+            if await api.queue(url.vhost, name + HOLDING) is not None:
+                # The conversion may have been killed while it refused the connections of publishers.
+                await allow_connections(api, url.vhost)
     async with connected(settings, "queue") as (connection, api):
         return await plan_conversion(connection, api, name)
 
