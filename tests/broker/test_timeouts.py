@@ -21,13 +21,15 @@ from bide.timeouts import (
     inspect_timeout_manager,
     list_runs,
     preview_timeouts,
+    retire_timeout_manager,
 )
 from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
 from bide.timeouts.preview import UNREADABLE_TIME
+from bide.timeouts.retire import Retirement
 from bide.timeouts.runs import Runs
 from bide.timeouts.tables import find_tables, mapped_table
-from bide.topology import Queue, Topology
+from bide.topology import Exchange, Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
 from tests.broker.schedule_log import gating
@@ -459,6 +461,29 @@ async def test_a_table_is_not_retired_under_a_name_that_misses_its_queues(vhost:
         store.create("Sales_Orders_")
         found = await inspect_timeout_manager(store.url, vhost.url, "Sales.Orders")
         assert any("2 tables" in one for one in found.problems)
+
+
+async def test_a_table_that_gets_a_timeout_during_the_removal_is_not_dropped(
+    vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create("Sales")
+    times = 0
+
+    async def inspect_before_a_timeout(*arguments: str) -> Retirement:
+        nonlocal times
+        found = await inspect_timeout_manager(*arguments)
+        times += 1
+        if times == 2:
+            store.add("Sales", ("Sales", later(hours=1), {}, b"x"))
+        return found
+
+    monkeypatch.setattr("bide.timeouts.retire.inspect_timeout_manager", inspect_before_a_timeout)
+    async with bide.connect(vhost.url) as client:
+        await client.declare(Topology([Exchange("Sales.Timeouts", "fanout")], [Queue("Sales.Timeouts")]))
+    done = await retire_timeout_manager(store.url, vhost.url, "Sales", watch=timedelta(milliseconds=1))
+    assert done.removed == ["exchange Sales.Timeouts", "queue Sales.Timeouts"]
+    assert done.problems == ["the table 'SalesTimeoutData' got a timeout just now, and was not dropped"]
+    assert len(store.stored("Sales")) == 1
 
 
 async def test_a_table_without_transactions_is_refused(vhost: Vhost) -> None:
