@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
-from bide.errors import BideError
+from bide.errors import BideError, LocalBrokerError
 
 if TYPE_CHECKING:
     from bide.check.processes import CommandProcess
@@ -66,8 +66,15 @@ class FaultSite:
         return [(number, node) for number, node in enumerate(self.cluster.nodes, 1) if number not in self.busy]
 
     def contact(self) -> LocalBroker:
-        """A node that answers."""
-        return next((node for _, node in self.healthy_nodes() if node.running and not node.paused))
+        """A node that answers.
+
+        Raises:
+            LocalBrokerError: there is none at the moment.
+        """
+        for _, node in self.healthy_nodes():
+            if node.running and not node.paused:
+                return node
+        raise LocalBrokerError("each node has a fault: wait for the end of one, or use more nodes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
