@@ -68,7 +68,7 @@ class LogFollower:
         self._cycles = BoundedCache[str, _ReadCycle](_MOST_CYCLES)
 
     def read(self, offset: int, exchange: str, body: bytes) -> ReadRecord:
-        """Apply the next record.
+        """Decode and apply the next record.
 
         Args:
             exchange: the exchange that the record was published to.
@@ -76,8 +76,28 @@ class LogFollower:
         Raises:
             NewerRecordError: a later release of bide wrote the record. Nothing was applied.
         """
+        return self.apply(offset, exchange, body, self.decode(offset, exchange, body))
+
+    def decode(self, offset: int, exchange: str, body: bytes) -> ScheduleRecord | None:
+        """The record in a body; None for one that changes nothing, because it cannot be decoded or is of another
+        exchange.
+
+        Raises:
+            NewerRecordError: a later release of bide wrote the record.
+        """
+        if exchange not in (self._names.gates, self._names.operations):
+            return None
+        try:
+            return decode(body)
+        except NewerRecordError:
+            raise
+        except ScheduleRecordError as error:
+            log.debug("the record at offset %d changes nothing: %s", offset, error)
+            return None
+
+    def apply(self, offset: int, exchange: str, body: bytes, record: ScheduleRecord | None) -> ReadRecord:
+        """Apply the next record, after :meth:`decode`."""
         by_gate = exchange == self._names.gates
-        record = _decode(offset, body) if by_gate or exchange == self._names.operations else None
         result = self._fold.apply(offset, record, by_gate=by_gate)
         position = self._fold.state.position
         position.checksum = zlib.crc32(body)
@@ -151,13 +171,3 @@ class _SeenSizes:
         """The size at a count, or somewhat less; 0 if it is not known."""
         place = bisect_right(self._counts, count) - 1
         return 0 if place < 0 else self._sizes[place]
-
-
-def _decode(offset: int, body: bytes) -> ScheduleRecord | None:
-    try:
-        return decode(body)
-    except NewerRecordError:
-        raise
-    except ScheduleRecordError as error:
-        log.debug("the record at offset %d changes nothing: %s", offset, error)
-        return None

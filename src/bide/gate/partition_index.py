@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from bide.errors import InvalidInputError, NewerRecordError, ScheduleIndexError, ScheduleRecordError
+from bide.errors import InvalidInputError, ScheduleIndexError
 from bide.gate.claims import CLAIM_ITEMS, ClaimPlanner
 from bide.gate.delivery_queue import OccurrenceHead
 from bide.gate.index import ScheduleIndex
@@ -26,6 +26,7 @@ from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode
+from bide.schedules.entries import WaitingSchedule
 from bide.schedules.fold import Ending, OccurrenceEnd, ScheduleFold
 from bide.schedules.names import ScheduleNames
 from bide.schedules.questions import (
@@ -39,7 +40,16 @@ from bide.schedules.questions import (
     answer_for_page,
     encode_question_answer,
 )
-from bide.schedules.records import AddSchedule, Beat, ChangeSchedule, Claim, Done, SnapshotChunk, Tick
+from bide.schedules.records import (
+    AddSchedule,
+    Beat,
+    ChangeSchedule,
+    Claim,
+    Done,
+    ScheduleRecord,
+    SnapshotChunk,
+    Tick,
+)
 from bide.schedules.state import LogPosition
 from bide.schedules.timeline import largest
 
@@ -204,17 +214,28 @@ class PartitionIndex:
         Raises:
             NewerRecordError: a later release of bide wrote one of them.
         """
-        run = self._run_brief if _are_brief(records) else self._run
-        applied = await run(self._apply, records, is_leading)
+        decoded = self._decode_few(records)
+        are_brief = bool(decoded) and all(_is_brief(one) for one in decoded)
+        applied = await (self._run_brief if are_brief else self._run)(self._apply, records, decoded, is_leading)
         self.position = applied.position
         return applied
 
-    def _apply(self, records: Sequence[LogRecord], is_leading: bool) -> AppliedRecords:
+    def _decode_few(self, records: Sequence[LogRecord]) -> list[ScheduleRecord | None]:
+        """The records, if they are few and small; otherwise nothing."""
+        if len(records) > _BRIEF_RECORDS or any(len(one.body) > _BRIEF_BYTES for one in records):
+            return []
+        return [self._follower.decode(one.offset, one.exchange, one.body) for one in records]
+
+    def _apply(
+        self, records: Sequence[LogRecord], decoded: Sequence[ScheduleRecord | None], is_leading: bool
+    ) -> AppliedRecords:
         until = time.monotonic() + _BATCH_SECONDS
         with self._index.batch() as state:
             applied = AppliedRecords(state.position)
             for one in records:
-                found = self._follower.read(one.offset, one.exchange, one.body)
+                known = (one.offset, one.exchange, one.body)
+                record = decoded[applied.count] if decoded else self._follower.decode(*known)
+                found = self._follower.apply(*known, record)
                 self._note(applied, one, found, is_leading)
                 if is_leading:
                     applied.claimed += state.heads(found.result.claimed)
@@ -287,10 +308,23 @@ class PartitionIndex:
         Args:
             without: targets for which nothing is claimed.
         """
+        if not without and self._planner.passed_over <= _BRIEF_RECORDS:
+            is_whole, body = await self._run_brief(self._claim_few, now)
+            if is_whole:
+                return body
         return await self._run(self._claim, now, without)
 
+    def _claim_few(self, now: int) -> tuple[bool, bytes | None]:
+        """Whether only a few are due, and then their claim."""
+        few = _BRIEF_RECORDS + self._planner.passed_over
+        due = self._index.state.due(now, limit=few + 1)
+        return (True, self._planned(due, now)) if len(due) <= few else (False, None)
+
     def _claim(self, now: int, without: Collection[str]) -> bytes | None:
-        due = self._index.state.due(now, without=without, limit=CLAIM_ITEMS + self._planner.passed_over)
+        limit = CLAIM_ITEMS + self._planner.passed_over
+        return self._planned(self._index.state.due(now, without=without, limit=limit), now)
+
+    def _planned(self, due: Sequence[WaitingSchedule], now: int) -> bytes | None:
         claim = self._planner.claim(due, now)
         return None if claim is None else encode(claim)
 
@@ -371,16 +405,8 @@ class PartitionIndex:
         self._frozen.close()
 
 
-def _are_brief(records: Sequence[LogRecord]) -> bool:
-    """Whether it takes a few milliseconds at most to apply these records."""
-    return len(records) <= _BRIEF_RECORDS and all(len(one.body) <= _BRIEF_BYTES and _is_brief(one) for one in records)
-
-
-def _is_brief(one: LogRecord) -> bool:
-    try:
-        record = decode(one.body)
-    except (NewerRecordError, ScheduleRecordError):
-        return True
+def _is_brief(record: ScheduleRecord | None) -> bool:
+    """Whether it takes a few milliseconds at most to apply a small record."""
     match record:
         case ChangeSchedule():
             return record.filter is None
