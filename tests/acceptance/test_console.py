@@ -20,8 +20,14 @@ import httpx2
 import pytest
 
 import bide
+from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.console.server import serve
+from bide.console.settings import Access
+from bide.console.site import Site
+from bide.console.tap_index import TapIndex
+from bide.delay.taps import taps_of
 from tests import browser, firefox
 from tests.acceptance.test_cli import Program
 from tests.broker.receiving import eventually, receive
@@ -122,17 +128,17 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 class Window:
     """The page of a console in a browser."""
 
-    def __init__(self, browser: Browser | Firefox, console: Console) -> None:
+    def __init__(self, browser: Browser | Firefox, url: str) -> None:
         self._browser = browser
-        self._console = console
+        self._url = url
 
     def sign_in(self) -> None:
         self._browser.visit("about:blank")
-        self._browser.visit(self._console.url)
+        self._browser.visit(self._url)
         self.wait(READY)
 
     def open(self, view: str, *, width: int = 1200, dark: bool = False) -> None:
-        url = f"{self._console.origin}/#/{view}"
+        url = f"{self._url.partition('/#')[0]}/#/{view}"
         self._browser.visit("about:blank")
         if isinstance(self._browser, Browser):
             self._browser.visit(url, width=width, dark=dark)
@@ -181,7 +187,7 @@ async def test_the_page_shows_what_waits_and_changes_it(vhost: Vhost, chromium: 
         await fill(client)
         assert await client.count_scheduled(prefix="") == 22
         with console(vhost) as running:
-            await asyncio.to_thread(_look_around, Window(chromium, running), chromium, running)
+            await asyncio.to_thread(_look_around, Window(chromium, running.url), chromium, running)
         assert await client.count_scheduled(prefix="invoice:") == 0
         assert (await client.count_scheduled(prefix=""), await client.scheduled("invoice:03")) == (2, None)
 
@@ -255,7 +261,7 @@ async def test_firefox_shows_what_waits_and_changes_it(vhost: Vhost, tmp_path: P
 
 def _use_firefox(folder: Path, running: Console) -> None:
     with firefox.start(folder) as page:
-        window = Window(page, running)
+        window = Window(page, running.url)
         window.sign_in()
         assert "token" not in page.evaluate("location.href")
         assert page.evaluate("document.querySelectorAll('.plot rect').length") > 2
@@ -290,7 +296,7 @@ async def test_failed_messages_are_discarded_at_a_pace_until_it_is_stopped(vhost
         for _ in range(5):
             await client.publish(b"", to="error")
         with console(vhost) as running:
-            await asyncio.to_thread(_discard_until_stopped, Window(chromium, running), chromium)
+            await asyncio.to_thread(_discard_until_stopped, Window(chromium, running.url), chromium)
         assert await client.message_count("error") == 4
 
 
@@ -442,9 +448,7 @@ async def _change_failures(page: Client, client: bide.Client) -> None:
     assert await page.post("undeliverable/resend", queue=queue, allow=["missing"]) == {"sent": 1, "kept": {}}
 
 
-async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: Vhost) -> None:
-    from bide.admin.taps import turn_on
-
+async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: Vhost, chromium: Browser) -> None:
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("mail")]))
         await client.publish(b"", to="mail", delay="10ms")
@@ -476,6 +480,97 @@ async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: V
                 assert "no schedule log" in (await page.get("timeline"))["gates"]["why"]
                 await page.post("failures/retry", 403, queue="error", all=True)
 
+                # What is due later is counted by target and due time, from the tap. The first message was before it.
+                tapped = await page.get("tapped")
+                assert [(one["target"], one["total"]) for one in tapped["targets"]] == [("q:mail", 1)]
+                assert (tapped["total"], tapped["first"], tapped["last"]) == (1, found["due"], found["due"])
+                assert (tapped["tap"]["number"], tapped["tap"]["older"]) == (2, 0)
+                assert (await page.get("tapped", to="other"))["total"] == 0
+            await asyncio.to_thread(_look_at_taps, Window(chromium, running.url), chromium)
+
+
+def _look_at_taps(window: Window, chromium: Browser) -> None:
+    window.sign_in()
+    chromium.evaluate(
+        "[...document.querySelectorAll('a')].find(one => one.innerText === 'Due times from the tap').click()"
+    )
+    window.wait("document.body.innerText.includes('Due times of messages without a key')")
+    window.wait("document.querySelectorAll('.plot rect').length > 2")
+    assert "computed from what the tap saw" in window.text
+    assert "2 messages of bide.v1.tap.scheduled, stored since" in window.text
+    assert "Read older messages" not in window.text
+    # A bar is zoomed into.
+    chromium.evaluate(
+        "for (const key of ['ArrowRight', 'Enter'])"
+        " document.querySelector('.plot svg').dispatchEvent(new KeyboardEvent('keydown', { key }))"
+    )
+    window.wait("location.hash.includes('tap=1') && location.hash.includes('start=')")
+    window.wait(READY)
+    window.open("find?text=later", width=360)
+    assert "stream bide.v1.tap.scheduled" in window.text
+    assert "Search older messages" not in window.text
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
+    window.open("waiting?tap=1", width=360, dark=True)
+    assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@asynccontextmanager
+async def served(site: Site) -> AsyncIterator[str]:
+    """A console in this process, and its address."""
+    started: asyncio.Future[Access] = asyncio.get_running_loop().create_future()
+    stopping = asyncio.Event()
+    serving = asyncio.create_task(serve([site], Access(port=0), started=started.set_result, stopping=stopping))
+    try:
+        yield (await started).url
+    finally:
+        stopping.set()
+        await serving
+
+
+async def test_older_messages_of_a_tap_are_searched_and_counted_step_by_step(vhost: Vhost, chromium: Browser) -> None:
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("mail")]))
+        await client.publish(b"", to="mail", delay="1h")
+        infrastructure = await client.infrastructure()
+        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        await turn_on(connection, infrastructure)
+        await connection.close()
+        messages = [bide.OutgoingMessage(b"", to="mail", delay="1h", message_id=f"m{one}") for one in range(30)]
+        assert (await client.publish_many(messages)).confirmed == 30
+        site = Site(
+            url=BrokerUrl.parse(vhost.url),
+            infrastructure=infrastructure,
+            management_url=vhost.broker.management_url,
+            stream_port=stream_port(vhost.broker),
+        )
+        stream = taps_of(infrastructure).scheduled
+        site.tap_indexes[stream] = TapIndex(stream, at_once=10)
+        async with served(site) as url:
+            await asyncio.to_thread(_read_older, Window(chromium, url), stream)
+
+
+def _read_older(window: Window, stream: str) -> None:
+    window.sign_in()
+    window.open("find?text=m15")
+    assert "Nothing was found" in window.text
+    assert " are older" in window.text
+    window.click("Search older messages")
+    window.wait("document.body.innerText.includes('seen by the tap at')")
+    window.wait("!document.body.innerText.includes('Search older messages')")
+    # Not more was read than needed.
+    assert " are older" in window.text
+    window.open("find?text=m15")
+    assert "seen by the tap at" in window.text
+
+    window.open("waiting?tap=1")
+    assert f" messages of {stream}, stored since" in window.text
+    assert " older ones are not counted" in window.text
+    window.click("Read older messages")
+    window.wait(f"document.body.innerText.includes('30 messages of {stream}')")
+    window.wait("!document.body.innerText.includes('Read older messages')")
+    assert "30\nmessages" in window.text
+    assert "are not counted" not in window.text
+
 
 async def test_without_the_management_api_less_is_shown(vhost: Vhost) -> None:
     async with bide.connect(vhost.url) as client:
@@ -490,6 +585,7 @@ async def test_without_the_management_api_less_is_shown(vhost: Vhost) -> None:
                 statuses = {one["check"]: one["status"] for one in (await page.get("findings"))["findings"]}
                 assert statuses["bindings"] == "not checked"
                 assert "there is no tap" in (await page.get("lateness"))["why"]
+                assert "there is no tap" in (await page.get("tapped"))["tap"]["why"]
 
 
 async def test_the_console_shows_several_virtual_hosts(vhost: Vhost) -> None:

@@ -23,6 +23,10 @@ from tests.acceptance.test_errors_cli import fill, ready
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
+CTRL_C = b"\x03"
+AGAIN_AFTER = 15.0
+"""Seconds in which a command ends after Ctrl-C, also on a busy machine."""
+
 EVIL = "\x1b[31mred\nFORGED\u202e\x07"
 
 
@@ -38,8 +42,9 @@ def on_a_terminal(program: Program, *arguments: str, answer: bytes = b"") -> tup
         os.execve(sys.executable, [sys.executable, "-m", "bide", *arguments], program.environment)
     output = b""
     while True:
-        # Ctrl-C may come just before Python waits for input, which it then does not end: type it again.
-        if answer and b"[y/N]" in output and not select.select([terminal], [], [], 1.0)[0]:
+        # Ctrl-C may come just before Python waits for input, which it then does not end: type it again. A second one
+        # while the command ends would kill it, and the terminal would echo another answer.
+        if answer == CTRL_C and b"[y/N]" in output and not select.select([terminal], [], [], AGAIN_AFTER)[0]:
             os.write(terminal, answer)
             continue
         try:
@@ -142,7 +147,7 @@ def test_a_terminal_gets_a_confirmation_prompt_and_a_progress_bar(program: Progr
     assert (code, ready(vhost, "error")) == (1, 20)
     assert "1 message of error will be discarded: go on?" in output
     assert output.splitlines()[-1] == "bide: nothing was done: the answer was no"
-    code, output = on_a_terminal(program, "errors", "discard", "m1", answer=b"\x03")
+    code, output = on_a_terminal(program, "errors", "discard", "m1", answer=CTRL_C)
     assert (code, ready(vhost, "error")) == (130, 20)
     assert "nothing was done" not in output
     code, output = on_a_terminal(program, "errors", "retry", "--all", answer=b"y\n")
@@ -165,7 +170,7 @@ def test_a_declined_prompt_is_not_reported_as_an_interruption(program: Program, 
     code, output = on_a_terminal(program, *arguments, answer=b"n\n")
     assert code == 1, output
     assert output.splitlines()[-1] == "bide: nothing was done: the answer was no"
-    code, output = on_a_terminal(program, *arguments, answer=b"\x03")
+    code, output = on_a_terminal(program, *arguments, answer=CTRL_C)
     assert code == 130, output
     assert "bide:" not in output
     assert "Traceback" not in output

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -148,3 +151,38 @@ async def test_an_undeliverable_message_is_found_by_key_and_sent_again(client: b
     sent = json.loads(await ok("delay", "resend", *queue, "--allow", "gone", "--json"))
     assert sent == {"sent": 2, "kept": {}}
     assert {one.key for one in await receive(client, "gone", 2)} == {"invoice:1", "invoice:2"}
+
+
+def shown_until(terminal: int, text: str | None) -> str:
+    """What a terminal shows until it has shown a text; until its end if None."""
+    output = b""
+    while text is None or text.encode() not in output:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # the end of the terminal, on Linux
+            part = b""
+        if not part:
+            break
+        output += part
+    return output.decode()
+
+
+async def test_a_terminal_shows_that_a_list_waits_for_a_gate(vhost: Vhost, tmp_path: Path) -> None:
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("mail")]))
+        await client.schedule(b"", key="invoice:1", to="mail", delay="1h")
+    near, far = pty.openpty()
+    environment = {**Program(vhost).environment, "TERM": "xterm"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bide", "schedule", "list"), env=environment, stdin=far, stdout=far, stderr=far
+    )
+    os.close(far)
+    before = await asyncio.to_thread(shown_until, near, "waiting for a gate")
+    assert "waiting for a gate" in before
+    assert "invoice:1" not in before
+    async with gating(vhost.url, tmp_path / "gate"):
+        after = await asyncio.to_thread(shown_until, near, None)
+        assert await process.wait() == 0
+    os.close(near)
+    # The last sequence before the first line erases the message.
+    assert after.rpartition("\x1b[2K")[2].endswith("  invoice:1\r\n")

@@ -1,13 +1,15 @@
-"""The progress bar of ``bide errors``."""
+"""Messages and bars of commands that take time, on a terminal."""
 
 from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
-from bide.cli.output import progress_bar
+from bide.cli.output import progress_bar, working
+from tests.timeouts import TIMEOUT
 
 
 class Terminal(io.StringIO):
@@ -30,3 +32,26 @@ def test_the_bar_is_not_shown_before_its_total_is_known(monkeypatch: pytest.Monk
     shown = terminal.getvalue()
     assert "/100" in shown
     assert "/?" not in shown
+
+
+def test_the_message_of_a_slow_operation_is_removed_before_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with working("reading") as end_message:
+        deadline = time.monotonic() + TIMEOUT
+        while "reading" not in terminal.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # a thread shows it
+        end_message()
+        removed = terminal.getvalue()
+        # The last sequence erases the line.
+        assert removed.endswith("\x1b[2K")
+        sys.stderr.write("the first line\n")
+    assert terminal.getvalue() == f"{removed}the first line\n"
+
+
+def test_no_message_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with working("reading") as end_message:
+        end_message()
+    assert capsys.readouterr() == ("", "")

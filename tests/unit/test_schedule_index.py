@@ -19,9 +19,17 @@ from bide.schedules.encoding import encode
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of
-from bide.schedules.records import AddSchedule, ChangeSchedule, Claim, ClaimedOccurrence, ScheduleRecord
+from bide.schedules.records import (
+    AddSchedule,
+    ChangeSchedule,
+    Claim,
+    ClaimedOccurrence,
+    ScheduleFilter,
+    ScheduleRecord,
+)
 from bide.schedules.requests import RequestId
 from bide.schedules.state import ScheduleMemory
+from bide.schedules.timeline import TimeGrid
 from tests.timeouts import TIMEOUT
 
 PARTITION = 5
@@ -88,22 +96,33 @@ def test_a_killed_gate_goes_on_where_its_index_is(tmp_path: Path, kills: int) ->
         wanted = expected(position.offset + 1)
         assert position == wanted.position
         assert list(index.state.entries()) == list(wanted.entries())
+        check_counts(index, wanted)
         index.close()
+
+
+def check_counts(index: ScheduleIndex, wanted: ScheduleMemory) -> None:
+    """The numbers by due time, and of all that waits, are those of the state."""
+    dues = sorted(one.due for one in wanted.select(ScheduleFilter()))
+    grid = TimeGrid(start=0, width=1, number=index.state.position.offset + 1)
+    assert index.state.waiting_count == len(dues)
+    assert [one.first for one in index.state.timeline(ScheduleFilter(), grid) for _ in range(one.count)] == dues
 
 
 def test_a_batch_that_fails_changes_nothing(tmp_path: Path) -> None:
     index = ScheduleIndex(tmp_path / "index")
     follow(index, 50, 20)
-    before = list(index.state.entries())
+    before, waiting = list(index.state.entries()), index.state.waiting_count
 
     def fail() -> None:
         with index.batch() as state:
             ScheduleFold(state, PARTITION).apply(50, record(50), by_gate=False)
+            assert state.waiting_count == waiting + 1
             raise MemoryError
 
     with pytest.raises(MemoryError):
         fail()
     assert index.state.position == expected(50).position
+    assert index.state.waiting_count == waiting
     follow(index, 60, 20)
     assert before != list(index.state.entries()) == list(expected(60).entries())
     index.close()
@@ -125,10 +144,12 @@ def test_a_snapshot_is_not_changed_by_later_batches(tmp_path: Path) -> None:
 def test_an_index_that_is_cleared_begins_before_the_first_record(tmp_path: Path) -> None:
     index = ScheduleIndex(tmp_path / "index")
     follow(index, 50, 20)
+    assert index.state.waiting_count
     with index.batch() as state:
         state.clear()
     assert index.state.position.offset == -1
     assert not list(index.state.entries())
+    assert not index.state.waiting_count
     index.close()
 
 
@@ -150,15 +171,18 @@ def test_a_damaged_index_is_replaced_by_an_empty_one(tmp_path: Path, damage: byt
     index.close()
 
 
-def test_an_index_of_another_release_is_replaced_by_an_empty_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_an_index_of_another_release_is_built_from_the_log(tmp_path: Path, version: int) -> None:
     index = ScheduleIndex(tmp_path / "index")
     follow(index, 10, 5)
     index.close()
     connection = sqlite3.connect(tmp_path / "index")
-    connection.execute("PRAGMA user_version = 99")
+    connection.execute(f"PRAGMA user_version = {version}")
     connection.close()
     index = ScheduleIndex(tmp_path / "index")
     assert index.state.position.offset == -1
+    follow(index, 90, 20)
+    check_counts(index, expected(90))
     index.close()
 
 

@@ -71,6 +71,9 @@ def changes(draw: st.DrawFn) -> ChangeSchedule:
     )
 
 
+GRIDS = st.builds(
+    TimeGrid, start=st.integers(0, 20) | st.integers(0, 2**62), width=st.integers(1, 9), number=st.integers(1, 5)
+)
 STEPS = st.lists(ADDS | changes() | st.sampled_from(["claim", "done", "tick"]), max_size=40)
 
 
@@ -106,6 +109,29 @@ def database() -> SqliteState:
     return SqliteState(connection)
 
 
+def check_counts(memory: ScheduleMemory, stored: SqliteState, wanted: ScheduleFilter, grid: TimeGrid) -> None:
+    """Compare the numbers of the schedules that match with those of the state in memory."""
+    found = memory.select(wanted)
+    cells: dict[tuple[str, int], list[int]] = {}
+    for one in found:
+        place = min(max((one.due - grid.start) // grid.width, -1), grid.number)
+        cells.setdefault((one.target, place), []).append(one.due)
+    expected = [
+        TimelineCount(target=target, interval=interval, count=len(dues), first=min(dues), last=max(dues))
+        for (target, interval), dues in cells.items()
+    ]
+    counted = list(stored.timeline(wanted, grid))
+    assert sorted(counted, key=lambda one: (one.target, one.interval)) == sorted(
+        expected, key=lambda one: (one.target, one.interval)
+    )
+    dues = [one.due for one in found]
+    span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
+    assert span == ([(len(dues), min(dues), max(dues))] if dues else [])
+    assert stored.number(wanted) == len(found)
+    assert stored.number(wanted, is_paused=True) == sum(one.is_paused for one in found)
+    assert stored.waiting_count == len(memory.select(ScheduleFilter()))
+
+
 @examples(0.6)
 @given(STEPS, st.data())
 def test_the_same_records_give_the_same_state(steps: list[Any], data: st.DataObject) -> None:
@@ -125,6 +151,23 @@ def test_the_same_records_give_the_same_state(steps: list[Any], data: st.DataObj
 
 
 @examples(0.6)
+@given(STEPS, st.integers(0, 40), FILTERS, GRIDS, st.data())
+def test_changes_since_the_first_count_are_counted(
+    steps: list[Any], first: int, wanted: ScheduleFilter, grid: TimeGrid, data: st.DataObject
+) -> None:
+    memory, stored = ScheduleMemory(), database()
+    fold, other = ScheduleFold(memory, PARTITION), ScheduleFold(stored, PARTITION)
+    for offset, step in enumerate(steps):
+        if offset >= first:
+            assert stored.waiting_count == len(memory.select(ScheduleFilter()))
+        is_gates = isinstance(step, str)
+        record = by_gate(step, memory, data.draw(st.none() | TIMES)) if is_gates else step
+        for one in (fold, other):
+            one.apply(offset, record, by_gate=is_gates)
+    check_counts(memory, stored, wanted, grid)
+
+
+@examples(0.6)
 @given(st.lists(ADDS, max_size=20), FILTERS, st.integers(1, 4), TIMES)
 def test_filters_pages_and_due_times_agree(
     adds: list[AddSchedule], wanted: ScheduleFilter, size: int, now: int
@@ -136,7 +179,6 @@ def test_filters_pages_and_due_times_agree(
             fold.apply(offset, record, by_gate=False)
     expected = memory.select(wanted)
     assert list(stored.select(wanted)) == expected
-    assert stored.number(wanted) == len(expected)
     pages, last = list[Any](), None
     while page := list(stored.page(wanted, after=last, limit=size)):
         pages += page
@@ -164,41 +206,13 @@ def with_paused(adds: list[AddSchedule], paused: set[str]) -> tuple[ScheduleMemo
     return memory, stored
 
 
-GRIDS = st.builds(
-    TimeGrid, start=st.integers(0, 20) | st.integers(0, 2**62), width=st.integers(1, 9), number=st.integers(1, 5)
-)
-
-
 @examples(0.6)
 @given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS, GRIDS)
-def test_a_timeline_counts_each_schedule_that_matches_in_its_interval(
+def test_each_schedule_that_matches_is_counted_in_its_interval(
     adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter, grid: TimeGrid
 ) -> None:
     memory, stored = with_paused(adds, paused)
-    expected: dict[tuple[str, int], list[int]] = {}
-    for one in memory.select(wanted):
-        place = min(max((one.due - grid.start) // grid.width, -1), grid.number)
-        expected.setdefault((one.target, place), []).append(one.due)
-    found = dict[tuple[str, int], list[TimelineCount]]()
-    for part in stored.timeline(wanted, grid):
-        found.setdefault((part.target, part.interval), []).append(part)
-    assert found.keys() == expected.keys()
-    everything = [due for dues in expected.values() for due in dues]
-    span = [(one.count, one.first, one.last) for one in stored.span(wanted)]
-    assert span == ([(len(everything), min(everything), max(everything))] if everything else [])
-    for cell, dues in expected.items():
-        parts = found[cell]
-        counts = (sum(one.count for one in parts), min(one.first for one in parts), max(one.last for one in parts))
-        assert counts == (len(dues), min(dues), max(dues))
-
-
-@examples(0.6)
-@given(st.lists(ADDS, max_size=20), st.sets(st.sampled_from(KEYS)), FILTERS)
-def test_paused_schedules_that_match_are_counted(
-    adds: list[AddSchedule], paused: set[str], wanted: ScheduleFilter
-) -> None:
-    memory, stored = with_paused(adds, paused)
-    assert stored.number(wanted, is_paused=True) == sum(one.is_paused for one in memory.select(wanted))
+    check_counts(memory, stored, wanted, grid)
 
 
 def test_what_is_paused_is_not_due() -> None:
@@ -221,6 +235,28 @@ def test_a_filter_is_answered_from_the_index_by_key() -> None:
     connection.set_trace_callback(None)
     plan = " ".join(row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + seen[-1]))
     assert plan == "SEARCH waiting USING INDEX waiting_by_key (key>? AND key<?)"
+
+
+def test_schedules_are_counted_without_reading_them_again() -> None:
+    """A count of a million schedules by target would hold up the claims of its partition."""
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(f"{SCHEMA} {LATER_INDEXES};")
+    stored, wanted = SqliteState(connection), ScheduleFilter(target="q:x", due_from=1, due_before=9)
+    assert stored.waiting_count == 0
+    message = ScheduledMessage(b"\0\0", b"")
+    for number, key in enumerate(KEYS, 1):
+        add = AddSchedule(request=RequestId("s", number), key=key, target="q:x", nominal=5, due=number, message=message)
+        ScheduleFold(stored, PARTITION).apply(number, add, by_gate=False)
+    seen = list[str]()
+    connection.set_trace_callback(seen.append)
+    assert stored.waiting_count == len(KEYS)
+    assert stored.number(wanted) == 8
+    assert [(one.first, one.last) for one in stored.span(wanted)] == [(1, 8)]
+    found = [
+        (one.interval, one.count) for one in stored.timeline(ScheduleFilter(), TimeGrid(start=2, width=3, number=2))
+    ]
+    assert found == [(-1, 1), (0, 3), (1, 3), (2, 3)]
+    assert not seen
 
 
 def test_messages_are_not_read_for_claims_and_lists_without_bodies_and_in_parts_for_filters() -> None:

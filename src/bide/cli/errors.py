@@ -13,7 +13,7 @@ from bide.cli import errors_view as view
 from bide.cli.advice import with_options
 from bide.cli.errors_operation import OperationOptions, open_error_queue, operation_options, run_operation
 from bide.cli.output import echo, print_json, print_json_line, working
-from bide.cli.running import run_async
+from bide.cli.running import connected_client, run_async
 from bide.cli.selecting import pairs_of, queue_option, selection_options
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 
@@ -52,15 +52,15 @@ def list_(settings: Settings, selection: Selection, queue: str, limit: int | Non
 
     async def work() -> int:
         count = 0
-        async with (
-            open_error_queue(settings, queue) as error_queue,
-            aclosing(error_queue.messages(selection)) as messages,
-        ):
-            async for message in messages:
-                view.write_json(message) if as_json else view.write_line(message)
-                count += 1
-                if count == limit:
-                    break
+        async with open_error_queue(settings, queue) as error_queue:
+            with working("reading") as end_message:
+                async with aclosing(error_queue.messages(selection)) as messages:
+                    async for message in messages:
+                        end_message()
+                        view.write_json(message) if as_json else view.write_line(message)
+                        count += 1
+                        if count == limit:
+                            break
         return count
 
     if not run_async(work()) and not as_json:
@@ -260,20 +260,20 @@ def edit(
 
         async with open_error_queue(settings, queue, audit=not no_audit) as error_queue:
             try:
-                return await error_queue.edit(
-                    id,
-                    body=content,
-                    headers=pairs_of("--header", headers),
-                    without=frozenset(without),
-                    to=to,
-                    allow=allow or None,
-                )
+                with working("sending"):
+                    return await error_queue.edit(
+                        id,
+                        body=content,
+                        headers=pairs_of("--header", headers),
+                        without=frozenset(without),
+                        to=to,
+                        allow=allow or None,
+                    )
             except TargetNotAllowedError as error:
                 # The message is invalid, not the command line: exit with 1, not with 2.
                 raise click.ClickException(with_options(str(error))) from error
 
-    with working("sending"):
-        message_id = run_async(work())
+    message_id = run_async(work())
     if as_json:
         print_json({"message_id": message_id, "edit_of": id})
     else:
@@ -288,20 +288,16 @@ def history(settings: Settings, as_json: bool) -> None:
     """Show who did what with failed messages, and when."""
 
     async def work() -> None:
-        from bide.client.client import connect
         from bide.error_queues import read_audit
         from bide.error_queues.operator_log import AUDIT
 
         odd: list[bytes] = []
-        async with (
-            connect(settings.broker_url()) as client,
-            aclosing(read_audit(client, malformed=lambda _: odd.append(b""))) as records,
-        ):
-            async for record in records:
-                if as_json:
-                    print_json_line(record.to_dict())
-                else:
-                    view.write_record(record)
+        async with connected_client(settings) as client:
+            with working("reading") as end_message:
+                async with aclosing(read_audit(client, malformed=lambda _: odd.append(b""))) as records:
+                    async for record in records:
+                        end_message()
+                        print_json_line(record.to_dict()) if as_json else view.write_record(record)
         if odd:
             view.write_malformed(len(odd), AUDIT)
 

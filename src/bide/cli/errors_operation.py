@@ -16,7 +16,7 @@ from bide.cli import errors_view as view
 from bide.cli.advice import with_options
 from bide.cli.continuation import command, rest_of
 from bide.cli.output import echo, progress_bar, working
-from bide.cli.running import confirm, run_async
+from bide.cli.running import confirm, connected_client, run_async
 from bide.cli.settings import Settings, json_option
 from bide.errors import BideError
 from bide.runtime.wording import quantity
@@ -97,7 +97,8 @@ def run_operation(
 
     async def summarize() -> Summary:
         async with open_error_queue(settings, counted or queue) as error_queue:
-            return await error_queue.summary(selection)
+            with working("counting"):
+                return await error_queue.summary(selection)
 
     async def work() -> OperationResult:
         async with open_error_queue(settings, queue, audit=not options.no_audit) as error_queue:
@@ -110,8 +111,7 @@ def run_operation(
 
     interrupted: list[OperationResult | None] = []
     if options.dry_run or ask or (targets is not None and not options.yes and not options.as_json):
-        with working("counting"):
-            summary = run_async(summarize())
+        summary = run_async(summarize())
         if options.dry_run:
             view.write_count(summary, verb, targets, as_json=options.as_json)
             return 0
@@ -160,8 +160,7 @@ def _print_continuation(
 @asynccontextmanager
 async def open_error_queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
     """Connect to the broker of the settings, for an error queue."""
-    from bide.client.client import connect
     from bide.error_queues import ErrorQueue
 
-    async with connect(settings.broker_url()) as client:
+    async with connected_client(settings) as client:
         yield ErrorQueue(client, queue, management_url=settings.management_url, audit=audit)

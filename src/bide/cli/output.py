@@ -108,15 +108,18 @@ def text_or_base64(value: bytes) -> tuple[str, bool]:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show a message during a slow operation, if standard error is a terminal, and remove it afterwards."""
+def working(what: str) -> Iterator[Callable[[], None]]:
+    """Show a message during a slow operation, if standard error is a terminal, and remove it afterwards.
+
+    The block gets a function that removes the message earlier: call it before the first line of output.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda: None
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
-        yield
+    with Console(stderr=True).status(what) as shown:
+        yield shown.stop
 
 
 @contextmanager

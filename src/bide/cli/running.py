@@ -6,20 +6,21 @@ import asyncio
 import errno
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from bide.cli.output import echo
+from bide.cli.output import echo, working
 from bide.foreign_text import visible
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
     from bide.cli.settings import Settings
+    from bide.client.client import Client
     from bide.management.api import ManagementApi
 
 log = logger(__name__)
@@ -129,6 +130,22 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@asynccontextmanager
+async def connected_client(settings: Settings, *, declare: bool = True) -> AsyncIterator[Client]:
+    """A client of the broker that the settings name. A terminal shows that it connects.
+
+    Args:
+        settings: the settings of the command.
+        declare: whether the client declares what is missing.
+    """
+    from bide.client.client import connect
+
+    async with AsyncExitStack() as stack:
+        with working("connecting"):
+            client = await stack.enter_async_context(connect(settings.broker_url(), declare=declare))
+        yield client
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import click
 
 from bide.cli import schedule_view as view
 from bide.cli.output import echo, print_json, print_json_line, working
-from bide.cli.running import confirm, run_async
+from bide.cli.running import confirm, connected_client, run_async
 from bide.cli.schedule_transfer import transfer
 from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
@@ -132,7 +132,6 @@ def add(
     The command ends when the broker has confirmed the schedule; with --if-absent or --if-version, when a gate has
     answered. The exit code is 1 if the condition did not hold.
     """
-    from bide.client.client import connect
     from bide.durations import sending_time
     from bide.schedules.outgoing import OutgoingSchedule
     from bide.schedules.prepared import check_schedule
@@ -147,7 +146,7 @@ def add(
     check_schedule(OutgoingSchedule(**outgoing), sending_time())  # report invalid values before connecting
 
     async def work() -> int:
-        async with connect(settings.broker_url(), declare=declare) as client:
+        async with connected_client(settings, declare=declare) as client:
             with working("waiting for a gate"):
                 made = await client.schedule(**outgoing)
         view.write_scheduled(made, as_json=as_json)
@@ -175,12 +174,14 @@ def list_(settings: Settings, chosen: dict[str, str], limit: int | None, only_co
             print_json_line({"count": count}) if as_json else echo(f"{count:,}")
             return 0
         count = 0
-        async with aclosing(client.list_scheduled(**chosen)) as found:  # type: ignore[arg-type]  # options by name
-            async for one in found:
-                print_json_line(view.as_dict(one)) if as_json else view.write_line(one)
-                count += 1
-                if count == limit:
-                    break
+        with working("waiting for a gate") as end_message:
+            async with aclosing(client.list_scheduled(**chosen)) as found:  # type: ignore[arg-type]  # options by name
+                async for one in found:
+                    end_message()
+                    print_json_line(view.as_dict(one)) if as_json else view.write_line(one)
+                    count += 1
+                    if count == limit:
+                        break
         if not count and not as_json:
             echo("no schedule", err=True)
         return 0
@@ -374,10 +375,8 @@ def _operate(
 
 
 def _run(settings: Settings, work: Callable[[Client], Coroutine[Any, Any, int]]) -> int:
-    from bide.client.client import connect
-
     async def connected() -> int:
-        async with connect(settings.broker_url()) as client:
+        async with connected_client(settings) as client:
             return await work(client)
 
     return run_async(connected())

@@ -30,7 +30,9 @@ Handler = Callable[[Site, Asked], Awaitable[dict[str, Any]]]
 READS: Final[Mapping[str, Handler]] = {
     "timeline": waiting.timeline,
     "levels": waiting.levels,
+    "tapped": waiting.tapped,
     "find": finding.find,
+    "find/taps": finding.in_taps,
     "schedules": schedules.listing,
     "schedules/count": schedules.count,
     "schedule": schedules.details,

@@ -8,7 +8,8 @@ from bide.console import failures, schedules
 from bide.console.asked import Asked
 from bide.console.gates import gates_of
 from bide.console.site import Site
-from bide.console.taps import MAX_READ, TapRecord, TapRecords, read_tap
+from bide.console.tap_records import TapRecord
+from bide.console.taps import TAPS, IndexedTap, ask_index
 from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.durations import MILLISECOND, to_milliseconds
 from bide.errors import BideError, InvalidInputError, ManagementApiError, NotFoundError, TargetNotFoundError
@@ -25,17 +26,29 @@ async def find(site: Site, asked: Asked) -> dict[str, Any]:
     """
     text = asked.required("text").strip()
     schedule, under_gate = await _schedule(site, text)
-    scheduled = await read_tap(site, "scheduled", since=0)
-    delivered = await read_tap(site, "delivered", since=0)
-    sent = next((one for one in reversed(scheduled.records) if one.message_id == text), None)
-    arrived = next((one for one in reversed(delivered.records) if one.message_id == text), None)
+    tapped = await in_taps(site, asked)
     failed, browsed = await _failed(site, text, asked.operator)
     return {
         "text": text,
         "schedule": schedule,
-        "tap": None if sent is None and arrived is None else _tap_values(site, sent, arrived),
         "failed": failed,
-        "places": [under_gate, _tap_place(scheduled), _tap_place(delivered), *browsed],
+        **tapped,
+        "places": [under_gate, *tapped["places"], *browsed],
+    }
+
+
+async def in_taps(site: Site, asked: Asked) -> dict[str, Any]:
+    """Look for an id in the streams of the taps, with ``older`` among older messages too."""
+    text, older = asked.required("text").strip(), asked.flag("older")
+    scheduled, delivered = [
+        await ask_index(site, which, lambda index, address: index.find(address, text), older=older) for which in TAPS
+    ]
+    sent, arrived = scheduled.answer, delivered.answer
+    left = [one.older for one in (scheduled, delivered) if not one.is_full]
+    return {
+        "tap": None if sent is None and arrived is None else _tap_values(site, sent, arrived),
+        "older": sum(left),
+        "places": [_tap_place(scheduled), _tap_place(delivered)],
     }
 
 
@@ -84,13 +97,13 @@ async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, 
     return found, places
 
 
-def _tap_place(read: TapRecords) -> dict[str, Any]:
-    if read.why:
-        return _place(f"stream {read.stream}" if read.stream else "taps", looked=False, note=read.why)
-    note = f"{len(read.records):,} messages" + (
-        "" if read.is_whole else f", the latest {MAX_READ:,} of the stream only"
-    )
-    return _place(f"stream {read.stream}", looked=True, note=note)
+def _tap_place(tap: IndexedTap[TapRecord | None]) -> dict[str, Any]:
+    if tap.why:
+        return _place(f"stream {tap.stream}" if tap.stream else "taps", looked=False, note=tap.why)
+    note = f"{tap.number:,} messages"
+    if tap.older:
+        note = f"the latest {note}; {tap.older:,} are older"
+    return _place(f"stream {tap.stream}", looked=True, note=note, found=tap.answer is not None)
 
 
 def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -> dict[str, Any]:

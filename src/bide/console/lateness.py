@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from bide.console.asked import Asked
 from bide.console.site import Site
-from bide.console.taps import MAX_READ, read_tap
+from bide.console.tap_index import MAX_READ
+from bide.console.taps import read_tap
 from bide.durations import to_milliseconds
 
 _MINUTE: Final = 60_000

@@ -17,6 +17,7 @@ from bide.client.client import Client, connect
 from bide.client.schedule_methods import schedules_of
 from bide.client.schedules import Schedules
 from bide.console.operations import Operations
+from bide.console.tap_index import TapIndex
 from bide.delay.protocol import DelayInfrastructure
 from bide.error_queues import ErrorQueue
 from bide.error_queues.operator_log import Audit, new_run
@@ -38,6 +39,7 @@ class Site:
         client: publishes, and asks the gates.
         api: the management API.
         operations: the operations on failed messages.
+        tap_indexes: the indexes of the taps, by stream.
     """
 
     url: BrokerUrl
@@ -47,6 +49,7 @@ class Site:
     client: Client = field(init=False)
     api: ManagementApi = field(init=False)
     operations: Operations = field(init=False, default_factory=Operations)
+    tap_indexes: dict[str, TapIndex] = field(init=False, default_factory=dict)
     _stack: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
     _connection: Connection | None = field(init=False, default=None)
     _opening: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)

@@ -4,43 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from bide.admin.locate import stream_port
 from bide.console.site import Site
-from bide.delay.protocol import HEADER_DUE, HEADER_SENT, HEADER_TO
-from bide.errors import BideError, TargetNotFoundError, UndecodableMessageError
-from bide.streams.amqp10 import first_properties, lookup, sections
-from bide.streams.chunk import Chunk
+from bide.console.tap_index import MAX_READ, TapIndex
+from bide.console.tap_records import TapRecord, records
+from bide.errors import BideError, TargetNotFoundError
 from bide.streams.log import DEFAULT_PORT, DEFAULT_TLS_PORT, Address, StreamLogs
-from bide.streams.range_reader import OffsetRange, read_range
+from bide.streams.range_reader import OffsetRange
 
-MAX_READ: Final = 100_000
-"""Messages of a stream that are read for one picture or search: some seconds."""
+Which = Literal["scheduled", "delivered"]
 
-_NAMES: Final = tuple(one.encode() for one in (HEADER_DUE, HEADER_SENT, HEADER_TO))
+TAPS: Final[tuple[Which, Which]] = ("scheduled", "delivered")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TapRecord:
-    """A message in the stream of a tap.
-
-    Attributes:
-        offset: its offset.
-        at: when the broker stored it, in milliseconds since the Unix epoch.
-        due: the due time in its header; None if it has none.
-        sent: when it was sent, by its header.
-        target: its target, by its header.
-    """
-
-    offset: int
-    at: int
-    message_id: str
-    due: int | None
-    sent: int | None
-    target: str | None
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,62 +40,114 @@ class TapRecords:
     why: str = ""
 
 
-async def read_tap(site: Site, which: str, *, since: int) -> TapRecords:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedTap(Generic[_Value]):
+    """What the index of a tap has, and the answer that was taken from it.
+
+    Attributes:
+        stream: the name of the stream.
+        number: the messages in the index, which are the latest ones of the stream.
+        since: when the first of them was stored, in milliseconds since the Unix epoch; None without one.
+        older: the number of messages of the stream before them, about.
+        is_full: whether the index has no room for older ones.
+        answer: the answer; None if there is no index.
+        why: why there is no index; empty if there is one.
+    """
+
+    stream: str
+    number: int = 0
+    since: int | None = None
+    older: int = 0
+    is_full: bool = False
+    answer: _Value | None = None
+    why: str = ""
+
+    def state(self) -> dict[str, Any]:
+        """The values for the page, without the answer."""
+        return {
+            "stream": self.stream,
+            "number": self.number,
+            "since": self.since,
+            "older": self.older,
+            "is_full": self.is_full,
+            "why": self.why,
+        }
+
+
+async def read_tap(site: Site, which: Which, *, since: int) -> TapRecords:
     """The latest messages of a tap.
 
     Args:
-        which: ``scheduled`` or ``delivered``.
         since: read what was stored at this time or later, in milliseconds since the Unix epoch.
     """
-    taps = site.infrastructure.taps()
-    if taps is None:
-        return TapRecords(stream="", why=f"the layout {site.infrastructure.name} has no taps")
-    stream = taps.scheduled if which == "scheduled" else taps.delivered
+    stream = _stream(site, which)
+    if stream is None:
+        return TapRecords(stream="", why=_no_taps(site))
     try:
         return await asyncio.to_thread(_read, site, stream, since)
-    except TargetNotFoundError:
-        return TapRecords(stream=stream, why="there is no tap: run 'bide tap on'")
     except BideError as error:
-        return TapRecords(stream=stream, why=str(error))
+        return TapRecords(stream=stream, why=_why(error))
+
+
+async def ask_index(
+    site: Site, which: Which, question: Callable[[TapIndex, Address], _Value], *, older: bool = False
+) -> IndexedTap[_Value]:
+    """Bring the index of a tap up to date, and take an answer from it.
+
+    Args:
+        older: add older messages to the index, too.
+    """
+    stream = _stream(site, which)
+    if stream is None:
+        return IndexedTap(stream="", why=_no_taps(site))
+    index = site.tap_indexes.setdefault(stream, TapIndex(stream))
+
+    def ask() -> IndexedTap[_Value]:
+        address = _address(site)
+        with index.lock:
+            index.read(address, older=older)
+            return IndexedTap(
+                stream=stream,
+                number=len(index),
+                since=index.since,
+                older=index.older,
+                is_full=index.is_full,
+                answer=question(index, address),
+            )
+
+    try:
+        return await asyncio.to_thread(ask)
+    except BideError as error:
+        return IndexedTap(stream=stream, why=_why(error))
+
+
+def _stream(site: Site, which: Which) -> str | None:
+    taps = site.infrastructure.taps()
+    if taps is None:
+        return None
+    return taps.scheduled if which == "scheduled" else taps.delivered
+
+
+def _no_taps(site: Site) -> str:
+    return f"the layout {site.infrastructure.name} has no taps"
+
+
+def _why(error: BideError) -> str:
+    return "there is no tap: run 'bide tap on'" if isinstance(error, TargetNotFoundError) else str(error)
+
+
+def _address(site: Site) -> Address:
+    # The port does not depend on the password, which this text of the URL lacks.
+    known = site.stream_port or stream_port(str(site.url), os.environ)
+    return Address(url=site.url, port=known or (DEFAULT_TLS_PORT if site.url.tls else DEFAULT_PORT))
 
 
 def _read(site: Site, stream: str, since: int) -> TapRecords:
-    # The port does not depend on the password, which this text of the URL lacks.
-    known = site.stream_port or stream_port(str(site.url), os.environ)
-    port = known or (DEFAULT_TLS_PORT if site.url.tls else DEFAULT_PORT)
-    address = Address(url=site.url, port=port)
+    address = _address(site)
     with StreamLogs(address) as logs:
         end = logs.end(stream)
         first = logs.since(stream, since)
     start = max(first, end - MAX_READ)
     wanted = OffsetRange(stream=stream, start=start, end=end)
-    records = tuple(_records(read_range(address, wanted, fail_on_data_loss=False), since)) if start < end else ()
-    return TapRecords(stream=stream, records=records, is_whole=start == first)
-
-
-def _records(chunks: Iterator[tuple[Chunk, int, int]], since: int) -> Iterator[TapRecord]:
-    for chunk, first, last in chunks:
-        if chunk.timestamp < since:
-            continue
-        for number, data in enumerate(chunk.messages()):
-            if not first <= number < last or not isinstance(data, bytes):
-                continue
-            if (found := _record(data, chunk.first + number, chunk.timestamp)) is not None:
-                yield found
-
-
-def _record(data: bytes, offset: int, at: int) -> TapRecord | None:
-    try:
-        parts = sections(data)
-        message_id = first_properties(parts.properties, 1)[0] if parts.properties else None
-        due, sent, target = lookup(parts.application, *_NAMES) if parts.application else (None, None, None)
-    except UndecodableMessageError:
-        return None
-    return TapRecord(
-        offset=offset,
-        at=at,
-        message_id=str(message_id or ""),
-        due=due if isinstance(due, int) else None,
-        sent=sent if isinstance(sent, int) else None,
-        target=target if isinstance(target, str) else None,
-    )
+    found = tuple(records(address, wanted, since=since)) if start < end else ()
+    return TapRecords(stream=stream, records=found, is_whole=start == first)

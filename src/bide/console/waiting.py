@@ -10,12 +10,15 @@ from bide.admin.apply import message_counts
 from bide.console.asked import Asked
 from bide.console.gates import gates_of
 from bide.console.site import Site
+from bide.console.tap_index import TapIndex
+from bide.console.taps import ask_index
 from bide.delay.levels import DelayLevel
 from bide.durations import parse_due_time, to_milliseconds
 from bide.errors import BideError, InvalidInputError, ManagementApiError
 from bide.schedules.prepared import check_filter
 from bide.schedules.records import ScheduleFilter
-from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, ScheduleTimeline, TimeGrid
+from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, ScheduleTimeline, TimeGrid, largest, merged
+from bide.streams.log import Address
 
 _INTERVALS: Final = 120
 """Most bars of the skyline."""
@@ -61,20 +64,52 @@ async def timeline(site: Site, asked: Asked) -> dict[str, Any]:
     if not gates["ok"]:
         return {"gates": gates, "now": now}
     chosen = conditions(asked)
+    grid = _grid_asked(asked)
+    if grid is not None:
+        found = await site.schedules.timeline(chosen, grid)
+    else:
+        span = await site.schedules.span(chosen)
+        found = await site.schedules.timeline(chosen, _grid_until(now, now if span is None else span[1]))
+        if (dense := _dense_grid(found, now)) is not None:
+            found = await site.schedules.timeline(chosen, dense)
+    return {"gates": gates, "now": now, **_values(found)}
+
+
+async def tapped(site: Site, asked: Asked) -> dict[str, Any]:
+    """The numbers of delayed messages without a key by target and interval, from the index of the tap.
+
+    With ``older``, older messages are added to the index before.
+    """
+    now = to_milliseconds(site.client.now())
+    chosen, grid = ScheduleFilter(target=conditions(asked).target, due_from=now), _grid_asked(asked)
+
+    def count(index: TapIndex, _: Address) -> ScheduleTimeline:
+        def at(grid: TimeGrid) -> ScheduleTimeline:
+            return merged(grid, largest(index.times.timeline(chosen, grid)))
+
+        if grid is not None:
+            return at(grid)
+        found = at(_grid_until(now, max((one.last for one in index.times.span(chosen)), default=now)))
+        return found if (dense := _dense_grid(found, now)) is None else at(dense)
+
+    tap = await ask_index(site, "scheduled", count, older=asked.flag("older"))
+    return {"tap": tap.state(), "now": now, **({} if tap.answer is None else _values(tap.answer))}
+
+
+def _grid_asked(asked: Asked) -> TimeGrid | None:
+    """The intervals between ``start`` and ``end``; None without these."""
     start, end = _moment(asked, "start"), _moment(asked, "end")
     if (start is None) != (end is None):
         raise InvalidInputError("both start and end are needed, or neither")
-    if start is not None and end is not None:
-        if end <= start:
-            raise InvalidInputError("the end is not after the start")
-        found = await site.schedules.timeline(chosen, grid_of(start, end))
-        return {"gates": gates, "now": now, **_values(found)}
-    span = await site.schedules.span(chosen)
-    last = now if span is None else span[1]
-    found = await site.schedules.timeline(chosen, grid_of(now, max(last, now + _MINUTE) + 1))
-    if (dense := _dense_end(found)) is not None:
-        found = await site.schedules.timeline(chosen, grid_of(now, dense))
-    return {"gates": gates, "now": now, **_values(found)}
+    if start is None or end is None:
+        return None
+    if end <= start:
+        raise InvalidInputError("the end is not after the start")
+    return grid_of(start, end)
+
+
+def _grid_until(now: int, last: int) -> TimeGrid:
+    return grid_of(now, max(last, now + _MINUTE) + 1)
 
 
 def grid_of(start: int, end: int) -> TimeGrid:
@@ -85,15 +120,15 @@ def grid_of(start: int, end: int) -> TimeGrid:
     return TimeGrid(start=first, width=width, number=min(-(-(end - first) // width), MAX_INTERVALS))
 
 
-def _dense_end(found: ScheduleTimeline) -> int | None:
-    """Where the part ends in which most is due, if that is a small part; None otherwise."""
+def _dense_grid(found: ScheduleTimeline, now: int) -> TimeGrid | None:
+    """The intervals of the part in which most is due, if that is a small part; None otherwise."""
     grid, wanted = found.grid, max(_DENSE * (found.total - found.before), 1)
     sums = [sum(column) for column in zip(*found.targets.values(), strict=True)]
     reached = 0
     for number, one in enumerate(sums[: int(len(sums) * _DENSE_PART)]):
         reached += one
         if reached >= wanted:
-            return grid.start + grid.width * (number + 1)
+            return grid_of(now, grid.start + grid.width * (number + 1))
     return None
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Final
 
 from bide.schedules.records import ScheduleFilter
-from bide.schedules.timeline import TimeGrid
 
 _SURROGATES: Final = range(0xD800, 0xE000)
 _LAST_CHARACTER: Final = 0x10FFFF
@@ -29,15 +28,6 @@ def where_of(wanted: ScheduleFilter, after: str | None = None) -> tuple[str, tup
     ]
     used = [(text, value) for text, value in conditions if value is not None]
     return " AND ".join(text for text, _ in used) or "1", tuple(value for _, value in used)
-
-
-def intervals_of(grid: TimeGrid) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """Each interval, also before and behind the grid, as a condition in SQL, and its values."""
-    yield -1, "due < ?", (grid.start,)
-    for interval in range(grid.number):
-        begin = grid.start + grid.width * interval
-        yield interval, "due >= ? AND due < ?", (begin, begin + grid.width)
-    yield grid.number, "due >= ?", (grid.end,)
 
 
 def _end_of(prefix: str) -> str | None:

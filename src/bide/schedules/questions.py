@@ -80,7 +80,7 @@ class TimelineQuestion:
     """How many schedules that wait match a filter, by target and time?
 
     Attributes:
-        grid: the intervals of time; None for a single number of all targets and times, which takes a tenth of the time.
+        grid: the intervals of time; None for a single number of all targets and times.
     """
 
     filter: ScheduleFilter

@@ -40,6 +40,14 @@ class TimeGrid:
         """The end of the last interval."""
         return self.start + self.width * self.number
 
+    def interval_of(self, time: int) -> int:
+        """The number of the interval of a time; -1 before the first one, :attr:`number` behind the last one."""
+        return min(max((time - self.start) // self.width, -1), self.number)
+
+    def end_of(self, interval: int) -> int:
+        """The end of an interval, as :meth:`interval_of` numbers them."""
+        return self.start + self.width * (interval + 1) if interval < self.number else MAX_INTEGER + 1
+
     def fields(self) -> dict[str, int]:
         """The grid as fields of a question."""
         return {"start": self.start, "width": self.width, "number": self.number}

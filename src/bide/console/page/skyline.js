@@ -21,7 +21,7 @@ function ticks(start, end, most) {
   return [found, step];
 }
 
-export function skyline(data, { pick, zoom, reset }) {
+export function skyline(data, { pick, zoom, reset, noun, enter }) {
   const box = h("div", { class: "plot" });
   const tip = h("div", { class: "tip", hidden: true });
   const spoken = h("p", { class: "quiet small", "aria-live": "polite" });
@@ -61,7 +61,7 @@ export function skyline(data, { pick, zoom, reset }) {
       "svg",
       {
         viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, tabindex: "0", role: "application",
-        "aria-label": `${quantity(data.total, "schedule")} by due time and target. Left and right move, plus and minus zoom, Enter lists.`,
+        "aria-label": `${quantity(data.total, noun)} by due time and target. Left and right move, plus and minus zoom, Enter ${enter}.`,
       },
       steps.map((value) => [
         s("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
@@ -96,7 +96,7 @@ export function skyline(data, { pick, zoom, reset }) {
       replace(
         tip,
         h("b", {}, `${day(from(place))} ${clock(from(place))}`),
-        h("div", {}, `for ${duration(data.width)}: ${quantity(sums[place], "schedule")}`),
+        h("div", {}, `for ${duration(data.width)}: ${quantity(sums[place], noun)}`),
         rows.map(([one]) => h("span", {}, h("span", {}, targetName(one.target)), h("b", {}, number(one.counts[place])))),
       );
       tip.hidden = false;

@@ -84,6 +84,31 @@ export function action(text, work, kind = "tiny") {
   );
 }
 
+// A button that repeats a step until the step says that it is the last one, or until it is pressed again.
+export function repeated(text, step, context) {
+  let going = false;
+  const button = h("button", {
+    type: "button",
+    onclick: async () => {
+      if (going) return void (going = false);
+      going = true;
+      button.textContent = "Stop";
+      button.setAttribute("aria-busy", "true");
+      try {
+        let goesOn = true;
+        while (goesOn && going && context.isShown()) goesOn = await step();
+      } catch (error) {
+        failed(error);
+      } finally {
+        going = false;
+        button.removeAttribute("aria-busy");
+        button.textContent = text;
+      }
+    },
+  }, text);
+  return button;
+}
+
 // Ask before something is done. The work gets the values of the fields by name, and its error is shown in the dialog.
 export function ask({ title, text, fields = [], confirm, kind = "", work, wide = false }) {
   return new Promise((done) => {

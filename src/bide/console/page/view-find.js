@@ -3,7 +3,7 @@
 import { h, replace } from "./dom.js";
 import { duration, relative, target, targetName, time } from "./format.js";
 import { actions } from "./schedule-actions.js";
-import { badge, empty, facts, field, head, source, table } from "./ui.js";
+import { badge, empty, facts, field, head, repeated, source, table } from "./ui.js";
 import { state } from "./view-schedules.js";
 
 export async function show(page, context) {
@@ -26,17 +26,34 @@ export async function show(page, context) {
   }
   replace(result, h("section", { class: "card" }, h("p", { class: "quiet" }, "Looking at the gates, the taps and the error queues…")));
   const found = await context.get("find", { text: parameters.text });
-  replace(
-    result,
-    found.schedule ? waiting(found.schedule, context) : null,
-    found.tap ? tapped(found.tap) : null,
-    found.failed.map((one) => failure(one, context)),
-    found.schedule || found.tap || found.failed.length ? null : h("section", { class: "card" }, empty("Nothing was found", "See below where the console looked. A message without a key leaves no trace but in taps.")),
-    h("section", { class: "card flat" }, table([
+  const [gate, ...rest] = found.places;
+  const tap = h("div", {});
+  const places = h("section", { class: "card flat" });
+  const more = repeated("Search older messages", async () => draw(await context.get("find/taps", { text: parameters.text, older: 1 })), context);
+
+  // Returns whether a search of older messages can find more.
+  function draw(inTaps) {
+    const hasMore = inTaps.older > 0 && !inTaps.tap?.scheduled_at;
+    more.hidden = !hasMore;
+    replace(tap, inTaps.tap ? tapped(inTaps.tap)
+      : found.schedule || found.failed.length ? null
+      : h("section", { class: "card" }, empty("Nothing was found", "See below where the console looked. A message without a key leaves no trace but in taps.")));
+    replace(places, table([
       ["Place", (one) => h("span", { class: "break" }, one.place)],
       ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not looked at", one.found ? "good" : one.looked ? "" : "warn")],
       ["Looked at", (one) => h("span", { class: "quiet" }, one.note)],
-    ], found.places)),
+    ], [gate, ...inTaps.places, ...rest.slice(inTaps.places.length)]));
+    return hasMore;
+  }
+
+  draw({ ...found, places: found.places.slice(1, 3) });
+  replace(
+    result,
+    found.schedule ? waiting(found.schedule, context) : null,
+    tap,
+    found.failed.map((one) => failure(one, context)),
+    places,
+    h("div", { class: "row" }, more),
   );
 }
 
@@ -65,7 +82,7 @@ function tapped(one) {
       ["late by", one.due && one.delivered_at ? duration(Math.max(one.delivered_at - one.due, 0)) : null],
     ]),
     h("ol", { class: "hops" },
-      one.scheduled_at ? hop("seen", "Scheduled", `seen by the tap at ${time(one.scheduled_at)}`) : hop("computed", "Scheduled", "not in the stream of the tap"),
+      one.scheduled_at ? hop("seen", "Scheduled", `seen by the tap at ${time(one.scheduled_at)}`) : hop("computed", "Scheduled", "not among the messages that were read"),
       hops.map((step) => hop(step.is_here ? "here" : "computed", step.to, `${step.is_here ? "computed: here now, " : "computed: "}from ${time(step.from)} for ${duration(step.wait)}`)),
       one.delivered_at ? hop("seen", "Due", `seen by the tap at ${time(one.delivered_at)}`) : hop("computed", "Due", one.due ? `computed: ${time(one.due)}` : "not seen by the tap")));
 }

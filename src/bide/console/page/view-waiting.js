@@ -4,7 +4,9 @@ import { h, replace } from "./dom.js";
 import { bars, dial, short } from "./dial.js";
 import { duration, number, quantity, relative, targetName, time, zone } from "./format.js";
 import { skyline } from "./skyline.js";
-import { badge, empty, head, notice, source, stat, table } from "./ui.js";
+import { badge, empty, head, notice, repeated, source, stat, table } from "./ui.js";
+
+const TAPPED = "Due times of messages without a key";
 
 const iso = (milliseconds) => new Date(milliseconds).toISOString();
 
@@ -19,12 +21,20 @@ export async function show(page, context) {
     levels,
   );
   const filter = { prefix: parameters.prefix, to: parameters.to, exchange: parameters.exchange };
-  const asked = context.get("timeline", { start: parameters.start, end: parameters.end, ...filter });
+  const times = { start: parameters.start, end: parameters.end };
+  const asked = context.get("timeline", { ...times, ...filter });
   const counted = context.get("levels");
-  await Promise.all([
+  const shown = [
     asked.then((found) => keyed(sky, found, context, filter), (error) => broken(sky, "Schedules", error)),
-    counted.then((found) => unkeyed(levels, found), (error) => broken(levels, "Delayed messages without a key", error)),
-  ]);
+    counted.then((found) => unkeyed(levels, found, context), (error) => broken(levels, "Delayed messages without a key", error)),
+  ];
+  if (parameters.tap) {
+    const card = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Reading the tap…"));
+    page.append(card);
+    const ask = (older) => context.get("tapped", { ...times, to: filter.to, exchange: filter.exchange, older });
+    shown.push(ask().then((found) => tapped(card, found, ask, context, filter), (error) => broken(card, TAPPED, error)));
+  }
+  await Promise.all(shown);
 }
 
 function broken(card, title, error) {
@@ -43,50 +53,63 @@ function keyed(card, found, context, filter) {
     return;
   }
   const { parameters } = context;
-  const kept = { ...filter };
-  const zoom = (start, end) => context.go("waiting", { ...kept, start: iso(start), end: iso(end) });
-  const all = () => context.go("waiting", kept);
-  const pick = (from, before) => context.go("schedules", { ...kept, due_from: iso(from), due_before: iso(before) });
-  const outside = [
-    found.before ? `${number(found.before)} before` : null,
-    found.after ? `${number(found.after)} after` : null,
-  ].filter(Boolean);
-  const end = found.start + found.width * found.number;
+  const { all, zoom } = moves(context, filter);
+  const pick = (from, before) => context.go("schedules", { ...filter, due_from: iso(from), due_before: iso(before) });
   const filtered = filter.to || filter.exchange || filter.prefix;
   replace(
     card,
     h("div", { class: "split" }, h("div", {}, h("h2", {}, "Schedules"), source("exact", "exact, from the index of the gates")),
       h("div", { class: "row" },
-        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end }) }, `All targets`) : null,
+        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end, tap: parameters.tap }) }, `All targets`) : null,
         parameters.start ? h("button", { type: "button", onclick: all }, "All times") : null,
-        found.total && found.last !== null && found.after
-          ? h("button", { type: "button", onclick: () => zoom(Math.min(found.first, found.now), found.last + 1) }, "Up to the last") : null,
+        upToTheLast(found, zoom),
         found.before ? h("button", { type: "button", onclick: () => zoom(found.first, found.now + found.width) }, "Overdue") : null,
-        h("a", { class: "button", href: context.link("schedules", kept) }, "List"))),
+        h("a", { class: "button", href: context.link("schedules", filter) }, "List"))),
     found.gates.why ? notice(found.gates.why, "warn") : null,
     found.total
-      ? [
-          h("div", { class: "stats" },
-            stat(number(found.total), "schedules"),
-            stat(found.first === null ? "–" : relative(found.first, found.now), "first due"),
-            stat(found.last === null ? "–" : relative(found.last, found.now), "last due"),
-            stat(duration(found.width), "per bar")),
-          skyline(found, { pick, zoom, reset: all }),
-          outside.length ? h("p", { class: "quiet small" }, `Outside of this picture: ${outside.join(", ")}.`) : null,
-          h("div", { class: "legend", role: "group", "aria-label": "Targets" }, found.targets.map((one, index) => {
-            const name = targetName(one.target);
-            const label = [h("span", { class: `swatch b${one.target === null ? 0 : index + 1}` }), name, h("span", { class: "quiet" }, number(one.total))];
-            if (one.target === null) return h("span", { class: "row small" }, label);
-            const chosen = one.target.startsWith("q:") ? { to: one.target.slice(2) } : { exchange: one.target.slice(2) };
-            return h("button", { type: "button", title: `Only ${name}`, onclick: () => context.go("waiting", { ...chosen, prefix: filter.prefix, start: parameters.start, end: parameters.end }) }, label);
-          })),
-          h("details", {}, h("summary", {}, "As a table"), numbers(found, end)),
-        ]
+      ? picture(found, { pick, zoom, reset: all, noun: "schedule", enter: "lists" }, context, filter)
       : empty("No schedule waits", filtered ? "None matches these conditions." : "Schedules are delayed messages with a key: client.schedule(...), or bide schedule add."),
   );
 }
 
-function numbers(found) {
+function moves(context, filter) {
+  const kept = { ...filter, tap: context.parameters.tap };
+  return {
+    zoom: (start, end) => context.go("waiting", { ...kept, start: iso(start), end: iso(end) }),
+    all: () => context.go("waiting", kept),
+  };
+}
+
+const upToTheLast = (found, zoom) => found.total && found.last !== null && found.after
+  ? h("button", { type: "button", onclick: () => zoom(Math.min(found.first, found.now), found.last + 1) }, "Up to the last") : null;
+
+// Numbers, the skyline, its targets, and the same as a table.
+function picture(found, actions, context, filter) {
+  const { parameters } = context;
+  const outside = [
+    found.before ? `${number(found.before)} before` : null,
+    found.after ? `${number(found.after)} after` : null,
+  ].filter(Boolean);
+  return [
+    h("div", { class: "stats" },
+      stat(number(found.total), `${actions.noun}s`),
+      stat(found.first === null ? "–" : relative(found.first, found.now), "first due"),
+      stat(found.last === null ? "–" : relative(found.last, found.now), "last due"),
+      stat(duration(found.width), "per bar")),
+    skyline(found, actions),
+    outside.length ? h("p", { class: "quiet small" }, `Outside of this picture: ${outside.join(", ")}.`) : null,
+    h("div", { class: "legend", role: "group", "aria-label": "Targets" }, found.targets.map((one, index) => {
+      const name = targetName(one.target);
+      const label = [h("span", { class: `swatch b${one.target === null ? 0 : index + 1}` }), name, h("span", { class: "quiet" }, number(one.total))];
+      if (one.target === null) return h("span", { class: "row small" }, label);
+      const chosen = one.target.startsWith("q:") ? { to: one.target.slice(2) } : { exchange: one.target.slice(2) };
+      return h("button", { type: "button", title: `Only ${name}`, onclick: () => context.go("waiting", { ...chosen, prefix: filter.prefix, start: parameters.start, end: parameters.end, tap: parameters.tap }) }, label);
+    })),
+    h("details", {}, h("summary", {}, "As a table"), numbers(found, actions.noun)),
+  ];
+}
+
+function numbers(found, noun) {
   const rows = [];
   for (let place = 0; place < found.number; place++) {
     const shown = found.targets.filter((one) => one.counts[place]);
@@ -94,18 +117,53 @@ function numbers(found) {
   }
   return table([
     ["From", (row) => time(row[0]), "nowrap"],
-    ["Schedules", (row) => number(row[1].reduce((sum, one) => sum + one.counts[row[2]], 0)), "number"],
+    [`${noun[0].toUpperCase()}${noun.slice(1)}s`, (row) => number(row[1].reduce((sum, one) => sum + one.counts[row[2]], 0)), "number"],
     ["Targets", (row) => row[1].map((one) => `${targetName(one.target)}: ${number(one.counts[row[2]])}`).join(", ")],
   ], rows, { stacks: false });
 }
 
-function unkeyed(card, found) {
+// Due times of the messages that the tap saw: as many as are in its index.
+function tapped(card, found, ask, context, filter) {
+  card.removeAttribute("aria-busy");
+  const about = h("p", { class: "quiet small" });
+  const box = h("div", {});
+  const { all, zoom } = moves(context, filter);
+  const more = repeated("Read older messages", async () => draw(await ask(1)), context);
+  const last = h("span", {});
+
+  // Returns whether there are older messages to read.
+  function draw(now) {
+    const { tap } = now;
+    const left = !tap.why && tap.older > 0 && !tap.is_full;
+    more.hidden = !left;
+    about.textContent = `${quantity(tap.number, "message")} of ${tap.stream}`
+      + (tap.since === null ? "" : `, stored since ${time(tap.since)}`)
+      + (tap.older ? `; ${number(tap.older)} older ones are not counted${tap.is_full ? ", because the index is full" : ""}` : "");
+    replace(last, upToTheLast(now, zoom));
+    replace(box, now.total
+      ? picture(now, { pick: zoom, zoom, reset: all, noun: "message", enter: "zooms" }, context, filter)
+      : empty("No message waits", "None of the messages that were read is due later."));
+    return left;
+  }
+
+  if (found.tap.why) return void replace(card, h("h2", {}, TAPPED), empty("There is no index", found.tap.why));
+  draw(found);
+  replace(
+    card,
+    h("div", { class: "split" }, h("div", {}, h("h2", {}, TAPPED), source("computed", "computed from what the tap saw"), about),
+      h("div", { class: "row" }, more, context.parameters.start ? h("button", { type: "button", onclick: all }, "All times") : null, last)),
+    box,
+  );
+}
+
+function unkeyed(card, found, context) {
   card.removeAttribute("aria-busy");
   const kind = found.source === "management" ? "counted by the broker, up to 5 s ago (management API)"
     : found.source === "amqp" ? "counted by the broker just now (over AMQP)" : "not known";
   const title = h("div", { class: "split" },
     h("div", {}, h("h2", {}, `Delayed messages without a key`), source(found.source ? "counted" : "missing", kind)),
-    badge(found.layout));
+    h("div", { class: "row" }, badge(found.layout),
+      context.parameters.tap ? null : h("a", { class: "button", href: context.link("waiting", { ...context.parameters, tap: 1 }) }, "Due times from the tap")));
   if (!found.source) {
     replace(card, title, empty("The queues cannot be counted", found.why));
     return;
@@ -129,6 +187,6 @@ function unkeyed(card, found) {
           ["Queues in use", (one) => number(one.counts.filter(Boolean).length), "number"],
           ["Messages", (one) => short(one.total), "number"],
         ], rows, { stacks: false }),
-        h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not show when each is due: where a message goes from here is computed from its level."))),
+        h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not show when each is due: a tap does."))),
   );
 }

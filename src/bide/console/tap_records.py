@@ -1,0 +1,68 @@
+"""Records of the stream of a tap: messages as the tap saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from bide.delay.protocol import HEADER_DUE, HEADER_SENT, HEADER_TO
+from bide.errors import UndecodableMessageError
+from bide.streams.amqp10 import first_properties, lookup, sections
+from bide.streams.log import Address
+from bide.streams.range_reader import OffsetRange, read_range
+
+_NAMES: Final = tuple(one.encode() for one in (HEADER_DUE, HEADER_SENT, HEADER_TO))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TapRecord:
+    """A message in the stream of a tap.
+
+    Attributes:
+        offset: its offset.
+        at: when the broker stored it, in milliseconds since the Unix epoch.
+        due: the due time in its header; None if it has none.
+        sent: when it was sent, by its header.
+        target: its target, by its header.
+    """
+
+    offset: int
+    at: int
+    message_id: str
+    due: int | None
+    sent: int | None
+    target: str | None
+
+
+def records(address: Address, wanted: OffsetRange, *, since: int = 0) -> Iterator[TapRecord]:
+    """Read the messages in a range of offsets, without those that cannot be decoded.
+
+    Args:
+        since: leave out what was stored before this time, in milliseconds since the Unix epoch.
+    """
+    for chunk, first, last in read_range(address, wanted, fail_on_data_loss=False):
+        if chunk.timestamp < since:
+            continue
+        for number, data in enumerate(chunk.messages()):
+            if not first <= number < last or not isinstance(data, bytes):
+                continue
+            if (found := _record(data, chunk.first + number, chunk.timestamp)) is not None:
+                yield found
+
+
+def _record(data: bytes, offset: int, at: int) -> TapRecord | None:
+    try:
+        parts = sections(data)
+        message_id = first_properties(parts.properties, 1)[0] if parts.properties else None
+        due, sent, target = lookup(parts.application, *_NAMES) if parts.application else (None, None, None)
+    except UndecodableMessageError:
+        return None
+    return TapRecord(
+        offset=offset,
+        at=at,
+        message_id=str(message_id or ""),
+        due=due if isinstance(due, int) else None,
+        sent=sent if isinstance(sent, int) else None,
+        target=target if isinstance(target, str) else None,
+    )
