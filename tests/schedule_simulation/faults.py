@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import cycle
@@ -88,10 +88,10 @@ _RACING_TICK = 0.5
 
 
 def _no_read_back() -> _Patches:
-    original = PartitionIndex._claim
+    original = PartitionIndex._planned
 
-    def claim(self: PartitionIndex, now: int, without: Collection[str]) -> bytes | None:
-        body = original(self, now, without)
+    def planned(self: PartitionIndex, due: Sequence[Any], now: int) -> bytes | None:
+        body = original(self, due, now)
         if body is not None:
             record = decode(body)
             assert isinstance(record, Claim)
@@ -99,15 +99,15 @@ def _no_read_back() -> _Patches:
                 self._follower._fold._claim(record)
         return body
 
-    return [(PartitionIndex, "_claim", claim), *_looking_at_under_way()]
+    return [(PartitionIndex, "_planned", planned), *_looking_at_under_way()]
 
 
 def _looking_at_under_way() -> _Patches:
     """After each batch, deliver everything that is under way by the index."""
     original = PartitionIndex._apply
 
-    def apply(self: PartitionIndex, records: Sequence[Any], is_leading: bool) -> AppliedRecords:
-        applied = original(self, records, is_leading)
+    def apply(self: PartitionIndex, records: Sequence[Any], *rest: Any) -> AppliedRecords:
+        applied = original(self, records, *rest)
         applied.claimed = self._index.state.under_way_heads()
         return applied
 
@@ -117,8 +117,8 @@ def _looking_at_under_way() -> _Patches:
 def _own_claims_only(*, at_takeover: bool) -> _Patches:
     original = PartitionIndex._apply
 
-    def apply(self: PartitionIndex, records: Sequence[Any], is_leading: bool) -> AppliedRecords:
-        applied = original(self, records, is_leading)
+    def apply(self: PartitionIndex, records: Sequence[Any], *rest: Any) -> AppliedRecords:
+        applied = original(self, records, *rest)
         own = b'"gate":"%s"' % self._gate.encode()
         if not any(own in one.body and b'"kind":"claim"' in one.body for one in records):
             applied.claimed = []
@@ -147,7 +147,7 @@ def _message_by_key() -> _Patches:
                 results.append(original(rules, entry if newer is None else replace(entry, message=newer.message)))
             return results
 
-        return await self._run(find)
+        return await self._thread.run(find)
 
     return [(PartitionIndex, "deliveries", deliveries)]
 

@@ -1,28 +1,23 @@
-"""The index of a partition, with a thread for everything that may take long.
-
-A few small records are applied in the event loop itself. At 1,000 cancels per second, nearly each batch has one record,
-and the way to a thread and back took longer than the change: half of the cancels took 20 ms, and take 4 ms now.
-"""
+"""The index of a partition, changed in the event loop by few small records, else in a thread."""
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final
 
-from bide.errors import InvalidInputError, ScheduleIndexError
 from bide.gate.claims import CLAIM_ITEMS, ClaimPlanner
 from bide.gate.delivery_queue import OccurrenceHead
 from bide.gate.index import ScheduleIndex
+from bide.gate.index_thread import IndexThread
 from bide.gate.log_follower import LogFollower, ReadRecord
 from bide.gate.log_reader import LogRecord
 from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
+from bide.runtime.logs import logger
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode
@@ -53,6 +48,8 @@ from bide.schedules.records import (
 from bide.schedules.state import LogPosition
 from bide.schedules.timeline import largest
 
+log = logger(__name__)
+
 _BATCH_SECONDS: Final = 0.05
 """Seconds after which a batch ends, so that other work of the partition gets its turn."""
 
@@ -62,9 +59,6 @@ _BRIEF_BYTES: Final = 16_000
 
 DROPPED: Final[tuple[Ending, ...]] = ("cancelled", "superseded", "skipped")
 """How occurrences end without a delivery."""
-
-_P = ParamSpec("_P")
-_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -127,9 +121,7 @@ class PartitionIndex:
         self._planner = ClaimPlanner(gate)
         self._frozen = ExitStack()
         self._chunks: Iterator[SnapshotChunk] = iter(())
-        self._thread = executor or ThreadPoolExecutor(1, thread_name_prefix=f"bide-gate-{partition}")
-        self._latest: asyncio.Future[Any] | None = None
-        """The result of the last call in the thread."""
+        self._thread = IndexThread(path, executor or ThreadPoolExecutor(1, thread_name_prefix=f"bide-gate-{partition}"))
         self._index: ScheduleIndex
         self._follower: LogFollower
 
@@ -140,43 +132,21 @@ class PartitionIndex:
             FolderInUseError: another gate uses it.
             InvalidInputError: it cannot be read or created.
         """
-        await self._run(self._open)
+        await self._thread.run(self._open)
 
     async def close(self) -> None:
         """Close the file, and end the thread."""
-        await self._run(self._close)
-        self._thread.shutdown(wait=False)
+        await self._thread.run(self._close)
+        self._thread.end()
 
     async def recreate(self) -> None:
         """Replace the file by an empty index."""
-        await self._run(self._recreate)
-
-    async def _run(self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
-        """Call a function in the thread, after the calls before."""
-        latest = asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*args, **kwargs))
-        self._latest = latest
-        with self._named_errors():
-            # A call goes on when its caller is cancelled, so that the end of the last call shows that none is left.
-            return await asyncio.shield(latest)
-
-    async def _run_brief(self, function: Callable[_P, _Result], *args: _P.args, **kwargs: _P.kwargs) -> _Result:
-        """Call a function that takes a few milliseconds at most: at once if the thread is free."""
-        if self._latest is not None and not self._latest.done():
-            return await self._run(function, *args, **kwargs)
-        with self._named_errors():
-            return function(*args, **kwargs)
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise InvalidInputError(f"the index {self._path} cannot be used: {error}; name another folder") from error
-        except sqlite3.DatabaseError as error:
-            raise ScheduleIndexError(f"the index {self._path} is damaged: {error}") from error
+        await self._thread.run(self._recreate)
 
     def _open(self) -> None:
         self._index = ScheduleIndex(self._path)
+        # The first count reads all due times, which takes a second for ten million: here it does so in the thread.
+        log.debug("%d schedules wait in %s", self._index.state.waiting_count, self._path)
         self._begin()
 
     def _close(self) -> None:
@@ -198,7 +168,7 @@ class PartitionIndex:
 
     async def begin(self) -> None:
         """Begin to follow the log at :attr:`position`, on a new connection."""
-        await self._run(self._begin_on_connection)
+        await self._thread.run(self._begin_on_connection)
 
     def _begin_on_connection(self) -> None:
         self._planner.on_connection_lost()
@@ -216,7 +186,9 @@ class PartitionIndex:
         """
         decoded = self._decode_few(records)
         are_brief = bool(decoded) and all(_is_brief(one) for one in decoded)
-        applied = await (self._run_brief if are_brief else self._run)(self._apply, records, decoded, is_leading)
+        applied = await (self._thread.run_brief if are_brief else self._thread.run)(
+            self._apply, records, decoded, is_leading
+        )
         self.position = applied.position
         return applied
 
@@ -277,7 +249,7 @@ class PartitionIndex:
 
     async def clear(self) -> None:
         """Remove everything."""
-        await self._run(self._clear)
+        await self._thread.run(self._clear)
 
     def _clear(self) -> None:
         self._end_snapshot()
@@ -287,7 +259,7 @@ class PartitionIndex:
 
     async def put_chunk(self, body: bytes, position: LogPosition | None) -> None:
         """Add the entries of a chunk, and with the last chunk the position."""
-        await self._run(self._put_chunk, body, position)
+        await self._thread.run(self._put_chunk, body, position)
 
     def _put_chunk(self, body: bytes, position: LogPosition | None) -> None:
         chunk = decode(body)
@@ -309,10 +281,10 @@ class PartitionIndex:
             without: targets for which nothing is claimed.
         """
         if not without and self._planner.passed_over <= _BRIEF_RECORDS:
-            is_whole, body = await self._run_brief(self._claim_few, now)
+            is_whole, body = await self._thread.run_brief(self._claim_few, now)
             if is_whole:
                 return body
-        return await self._run(self._claim, now, without)
+        return await self._thread.run(self._claim, now, without)
 
     def _claim_few(self, now: int) -> tuple[bool, bytes | None]:
         """Whether only a few are due, and then their claim."""
@@ -330,11 +302,11 @@ class PartitionIndex:
 
     async def next_due(self, *, without: Collection[str]) -> int | None:
         """When something else is due than what waits for these targets, in milliseconds since the Unix epoch."""
-        return await self._run(lambda: self._index.state.next_due(without=without))
+        return await self._thread.run(lambda: self._index.state.next_due(without=without))
 
     async def under_way(self) -> list[OccurrenceHead]:
         """All occurrences under way, the earliest due first."""
-        return await self._run(lambda: self._index.state.under_way_heads())
+        return await self._thread.run(lambda: self._index.state.under_way_heads())
 
     async def deliveries(self, occurrences: Sequence[str], rules: DeliveryRules) -> list[ScheduledDelivery]:
         """The messages of those occurrences that are still under way."""
@@ -343,11 +315,11 @@ class PartitionIndex:
             found = (self._index.state.under_way(one) for one in occurrences)
             return [rules.delivery(one) for one in found if one is not None]
 
-        return await (self._run_brief(find) if len(occurrences) <= _BRIEF_RECORDS else self._run(find))
+        return await (self._thread.run_brief(find) if len(occurrences) <= _BRIEF_RECORDS else self._thread.run(find))
 
     async def answer(self, question: ScheduleQuestion) -> bytes:
         """The body of the answer to a question."""
-        return await self._run(lambda: encode_question_answer(self._answer(question)))
+        return await self._thread.run(lambda: encode_question_answer(self._answer(question)))
 
     def _answer(self, question: ScheduleQuestion) -> QuestionAnswer:
         state = self._index.state
@@ -374,7 +346,7 @@ class PartitionIndex:
 
     async def begin_snapshot(self, cycle: str) -> LogPosition:
         """Begin to cut the state as it is now into chunks, and return its position."""
-        return await self._run(self._begin_snapshot, cycle)
+        return await self._thread.run(self._begin_snapshot, cycle)
 
     def _begin_snapshot(self, cycle: str) -> LogPosition:
         self._end_snapshot()
@@ -384,7 +356,7 @@ class PartitionIndex:
 
     async def next_chunk(self) -> bytes | None:
         """The record of the next chunk; None after the last one."""
-        return await self._run(self._next_chunk)
+        return await self._thread.run(self._next_chunk)
 
     def _next_chunk(self) -> bytes | None:
         if (chunk := next(self._chunks, None)) is not None:
@@ -394,11 +366,11 @@ class PartitionIndex:
 
     async def size(self) -> int:
         """The size of the state, to compare with other states."""
-        return await self._run(lambda: self._index.state.size())
+        return await self._thread.run(lambda: self._index.state.size())
 
     async def end_snapshot(self) -> None:
         """Give up the snapshot that was begun."""
-        await self._run(self._end_snapshot)
+        await self._thread.run(self._end_snapshot)
 
     def _end_snapshot(self) -> None:
         self._chunks = iter(())
