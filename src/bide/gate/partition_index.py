@@ -1,4 +1,4 @@
-"""The index of a partition, changed in the event loop by few small records, else in a thread."""
+"""The index of a partition, changed in the event loop by what is brief, else in a thread."""
 
 from __future__ import annotations
 
