@@ -28,9 +28,9 @@ SEEDS = {
     "repeats-answered-anew": 1,
     "repeats-by-maximum": 4,
     "repeats-forgotten": 4,
-    "second-claim": 3,
+    "second-claim": 9,
     "stray-keys": 1,
-    "ticks-race": 10,
+    "ticks-race": 18,
     "wall-clock": 19,
 }
 """A history that shows each fault. Any change of the gate or the simulation plays other histories under these seeds,
