@@ -224,9 +224,12 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
 
     # Also between a phone and a wide window, no button of a table is out of sight.
     right = "Math.max(...[...document.querySelectorAll('td button')].map(one => one.getBoundingClientRect().right))"
-    for width in (768, 1120):
+    whole = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    for width in (768, 1120, 1200):
         window.open("schedules", width=width)
         assert 0 < chromium.evaluate(right) <= width
+        window.open("find?text=digest", width=width)
+        assert chromium.evaluate(whole)
 
     # Changes by conditions, from the list, with a count before.
     window.open("schedules?prefix=invoice%3A")
@@ -244,8 +247,10 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     window.click("Cancel…")
     window.click("Cancel 20", "dialog")
     window.wait("document.body.innerText.includes('20 cancelled')")
-    window.open("log")
-    assert "cancel schedules" in window.text
+    for width in (1120, 1200, 1400):
+        window.open("log", width=width)
+        assert "cancel schedules" in window.text
+        assert chromium.evaluate(whole), width
 
 
 @pytest.mark.long

@@ -32,7 +32,7 @@ export async function show(page, context) {
   replace(card, table([
     ["When", (one) => [time(one.at), h("div", { class: "quiet small" }, relative(one.at))], "nowrap"],
     ["Who", (one) => [h("span", { class: "break" }, one.who), h("div", { class: "quiet small" }, `broker user ${one.user}`)], "who"],
-    ["What", (one) => h("b", { class: "nowrap" }, one.operation)],
+    ["What", (one) => h("b", {}, one.operation)],
     ["Where", (one) => h("span", { class: "break" }, one.queue)],
     ["Chosen", (one) => h("span", { class: "line", title: chosen(one) }, chosen(one))],
     ["Result", (one) => [badge(one.state, { ended: "good", interrupted: "warn" }[one.state] ?? "accent"), " ", h("span", { class: "quiet" }, result(one))]],

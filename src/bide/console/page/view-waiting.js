@@ -30,7 +30,7 @@ export async function show(page, context) {
   ];
   if (parameters.tap) {
     const card = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Reading the tap…"));
-    page.append(card);
+    levels.before(card);
     const ask = (older) => context.get("tapped", { ...times, to: filter.to, exchange: filter.exchange, older });
     shown.push(ask().then((found) => tapped(card, found, ask, context, filter), (error) => broken(card, TAPPED, error)));
   }
