@@ -1,0 +1,184 @@
+"""Frames in flight to a stream, stored once and without a gap whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pika
+import pytest
+
+from bide.local_broker import LocalBroker, LocalCluster
+from bide.streams.amqp10_encoder import StreamMessageEncoder
+from bide.streams.log import Address
+from bide.streams.publisher import StreamPublisher
+from tests.faults.cluster import cluster
+from tests.faults.cutting import Proxy
+from tests.polling import wait_until
+from tests.stream_contents import bodies
+from tests.support import Rabbitmq, Vhost, stream_port
+from tests.timeouts import TIMEOUT
+
+FRAME = 5
+"""Messages in a frame."""
+
+CUTS = 15
+
+KILL_LEADERS = """
+    [begin
+        {ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"VHOST">>, queue, <<"s">>)),
+        exit(amqqueue:get_pid(Queue), kill),
+        timer:sleep(500)
+    end || _ <- lists:seq(1, 4)].
+"""
+"""End the process that writes the stream, and the one that RabbitMQ starts instead, and so on."""
+
+_encode = StreamMessageEncoder("s", (4, 3, 6)).encode
+
+
+def declare(url: str, **arguments: str) -> None:
+    with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+        given = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+        connection.channel().queue_declare("s", durable=True, arguments={"x-queue-type": "stream", **given})
+
+
+def address_of(broker: LocalBroker, url: str) -> Address:
+    """The address, with long to answer for a broker without CPU time."""
+    return Address.of(f"{url}?timeout={TIMEOUT:.0f}", stream_port(broker))
+
+
+@pytest.fixture
+def address(vhost: Vhost) -> Address:
+    declare(vhost.url)
+    return address_of(vhost.broker, vhost.url)
+
+
+@pytest.fixture
+async def proxy(address: Address, quiet: None) -> AsyncIterator[Proxy]:
+    async with Proxy(f"rabbitmq-stream://{address.url.hosts[0][0]}:{address.port}") as proxy:
+        yield proxy
+
+
+def through(proxy: Proxy, address: Address) -> Address:
+    return Address(url=address.url, port=int(proxy.url.rpartition(":")[2]))
+
+
+@contextmanager
+def publisher(address: Address) -> Iterator[StreamPublisher]:
+    with StreamPublisher(address, "s", "p", timeout=TIMEOUT) as made:
+        yield made
+
+
+def publish(into: StreamPublisher, *frames: int) -> None:
+    """Publish frames by their numbers, from 1."""
+    for frame in frames:
+        first = (frame - 1) * FRAME + 1
+        into.publish(first, [_encode({}, str(number).encode()) for number in range(first, first + FRAME)])
+
+
+def up_to(frame: int) -> list[str]:
+    """The bodies of all frames up to one."""
+    return [str(number) for number in range(1, frame * FRAME + 1)]
+
+
+async def publish_during(address: Address, faults: Callable[[], None]) -> int:
+    """Publish while faults happen, and ten frames more; return the number of frames."""
+    happening = asyncio.create_task(asyncio.to_thread(faults))
+
+    def publish_until_done() -> int:
+        frame = 0
+        with publisher(address) as into:
+            while not happening.done():
+                frame += 1
+                publish(into, frame)
+            publish(into, *range(frame + 1, frame + 11))
+            into.flush()
+        return frame + 10
+
+    frames = await asyncio.to_thread(publish_until_done)
+    await happening
+    return frames
+
+
+async def test_messages_are_stored_once_though_connections_break_at_any_byte(proxy: Proxy, address: Address) -> None:
+    chance = random.Random(20)
+
+    def next_cut() -> int | None:
+        return chance.randrange(1_000, 5_000) if proxy.cuts < CUTS else None
+
+    def publish_all() -> None:
+        with publisher(through(proxy, address)) as into:
+            publish(into, *range(1, 201))
+            into.flush()
+
+    proxy.cut_after, proxy.next_cut = next_cut(), next_cut
+    await asyncio.to_thread(publish_all)
+    assert proxy.cuts == CUTS
+    assert await asyncio.to_thread(bodies, address, "s") == up_to(200)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+async def test_frames_of_another_attempt_that_arrive_late_are_stored_once(
+    proxy: Proxy, address: Address, ahead: int
+) -> None:
+    """As those of a killed process, which are still on their way when the next attempt publishes."""
+    loop = asyncio.get_running_loop()
+
+    def publish_beside() -> None:
+        with publisher(through(proxy, address)) as old, publisher(address) as new, publisher(address) as asking:
+            publish(old, 1)
+            old.flush()
+            proxy.stall()
+            publish(old, 2, 3)
+            publish(new, *range(1, ahead + 1))
+            new.flush()
+            assert asking.last_id() == ahead * FRAME
+            loop.call_soon_threadsafe(proxy.resume)
+            old.flush()
+            assert asking.last_id() == max(ahead, 3) * FRAME
+            publish(new, *range(ahead + 1, 7))
+            new.flush()
+
+    await asyncio.to_thread(publish_beside)
+    assert await asyncio.to_thread(bodies, address, "s") == up_to(6)
+
+
+async def test_messages_are_stored_once_though_the_leader_changes(
+    vhost: Vhost, address: Address, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill_leaders() -> None:
+        vhost.broker.rabbitmqctl("eval", KILL_LEADERS.replace("VHOST", vhost.name))
+
+    with caplog.at_level(logging.INFO, "bide"):
+        frames = await publish_during(address, kill_leaders)
+    assert sum("publishing into s again" in one.getMessage() for one in caplog.records) >= 2
+    assert await asyncio.to_thread(bodies, address, "s") == up_to(frames)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_messages_are_stored_once_though_the_node_of_the_leader_is_killed(rabbitmq: Rabbitmq) -> None:
+    def run(cluster: LocalCluster) -> None:
+        contact, leading, _ = cluster.nodes
+        declare(leading.url, queue_leader_locator="client-local")
+        address = address_of(contact, contact.url)
+
+        def leader() -> tuple[str, int] | None:
+            with address.connect() as connection:
+                return connection.metadata(["s"])["s"].leader
+
+        wait_until(lambda: leader() == ("127.0.0.1", stream_port(leading)), "the stream has the leader")
+
+        def kill_and_restart() -> None:
+            leading.kill()
+            leading.restart()
+
+        frames = asyncio.run(publish_during(address, kill_and_restart))
+        assert leader() != ("127.0.0.1", stream_port(leading))
+        assert bodies(address, "s") == up_to(frames)
+
+    with cluster(rabbitmq) as three_nodes:
+        await asyncio.to_thread(run, three_nodes)
