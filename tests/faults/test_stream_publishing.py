@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
+from threading import Thread
 
 import pika
 import pytest
@@ -28,21 +29,28 @@ FRAME = 5
 CUTS = 15
 
 KILL_LEADERS = """
-    [begin
-        {ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"VHOST">>, queue, <<"s">>)),
-        exit(amqqueue:get_pid(Queue), kill),
-        timer:sleep(500)
-    end || _ <- lists:seq(1, 4)].
+    Stream = rabbit_misc:r(<<"VHOST">>, queue, <<"s">>),
+    Stop = rabbit_misc:r(<<"VHOST">>, queue, <<"stop">>),
+    Kill = fun Again() ->
+        case {rabbit_amqqueue:lookup(Stream), rabbit_amqqueue:lookup(Stop)} of
+            {{ok, Queue}, {error, not_found}} ->
+                exit(amqqueue:get_pid(Queue), kill),
+                timer:sleep(300),
+                Again();
+            _ -> ok
+        end
+    end,
+    spawn(Kill).
 """
-"""End the process that writes the stream, and the one that RabbitMQ starts instead, and so on."""
+"""End the process that writes the stream, and those that RabbitMQ starts instead, until there is a queue ``stop``."""
 
 _encode = StreamMessageEncoder("s", (4, 3, 6)).encode
 
 
-def declare(url: str, **arguments: str) -> None:
+def declare(url: str, name: str, **arguments: str) -> None:
     with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         given = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
-        connection.channel().queue_declare("s", durable=True, arguments={"x-queue-type": "stream", **given})
+        connection.channel().queue_declare(name, durable=True, arguments={"x-queue-type": "stream", **given})
 
 
 def address_of(broker: LocalBroker, url: str) -> Address:
@@ -52,7 +60,7 @@ def address_of(broker: LocalBroker, url: str) -> Address:
 
 @pytest.fixture
 def address(vhost: Vhost) -> Address:
-    declare(vhost.url)
+    declare(vhost.url, "s")
     return address_of(vhost.broker, vhost.url)
 
 
@@ -84,23 +92,29 @@ def up_to(frame: int) -> list[str]:
     return [str(number) for number in range(1, frame * FRAME + 1)]
 
 
-async def publish_during(address: Address, faults: Callable[[], None]) -> int:
-    """Publish while faults happen, and ten frames more; return the number of frames."""
-    happening = asyncio.create_task(asyncio.to_thread(faults))
+def publish_until_reconnected(
+    address: Address, caplog: pytest.LogCaptureFixture, times: int, begin: Callable[[], object]
+) -> int:
+    """Publish until connections have been lost a few times, and ten frames more; return the number of frames.
 
-    def publish_until_done() -> int:
-        frame = 0
-        with publisher(address) as into:
-            while not happening.done():
-                frame += 1
-                publish(into, frame)
-            publish(into, *range(frame + 1, frame + 11))
-            into.flush()
-        return frame + 10
+    Args:
+        begin: called when the first frame is stored; lets the faults begin.
+    """
 
-    frames = await asyncio.to_thread(publish_until_done)
-    await happening
-    return frames
+    def has_reconnected() -> bool:
+        return sum("publishing into s again" in one.getMessage() for one in caplog.records) >= times
+
+    frame = 1
+    with publisher(address) as into, caplog.at_level(logging.INFO, "bide"):
+        publish(into, frame)
+        into.flush()
+        begin()
+        while not has_reconnected():
+            frame += 1
+            publish(into, frame)
+        publish(into, *range(frame + 1, frame + 11))
+        into.flush()
+    return frame + 10
 
 
 async def test_messages_are_stored_once_though_connections_break_at_any_byte(proxy: Proxy, address: Address) -> None:
@@ -149,34 +163,42 @@ async def test_frames_of_another_attempt_that_arrive_late_are_stored_once(
 async def test_messages_are_stored_once_though_the_leader_changes(
     vhost: Vhost, address: Address, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def kill_leaders() -> None:
-        vhost.broker.rabbitmqctl("eval", KILL_LEADERS.replace("VHOST", vhost.name))
+    def publish_and_count() -> int:
+        kill = KILL_LEADERS.replace("VHOST", vhost.name)
+        frames = publish_until_reconnected(address, caplog, 3, lambda: vhost.broker.rabbitmqctl("eval", kill))
+        declare(vhost.url, "stop")
+        return frames
 
-    with caplog.at_level(logging.INFO, "bide"):
-        frames = await publish_during(address, kill_leaders)
-    assert sum("publishing into s again" in one.getMessage() for one in caplog.records) >= 2
+    frames = await asyncio.to_thread(publish_and_count)
     assert await asyncio.to_thread(bodies, address, "s") == up_to(frames)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-async def test_messages_are_stored_once_though_the_node_of_the_leader_is_killed(rabbitmq: Rabbitmq) -> None:
+async def test_messages_are_stored_once_though_the_node_of_the_leader_is_killed(
+    rabbitmq: Rabbitmq, caplog: pytest.LogCaptureFixture
+) -> None:
     def run(cluster: LocalCluster) -> None:
         contact, leading, _ = cluster.nodes
-        declare(leading.url, queue_leader_locator="client-local")
+        declare(leading.url, "s", queue_leader_locator="client-local")
         address = address_of(contact, contact.url)
 
         def leader() -> tuple[str, int] | None:
             with address.connect() as connection:
                 return connection.metadata(["s"])["s"].leader
 
-        wait_until(lambda: leader() == ("127.0.0.1", stream_port(leading)), "the stream has the leader")
+        def stored() -> int:
+            with publisher(address) as asking:
+                return asking.last_id()
 
-        def kill_and_restart() -> None:
+        def kill_in_mid_publish() -> None:
+            wait_until(lambda: stored() > 10 * FRAME, "some messages are stored")
             leading.kill()
-            leading.restart()
 
-        frames = asyncio.run(publish_during(address, kill_and_restart))
+        wait_until(lambda: leader() == ("127.0.0.1", stream_port(leading)), "the stream has the leader")
+        killing = Thread(target=kill_in_mid_publish)
+        frames = publish_until_reconnected(address, caplog, 1, killing.start)
+        killing.join()
         assert leader() != ("127.0.0.1", stream_port(leading))
         assert bodies(address, "s") == up_to(frames)
 
