@@ -7,20 +7,17 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
-from threading import Thread
 
 import pika
 import pytest
 
-from bide.local_broker import LocalBroker, LocalCluster
+from bide.local_broker import LocalBroker
 from bide.streams.amqp10_encoder import StreamMessageEncoder
 from bide.streams.log import Address
 from bide.streams.publisher import StreamPublisher
-from tests.faults.cluster import cluster
 from tests.faults.cutting import Proxy
-from tests.polling import wait_until
 from tests.stream_contents import bodies
-from tests.support import Rabbitmq, Vhost, stream_port
+from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
 
 FRAME = 5
@@ -171,36 +168,3 @@ async def test_messages_are_stored_once_though_the_leader_changes(
 
     frames = await asyncio.to_thread(publish_and_count)
     assert await asyncio.to_thread(bodies, address, "s") == up_to(frames)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-async def test_messages_are_stored_once_though_the_node_of_the_leader_is_killed(
-    rabbitmq: Rabbitmq, caplog: pytest.LogCaptureFixture
-) -> None:
-    def run(cluster: LocalCluster) -> None:
-        contact, leading, _ = cluster.nodes
-        declare(leading.url, "s", queue_leader_locator="client-local")
-        address = address_of(contact, contact.url)
-
-        def leader() -> tuple[str, int] | None:
-            with address.connect() as connection:
-                return connection.metadata(["s"])["s"].leader
-
-        def stored() -> int:
-            with publisher(address) as asking:
-                return asking.last_id()
-
-        def kill_in_mid_publish() -> None:
-            wait_until(lambda: stored() > 10 * FRAME, "some messages are stored")
-            leading.kill()
-
-        wait_until(lambda: leader() == ("127.0.0.1", stream_port(leading)), "the stream has the leader")
-        killing = Thread(target=kill_in_mid_publish)
-        frames = publish_until_reconnected(address, caplog, 1, killing.start)
-        killing.join()
-        assert leader() != ("127.0.0.1", stream_port(leading))
-        assert bodies(address, "s") == up_to(frames)
-
-    with cluster(rabbitmq) as three_nodes:
-        await asyncio.to_thread(run, three_nodes)
