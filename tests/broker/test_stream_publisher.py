@@ -13,7 +13,13 @@ import pytest
 
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.errors import BrokerError, ConnectionLostError, InvalidInputError, TargetNotFoundError
+from bide.errors import (
+    AccessRefusedError,
+    BrokerError,
+    ConnectionLostError,
+    InvalidInputError,
+    TargetNotFoundError,
+)
 from bide.streams import frames
 from bide.streams.amqp10 import Sections, decode
 from bide.streams.amqp10_encoder import StreamMessageEncoder
@@ -23,6 +29,8 @@ from bide.streams.publisher import StreamPublisher
 from tests.stream_contents import bodies, messages
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
+
+DELETE_PUBLISHER = 0x06
 
 TIME = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
 HEADERS: dict[str, Any] = {
@@ -79,6 +87,13 @@ def publisher(address: Address, name: str = "p") -> StreamPublisher:
     return StreamPublisher(address, "s", name, timeout=TIMEOUT)
 
 
+def publish_all(into: StreamPublisher, first: int, last: int) -> None:
+    """Publish messages in a frame each, and wait for the confirms."""
+    for number in range(first, last + 1):
+        into.publish(number, encoded(number, number))
+    into.flush()
+
+
 def decoded(one: Sections) -> tuple[Any, ...]:
     properties = decode(one.properties) if one.properties else []
     while properties and properties[-1] is None:
@@ -90,6 +105,12 @@ def decoded(one: Sections) -> tuple[Any, ...]:
 def encoder(address: Address) -> StreamMessageEncoder:
     with address.connect() as connection:
         return StreamMessageEncoder("s", connection.release)
+
+
+def encoded(first: int, last: int) -> list[bytes]:
+    """Messages whose bodies are these numbers. How they are encoded does not matter here."""
+    encode = StreamMessageEncoder("s", (4, 3, 6)).encode
+    return [encode({}, str(number).encode()) for number in range(first, last + 1)]
 
 
 async def publish_over_amqp(url: BrokerUrl, given: dict[str, dict[str, Any]]) -> None:
@@ -109,7 +130,8 @@ def test_a_message_is_encoded_as_rabbitmq_stores_one_of_amqp_0_9_1(address: Addr
     asyncio.run(publish_over_amqp(address.url, given))
     encode = encoder(address).encode
     with publisher(address) as into:
-        into.publish([(number, encode(one, name.encode())) for number, (name, one) in enumerate(given.items(), 1)])
+        into.publish(1, [encode(one, name.encode()) for name, one in given.items()])
+        into.flush()
     found = messages(address, "s")
     assert len(found) == 2 * len(given)
     for expected, one in zip(found[: len(given)], found[len(given) :], strict=True):
@@ -131,61 +153,117 @@ def test_an_expiration_beyond_the_type_of_streams_is_refused() -> None:
 
 @pytest.mark.usefixtures("channel")
 def test_a_stream_drops_what_a_publisher_of_the_same_name_sends_again(address: Address) -> None:
-    encode = encoder(address).encode
-    given = [(number, encode({}, str(number).encode())) for number in range(1, 6)]
+    given = encoded(1, 5)
     with publisher(address) as first:
         assert first.last_id() == 0
-        first.publish(given[:3])
+        first.publish(1, given[:3])
+        first.flush()
     with publisher(address) as second:
         assert second.last_id() == 3
-        second.publish(given)
+        second.publish(1, given)
+        second.flush()
         assert second.last_id() == 5
     with publisher(address, "another") as another:
-        another.publish(given[:1])
+        another.publish(1, given[:1])
+        another.flush()
     assert bodies(address, "s") == ["1", "2", "3", "4", "5", "1"]
 
 
 @pytest.mark.usefixtures("channel")
 def test_a_message_whose_confirm_was_lost_is_stored_once(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish, cut = StreamConnection.publish, [2, 3, 7]
+    publish, cut = StreamConnection.publish, [2, 5, 6, 14, 40]
     calls = 0
 
-    def publish_or_cut(self: StreamConnection, messages: Sequence[tuple[int, bytes]], seconds: float) -> None:
+    def publish_or_cut(self: StreamConnection, first: int, messages: Sequence[bytes], seconds: float) -> None:
         nonlocal calls
         calls += 1
         if calls not in cut:
-            publish(self, messages, seconds)
+            publish(self, first, messages, seconds)
             return
-        self._send(frames.publish(1, messages[: len(messages) // 2]))
+        self._send(frames.publish(1, first, messages[: len(messages) // 2]))
         self.barrier()
         self.close()
         raise ConnectionLostError("the test has cut it")
 
     monkeypatch.setattr(StreamConnection, "publish", publish_or_cut)
-    encode = encoder(address).encode
     with publisher(address) as into:
-        for first in range(0, 50, 10):
-            into.publish([(number, encode({}, str(number).encode())) for number in range(first + 1, first + 11)])
-    assert calls == 5 + len(cut)
-    assert bodies(address, "s") == [str(number) for number in range(1, 51)]
+        for first in range(1, 500, 10):
+            into.publish(first, encoded(first, first + 9))
+        into.flush()
+    assert calls > 50 + len(cut), "frames in flight are sent again"
+    assert bodies(address, "s") == [str(number) for number in range(1, 501)]
 
 
-def test_a_stream_deleted_between_two_publishes_is_named(address: Address, channel: Any) -> None:
-    encode = encoder(address).encode
+@pytest.mark.usefixtures("channel")
+def test_a_publisher_waits_when_many_frames_are_unconfirmed(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+
+    def wait_for_confirms(self: StreamConnection, first: int, count: int, seconds: float) -> None:
+        waited.append(first)
+
+    monkeypatch.setattr(StreamConnection, "wait_for_confirms", wait_for_confirms)
     with publisher(address) as into:
-        into.publish([(1, encode({}, b"1"))])
+        for number in range(1, 7):
+            into.publish(number, encoded(number, number))
+        assert waited == [1, 2, 3]
+        into.flush()
+        assert waited == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.usefixtures("channel")
+def test_a_refused_frame_is_followed_by_refused_ones_only(address: Address) -> None:
+    """Otherwise, the stream would have a later message, and drop the refused ones when they come again."""
+    one, two, three = ([data] for data in encoded(1, 3))
+    with address.connect() as connection:
+        connection.declare_publisher("s", "p")
+        connection.publish(1, one, TIMEOUT)
+        connection._ask(DELETE_PUBLISHER, b"\x01")
+        connection.publish(2, two, TIMEOUT)
+        with pytest.raises(ConnectionLostError, match="publisher does not exist"):
+            connection.wait_for_confirms(2, 1, TIMEOUT)
+        connection.publish(3, three, TIMEOUT)
+        with pytest.raises(ConnectionLostError, match="publisher does not exist"):
+            connection.wait_for_confirms(3, 1, TIMEOUT)
+    assert bodies(address, "s") == ["1"]
+
+
+@pytest.mark.usefixtures("channel")
+def test_a_connection_keeps_the_permission_to_write(vhost: Vhost, address: Address) -> None:
+    """Otherwise, the broker could refuse a frame, and take a later one when the permission is back."""
+    broker = vhost.broker
+    broker.add_user("writer", "secret")
+    try:
+        broker.set_permissions(vhost.name, "writer")
+        theirs = Address.of(broker.vhost_url(vhost.name, user="writer", password="secret"), address.port)
+        with publisher(theirs) as into:
+            into.publish(1, encoded(1, 1))
+            into.flush()
+            broker.set_permissions(vhost.name, "writer", write="")
+            into.publish(2, encoded(2, 2))
+            into.flush()
+        with publisher(theirs) as another, pytest.raises(AccessRefusedError, match="access refused"):
+            another.publish(3, encoded(3, 3))
+    finally:
+        broker.delete_user("writer")
+    assert bodies(address, "s") == ["1", "2"]
+
+
+def test_a_stream_deleted_while_frames_are_in_flight_is_named(address: Address, channel: Any) -> None:
+    with publisher(address) as into:
+        into.publish(1, encoded(1, 1))
+        into.flush()
         channel.queue_delete("s")
         with pytest.raises(TargetNotFoundError, match="there is no stream 's'"):
-            into.publish([(2, encode({}, b"2"))])
+            publish_all(into, 2, 10)
 
 
 def test_a_stream_that_was_declared_again_between_two_publishes_is_named(address: Address, channel: Any) -> None:
     """It would get the second message only, and drop the first one if it came again."""
-    encode = encoder(address).encode
     with publisher(address) as into:
-        into.publish([(1, encode({}, b"1"))])
+        into.publish(1, encoded(1, 1))
+        into.flush()
         channel.queue_delete("s")
         channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
         with pytest.raises(BrokerError, match="the stream 's' lacks messages that it has confirmed to 'p'"):
-            into.publish([(2, encode({}, b"2"))])
+            publish_all(into, 2, 2)
     assert bodies(address, "s") == []

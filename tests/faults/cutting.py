@@ -68,6 +68,10 @@ class Proxy:
         """Let nothing pass from now on."""
         self._moving.clear()
 
+    def resume(self) -> None:
+        """Let everything pass again, first what was held up."""
+        self._moving.set()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
             writer.transport.abort()

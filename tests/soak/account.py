@@ -127,6 +127,8 @@ def summary(totals: Totals) -> str:
         f"files to queue: {found['written']:,} messages",
         f"  lost {found['lost']}, wrong {found['foreign']}, ids of several messages {found['shared_ids']}",
         f"  came again with the same id {found['copies']:,}, with another id {found['other_ids']}",
+        f"files to stream, each row once: {found['stored']:,} messages",
+        f"  missing {found['absent']}, twice {found['repeated']}, wrong {found['alien']}",
         f"runs: {totals.runs}; failures: {len(totals.failures)}",
         *(f"  {one}" for one in totals.failures),
     ]

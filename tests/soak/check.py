@@ -1,6 +1,6 @@
-"""The check that files hold every message once, and the queue every row at least once.
+"""The check that files and a stream hold everything once, and a queue every row.
 
-What is in the stream and in the queue is read by another client than bide, and the files as Spark's log of them says.
+What is in the streams and in the queue is read by another client than bide, and the files as Spark's log of them says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Final
 from urllib.parse import unquote, urlparse
@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.soak.feed import FIRST, LONGEST_DELAY
-from tests.soak.job import QUEUE, STREAM
+from tests.soak.job import QUEUE
 from tests.soak.job_run import SoakError
 
 _QUIET: Final = LONGEST_DELAY + 2
@@ -85,6 +85,28 @@ class InQueue:
         return not (self.lost or self.foreign or self.other_ids or self.shared_ids)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InCopy:
+    """The stream that stores rows once, compared with the rows that were to be stored.
+
+    Attributes:
+        stored: messages of the stream.
+        absent: rows that are not in the stream.
+        repeated: rows that are there more than once.
+        alien: messages that are no row.
+    """
+
+    stored: int
+    absent: int
+    repeated: int
+    alien: int
+
+    @property
+    def sound(self) -> bool:
+        """Exactly once."""
+        return not (self.absent or self.repeated or self.alien)
+
+
 def compare_files(stream: Collection[Placed], rows: Iterable[Placed]) -> InFiles:
     """Compare the files with the stream."""
     there = Counter(rows)
@@ -115,10 +137,23 @@ def compare_queue(rows: Collection[bytes], messages: Iterable[Named]) -> InQueue
     )
 
 
-def found(files: InFiles, queue: InQueue, orphans: int) -> dict[str, int]:
+def compare_copy(rows: Collection[bytes], messages: Iterable[bytes]) -> InCopy:
+    """Compare a stream with the rows that it is to store once."""
+    there = Counter(messages)
+    expected = set(rows)
+    return InCopy(
+        stored=there.total(),
+        absent=len(expected - there.keys()),
+        repeated=sum(number > 1 for number in there.values()),
+        alien=len(there.keys() - expected),
+    )
+
+
+def found(files: InFiles, queue: InQueue, copy: InCopy, orphans: int) -> dict[str, int]:
     """All that was counted, for the account."""
-    assert not {one.name for one in fields(files)} & {one.name for one in fields(queue)}
-    return {**asdict(files), **asdict(queue), "orphans": orphans}
+    counts = [(one.name, getattr(part, one.name)) for part in (files, queue, copy) for one in fields(part)]
+    assert len(dict(counts)) == len(counts)
+    return {**dict(counts), "orphans": orphans}
 
 
 def committed_files(folder: Path) -> list[Path]:
@@ -155,19 +190,19 @@ def read_rows(folder: Path) -> list[bytes]:
     ]
 
 
-def read_stream(url: str) -> list[Placed]:
-    """Everything in the stream, by AMQP 0-9-1: offsets and bodies."""
+def read_stream(url: str, name: str) -> list[Placed]:
+    """Everything in a stream, by AMQP 0-9-1: offsets and bodies."""
     mark = uuid4().bytes
     stream: list[Placed] = []
     with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
-        channel.basic_publish("", STREAM, mark)
+        channel.basic_publish("", name, mark)
         channel.basic_qos(prefetch_count=1_000)
         arguments = {"x-stream-offset": "first"}
-        for method, properties, body in channel.consume(STREAM, arguments=arguments, inactivity_timeout=_TIMEOUT):
+        for method, properties, body in channel.consume(name, arguments=arguments, inactivity_timeout=_TIMEOUT):
             if method is None:
-                raise SoakError(f"the stream gave {len(stream)} messages, and then no more, before its last one")
+                raise SoakError(f"the stream {name} gave {len(stream)} messages, and then no more, before its last one")
             channel.basic_ack(method.delivery_tag)
             if body == mark:
                 break

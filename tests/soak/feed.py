@@ -1,4 +1,4 @@
-"""The input of the two queries, always some micro-batches ahead."""
+"""The input of the queries, always some micro-batches ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.bulk.sync import BulkPublisher
-from tests.soak.job import FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
+from tests.soak.job import COPY, FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
 
 AHEAD: Final = 5
 """Micro-batches that are there for a query to do."""
@@ -42,7 +42,7 @@ def _next(log: Path) -> int:
 
 
 class Feed:
-    """Feeds both queries of the job in a folder."""
+    """Feeds the queries of the job in a folder."""
 
     def __init__(self, url: str, folder: Path, chance: random.Random) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class Feed:
         while self._streamed < (batches(self._folder, "read")[1] + AHEAD) * OFFSETS_PER_BATCH:
             self._publisher.publish_many(self._letters(OFFSETS_PER_BATCH))
             self._streamed += OFFSETS_PER_BATCH
-        while self._files < (batches(self._folder, "write")[1] + AHEAD) * FILES_PER_BATCH:
+        while self._files < (max(batches(self._folder, one)[1] for one in ("write", "once")) + AHEAD) * FILES_PER_BATCH:
             self._add_file()
 
     def _letters(self, count: int) -> Iterator[bide.OutgoingMessage]:
@@ -83,7 +83,8 @@ class Feed:
         delays = [
             f"{self._chance.uniform(0.1, LONGEST_DELAY):.1f}s" if row % 3 == 0 else None for row in range(ROWS_PER_FILE)
         ]
-        table = pa.table({"value": values, "delay": pa.array(delays, pa.string())})
+        ids = range(self._files * ROWS_PER_FILE, (self._files + 1) * ROWS_PER_FILE)
+        table = pa.table({"value": values, "delay": pa.array(delays, pa.string()), "id": pa.array(ids, pa.int64())})
         name = f"{self._files:06}.parquet"
         # Spark passes over what begins with a dot.
         unfinished = self._folder / "write" / f".{name}"
@@ -96,14 +97,13 @@ class Feed:
 
 
 def declare(url: str) -> None:
-    """The stream, the queue, and the infrastructure that delays for it.
+    """The streams, the queue, and the infrastructure that delays for it.
 
     All queues of the infrastructure: one that is declared in the second before the broker is killed may be without a
     leader from then on.
     """
-    topology = bide.Topology(
-        queues=[bide.Queue.quorum(QUEUE), bide.Queue(STREAM, arguments={"x-queue-type": "stream"})]
-    )
+    streams = [bide.Queue(name, arguments={"x-queue-type": "stream"}) for name in (STREAM, COPY)]
+    topology = bide.Topology(queues=[bide.Queue.quorum(QUEUE), *streams])
     asyncio.run(_install(url))
     with bide.connect_sync(url) as client:
         client.declare(topology)

@@ -1,9 +1,9 @@
-"""The program that the soak kills: two streaming queries, which resume from checkpoints.
+"""The program that the soak kills: three streaming queries, which resume from checkpoints.
 
-``read`` takes a stream of RabbitMQ into Parquet files, ``write`` a growing folder of files into a queue. A query that
-ends, for whatever reason, is started again. What to do comes as lines on standard input (the first is a
-:class:`Task` as JSON, then ``stop NAME``, ``cancel NAME`` and ``finish``), what happens goes as lines of JSON to
-standard output. It ends when its input does.
+``read`` takes a stream of RabbitMQ into Parquet files, ``write`` a growing folder of files into a queue, and ``once``
+the same folder into a stream, which stores each row once. A query that ends, for whatever reason, is started again.
+What to do comes as lines on standard input (the first is a :class:`Task` as JSON, then ``stop NAME``, ``cancel NAME``
+and ``finish``), what happens goes as lines of JSON to standard output. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.spark.spark_processes import QUICK_JAVA
 
-QUERIES: Final = ("read", "write")
+QUERIES: Final = ("read", "write", "once")
 STREAM: Final = "soak-stream"
 QUEUE: Final = "soak-queue"
+COPY: Final = "soak-copy"
+"""The stream that ``once`` writes into."""
 
 OFFSETS_PER_BATCH: Final = 400
 FILES_PER_BATCH: Final = 2
@@ -71,7 +73,7 @@ def checkpoint_of(folder: Path, query: str) -> Path:
 
 
 class Job:
-    """The two queries."""
+    """The three queries."""
 
     def __init__(self, spark: SparkSession, task: Task, events: IO[str]) -> None:
         self._spark = spark
@@ -150,7 +152,7 @@ class Job:
 
     def _start(self, name: str) -> None:
         try:
-            self._queries[name] = self._read() if name == "read" else self._write()
+            self._queries[name] = {"read": self._read, "write": self._write, "once": self._once}[name]()
         except (PySparkException, Py4JError) as error:
             # A worker that was killed while the query was being planned.
             self._queries[name] = None
@@ -179,6 +181,22 @@ class Job:
             # A small window makes the moments last in which some messages are confirmed and others are not.
             .options(url=self._task.url, queue=QUEUE, window=20)
             .option("checkpointLocation", self._checkpoint("write"))
+        )
+        return self._triggered(writer).start()
+
+    def _once(self) -> StreamingQuery:
+        frame = (
+            self._spark.readStream.schema("value string, id long")
+            .option("maxFilesPerTrigger", FILES_PER_BATCH)
+            .parquet(str(self._folder / "write"))
+            .selectExpr("value", "id as publishing_id")
+            # The rows of a partition come in the order in which they arrive.
+            .repartition(2, "publishing_id")
+        )
+        writer = (
+            frame.writeStream.format("rabbitmq")
+            .options(url=self._task.url, streamPort=self._task.stream_port, queue=COPY, producerName="soak")
+            .option("checkpointLocation", self._checkpoint("once"))
         )
         return self._triggered(writer).start()
 

@@ -76,12 +76,12 @@ class JobRun:
 
     @property
     def working(self) -> bool:
-        """Whether both queries run."""
+        """Whether all queries run."""
         return self.active == set(QUERIES)
 
     @property
     def finished(self) -> bool:
-        """Whether both queries are at the end of what there was to do."""
+        """Whether all queries are at the end of what there was to do."""
         return self._done == set(QUERIES)
 
     def look(self) -> None:
@@ -110,7 +110,7 @@ class JobRun:
             raise SoakError(f"the job ended by itself, with status {self.process.returncode}: see job.log")
 
     def finish(self) -> None:
-        """Have both queries end when they have done what there is."""
+        """Have all queries end when they have done what there is."""
         self._tell("finish")
 
     def disturb(self, kind: str, query: str, wait: Callable[[Callable[[], bool], str], None]) -> bool:
@@ -122,24 +122,28 @@ class JobRun:
         wait(lambda: bool(self._answers), f"an answer to {kind} {query}")
         return bool(self._answers[0]["active"])
 
-    def kill_worker(self, ports: dict[int, str], chance: random.Random) -> str | None:
-        """Kill a Python worker that is connected to the broker; return its query, or None without such a worker."""
+    def kill_worker(self, ports: dict[int, tuple[str, ...]], chance: random.Random) -> tuple[str, ...]:
+        """Kill a Python worker that is connected to the broker; return the queries that it may be of, none without one.
+
+        Args:
+            ports: the queries that use a port of the broker.
+        """
         busy = processes.busy_workers(self._processes(), ports)
         if not busy:
-            return None
+            return ()
         victim = chance.choice(busy)
-        return victim.query if processes.kill([victim.pid]) else None
+        return victim.queries if processes.kill([victim.pid]) else ()
 
-    def kill_daemon(self, ports: dict[int, str], chance: random.Random) -> str | None:
+    def kill_daemon(self, ports: dict[int, tuple[str, ...]], chance: random.Random) -> tuple[str, ...]:
         """Kill a daemon that forked such a worker, with or without its workers."""
         pids = self._processes()
         busy = processes.busy_workers(pids, ports)
         if not busy:
-            return None
+            return ()
         victim = chance.choice(busy)
         with_workers = chance.random() < 0.5
         forks = [one for one in pids if processes.parent(one) == victim.daemon] if with_workers else []
-        return victim.query if processes.kill([victim.daemon]) + processes.kill(forks) else None
+        return victim.queries if processes.kill([victim.daemon]) + processes.kill(forks) else ()
 
     def kill_jvm(self, chance: random.Random) -> bool:
         """Kill the JVM and the driver; with them all Python workers, or these find out by themselves."""

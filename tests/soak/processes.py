@@ -20,12 +20,12 @@ class Worker:
 
     Attributes:
         daemon: the process that forked it.
-        query: whose it is.
+        queries: whose it may be, by the port that it is connected to.
     """
 
     pid: int
     daemon: int
-    query: str
+    queries: tuple[str, ...]
 
 
 def marked(folder: Path) -> list[int]:
@@ -56,11 +56,11 @@ def jvms(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if _read(pid, "comm").strip() == b"java"]
 
 
-def busy_workers(pids: Iterable[int], ports: dict[int, str]) -> list[Worker]:
+def busy_workers(pids: Iterable[int], ports: dict[int, tuple[str, ...]]) -> list[Worker]:
     """Those forked by a daemon of PySpark that have a connection to one of the broker's ports.
 
     Args:
-        ports: the name of the query that uses a port.
+        ports: the names of the queries that use a port.
     """
     connections = _connections(ports)
     found = []
@@ -68,9 +68,10 @@ def busy_workers(pids: Iterable[int], ports: dict[int, str]) -> list[Worker]:
         daemon = parent(pid)
         if daemon is None or not is_daemon(pid) or not is_daemon(daemon):
             continue
-        queries = {ports[connections[inode]] for inode in _sockets(pid) if inode in connections}
-        if queries:
-            found.append(Worker(pid=pid, daemon=daemon, query=min(queries)))
+        used = {connections[inode] for inode in _sockets(pid) if inode in connections}
+        if used:
+            queries = sorted({query for port in used for query in ports[port]})
+            found.append(Worker(pid=pid, daemon=daemon, queries=tuple(queries)))
     return found
 
 

@@ -16,7 +16,7 @@ from tests.soak import check
 from tests.soak.account import Account
 from tests.soak.ending import is_allowed
 from tests.soak.feed import Feed, batches, declare
-from tests.soak.job import QUERIES, Task
+from tests.soak.job import COPY, QUERIES, STREAM, Task
 from tests.soak.job_run import JobRun, SoakError, end
 from tests.support import flush_declarations, stream_port
 
@@ -25,9 +25,11 @@ MASTERS: Final = ("local[2]", "local[2,4]")
 
 _LONGEST_PAUSE: Final = 2.5
 _PATIENT: Final = 1 / 3
-"""How often the next kill waits until both queries have advanced: a slow machine would repeat one batch for ever."""
+"""How often the next kill waits until all queries have advanced: a slow machine would repeat one batch for ever."""
 _LONGEST_WAIT: Final = 600.0
 _BUSY_WITHIN: Final = 15.0
+_SMALL_FRAMES: Final = "stream.frame_max = 8192"
+"""So that a task of ``once`` publishes many frames, several of them in flight."""
 _LOOK_EVERY: Final = 0.02
 """Seconds between two looks at files that the job writes."""
 
@@ -94,7 +96,9 @@ class Round:
         """Run the round; return whether every check passed."""
         end(self._folder)
         chroot = Path(self._plan.chroot) if self._plan.chroot else None
-        with LocalBroker.start(self._folder / "broker", detached=False, chroot=chroot) as broker:
+        with LocalBroker.start(
+            self._folder / "broker", detached=False, chroot=chroot, extra_config=_SMALL_FRAMES
+        ) as broker:
             declare(broker.url)
             # This run may be killed at once, and the broker with it.
             flush_declarations(broker)
@@ -111,7 +115,7 @@ class Round:
 
     def _torment(self, broker: LocalBroker) -> None:
         """Kill as often as is planned, then let the queries come to their end."""
-        ports = {stream_port(broker): "read", int(urlparse(broker.url).port or 0): "write"}
+        ports = {stream_port(broker): ("read", "once"), int(urlparse(broker.url).port or 0): ("write",)}
         with Feed(broker.url, self._folder, self._chance) as feed:
             while not self._run_job(self._start_job(broker), feed, ports):
                 pass
@@ -129,20 +133,20 @@ class Round:
         )
         return JobRun(task, self._folder)
 
-    def _run_job(self, job_run: JobRun, feed: Feed, ports: dict[int, str]) -> bool:
+    def _run_job(self, job_run: JobRun, feed: Feed, ports: dict[int, tuple[str, ...]]) -> bool:
         """Kill until the plan is done, then wait for the end; False once the job itself is killed."""
         try:
             while self._wanted:
                 if not self._run_until_kill(job_run, feed, ports):
                     return False
             job_run.finish()
-            self._wait(job_run, lambda: job_run.finished, "the end of both queries")
+            self._wait(job_run, lambda: job_run.finished, "the end of all queries")
             return True
         finally:
             # What a killed JVM has left behind is not ended: it may disturb the next one.
             job_run.close()
 
-    def _run_until_kill(self, job_run: JobRun, feed: Feed, ports: dict[int, str]) -> bool:
+    def _run_until_kill(self, job_run: JobRun, feed: Feed, ports: dict[int, tuple[str, ...]]) -> bool:
         """Run until the next kill, and kill; return whether the job is still alive."""
 
         def while_fed(condition: Callable[[], bool]) -> Callable[[], bool]:
@@ -152,7 +156,7 @@ class Round:
 
             return look
 
-        self._wait(job_run, while_fed(lambda: job_run.working), "both queries at work")
+        self._wait(job_run, while_fed(lambda: job_run.working), "all queries at work")
         if self._chance.random() < _PATIENT:
             before = {query: batches(self._folder, query)[1] for query in QUERIES}
             advanced = while_fed(lambda: all(batches(self._folder, query)[1] > before[query] for query in QUERIES))
@@ -166,11 +170,11 @@ class Round:
                 if job_run.working and job_run.kill_jvm(self._chance):
                     # Python processes that it leaves behind may disturb the next one.
                     self._record_kill(*QUERIES, process=True)
-                    self._count(kind, None, amid=bool(amid))
+                    self._count(kind, amid=bool(amid))
                     return False
             case "worker" | "daemon":
-                if query := self._kill_process(job_run, kind, ports, while_fed):
-                    self._count(kind, query, amid=self._in_batch(query))
+                if queries := self._kill_process(job_run, kind, ports, while_fed):
+                    self._count(kind, *queries, amid=any(map(self._in_batch, queries)))
             case _:
                 query = self._chance.choice(QUERIES)
                 # Whether it is hit is known with the answer, which may come together with the end of it.
@@ -195,27 +199,27 @@ class Round:
         self,
         job_run: JobRun,
         kind: str,
-        ports: dict[int, str],
+        ports: dict[int, tuple[str, ...]],
         while_fed: Callable[[Callable[[], bool]], Callable[[], bool]],
-    ) -> str | None:
-        """Kill a process as soon as one is at work; return its query."""
+    ) -> tuple[str, ...]:
+        """Kill a process as soon as one is at work; return the queries that it may be of."""
         kill = job_run.kill_worker if kind == "worker" else job_run.kill_daemon
         deadline = time.monotonic() + _BUSY_WITHIN
         hit: list[str] = []
 
         def killed() -> bool:
-            if (query := kill(ports, self._chance)) is not None:
-                hit.append(query)
-                # The daemon is the same for both.
-                self._record_kill(*(QUERIES if kind == "daemon" else [query]), process=True)
+            if queries := kill(ports, self._chance):
+                hit.extend(queries)
+                # The daemon is the same for all.
+                self._record_kill(*(QUERIES if kind == "daemon" else queries), process=True)
             return bool(hit) or time.monotonic() > deadline
 
         self._wait(job_run, while_fed(killed), "a worker that has something to do")
-        return hit[0] if hit else None
+        return tuple(hit)
 
-    def _count(self, kind: str, query: str | None, *, amid: bool) -> None:
+    def _count(self, kind: str, *queries: str, amid: bool) -> None:
         self._killed += 1
-        self._account.add("kill", round=self._plan.number, kind=kind, query=query, amid=amid)
+        self._account.add("kill", round=self._plan.number, kind=kind, queries=queries, amid=amid)
 
     def _wait(self, job_run: JobRun, condition: Callable[[], bool], what: str, *, judge: bool = True) -> None:
         """Wait for something, and watch the job meanwhile.
@@ -247,14 +251,16 @@ class Round:
     def _check(self, broker: LocalBroker) -> bool:
         table = self._folder / "read"
         paths = check.committed_files(table)
-        files = check.compare_files(check.read_stream(broker.url), check.read_files(paths))
+        files = check.compare_files(check.read_stream(broker.url, STREAM), check.read_files(paths))
         rows = check.read_rows(self._folder / "write")
         queue = check.compare_queue(rows, check.read_queue(broker.url, rows, self._folder / "came.jsonl"))
+        copy = check.compare_copy(rows, (body for _, body in check.read_stream(broker.url, COPY)))
         orphans = len(set(table.glob("*.parquet")) - set(paths))
-        found = check.found(files, queue, orphans)
+        found = check.found(files, queue, copy, orphans)
         self._account.add("checked", round=self._plan.number, release=broker.release, found=found)
-        sound = files.sound and queue.sound
+        sound = files.sound and queue.sound and copy.sound
+        what = f"{files}, {queue}, {copy}"
         if not sound:
-            self._account.add("failure", round=self._plan.number, what=f"{files}, {queue}")
-        self._say(f"round {self._plan.number}, RabbitMQ {broker.release}: {self._killed} kills, {files}, {queue}")
+            self._account.add("failure", round=self._plan.number, what=what)
+        self._say(f"round {self._plan.number}, RabbitMQ {broker.release}: {self._killed} kills, {what}")
         return sound

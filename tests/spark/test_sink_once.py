@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
@@ -21,6 +24,8 @@ from bide.spark.rows import Rows
 from bide.spark.sending import SinkPlace
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.stream_sending import send_once
+from bide.streams import frames
+from bide.streams.connection import StreamConnection
 from bide.streams.log import Address
 from tests import stream_contents
 from tests.polling import wait_until
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROWS = 3_000
+SMALL_FRAME = 50
+PUBLISH_KEY = frames.PUBLISH.to_bytes(2)
 PLACE = SinkPlace(run="copy", partition=0)
 
 
@@ -105,7 +112,44 @@ def test_rows_of_killed_attempts_in_other_orders_are_stored_once(address: Addres
     assert len(stream_contents.bodies(address, "s")) == ROWS, "a write that is run again stores nothing twice"
 
 
-def test_two_attempts_at_the_same_time_store_each_row_once(address: Address, options: dict[str, str]) -> None:
+def attempt_until_killed(options: dict[str, str], seed: int, frames_sent: int) -> None:
+    """An attempt that is killed in the middle of a frame, while those before are not confirmed."""
+    send, sent = StreamConnection._send, 0
+
+    def send_or_die(self: StreamConnection, data: bytes, seconds: float | None = None) -> None:
+        nonlocal sent
+        sent += data[4:6] == PUBLISH_KEY
+        if sent > frames_sent:
+            send(self, data[: len(data) // 2], seconds)
+            os.kill(os.getpid(), signal.SIGKILL)
+        send(self, data, seconds)
+
+    stream_sending._FRAME_ROWS = SMALL_FRAME  # type: ignore[misc]  # in this process only
+    StreamConnection._send = send_or_die  # type: ignore[method-assign]
+    attempt(options, *shuffled(seed))
+
+
+def test_rows_of_attempts_killed_with_frames_in_flight_are_stored_once(
+    address: Address, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt begins while frames of a killed one may still arrive."""
+    for seed, frames_sent in ((1, 2), (2, 10)):
+        process = multiprocessing.get_context("spawn").Process(
+            target=attempt_until_killed, args=(options, seed, frames_sent)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert stream_contents.count(address, "s") < ROWS
+    monkeypatch.setattr(stream_sending, "_FRAME_ROWS", SMALL_FRAME)
+    assert attempt(options, *shuffled(4)) == ROWS
+    assert stream_contents.bodies(address, "s") == [f"row {number}" for number in range(ROWS)]
+
+
+def test_two_attempts_at_the_same_time_store_each_row_once(
+    address: Address, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_sending, "_FRAME_ROWS", SMALL_FRAME)
     with ThreadPoolExecutor(2) as pool:
         attempts = [pool.submit(attempt, options, *shuffled(seed)) for seed in (1, 2)]
         assert [one.result() for one in attempts] == [ROWS, ROWS]
@@ -161,6 +205,28 @@ def test_an_attempt_whose_rows_the_stream_drops_for_another_one_fails(
     with pytest.raises(InvalidRowError, match="and this one has other rows"):
         attempt(options, first)
     assert sorted(stream_contents.bodies(address, "s")) == sorted(second[0].to_pylist())
+
+
+def test_a_stream_deleted_in_mid_write_is_named_at_once(
+    vhost: Vhost, options: dict[str, str], address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages, taken = stream_sending._messages, 0
+
+    def messages_and_deletion(*args: Any, **more: Any) -> Iterator[bytes]:
+        nonlocal taken
+        for message in messages(*args, **more):
+            taken += 1
+            if taken == 10 * SMALL_FRAME:
+                with closing(pika.BlockingConnection(pika.URLParameters(vhost.url))) as connection:
+                    connection.channel().queue_delete("s")
+            yield message
+
+    monkeypatch.setattr(stream_sending, "_messages", messages_and_deletion)
+    monkeypatch.setattr(stream_sending, "_FRAME_ROWS", SMALL_FRAME)
+    with pytest.raises(TargetNotFoundError, match="there is no stream 's' on the virtual host"):
+        attempt(options, *shuffled(1))
+    # Until the deletion, and the frames in flight.
+    assert taken <= 15 * SMALL_FRAME
 
 
 def test_ids_can_be_text_and_order_the_rows(address: Address, options: dict[str, str]) -> None:

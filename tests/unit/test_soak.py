@@ -15,11 +15,23 @@ import pytest
 from bide.pipelines.session import NO_WORKER
 from tests.soak import processes
 from tests.soak.account import Account, summary
-from tests.soak.check import InFiles, InQueue, committed_files, compare_files, compare_queue, found, read_files
+from tests.soak.check import (
+    InCopy,
+    InFiles,
+    InQueue,
+    committed_files,
+    compare_copy,
+    compare_files,
+    compare_queue,
+    found,
+    read_files,
+)
 from tests.soak.ending import OWN, is_allowed
 
 STREAM = [(0, b"a"), (1, b"b"), (3, b"c")]
-FOUND = found(compare_files(STREAM, STREAM), compare_queue([b"a"], [("1", b"a")]), orphans=2)
+FOUND = found(
+    compare_files(STREAM, STREAM), compare_queue([b"a"], [("1", b"a")]), compare_copy([b"a"], [b"a"]), orphans=2
+)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +68,21 @@ def test_the_queue_is_compared_with_the_rows(
     expected = InQueue(written=2, **{**nothing, **counts})
     assert compare_queue([b"a", b"b"], messages) == expected
     assert expected.sound == sound
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        pytest.param([b"b", b"a"], InCopy(stored=2, absent=0, repeated=0, alien=0), id="all of them"),
+        pytest.param([b"a"], InCopy(stored=1, absent=1, repeated=0, alien=0), id="one is missing"),
+        pytest.param([b"a", b"b", b"a"], InCopy(stored=3, absent=0, repeated=1, alien=0), id="one is there twice"),
+        pytest.param([b"a", b"b", b"c"], InCopy(stored=3, absent=0, repeated=0, alien=1), id="one too many"),
+    ],
+)
+def test_the_copy_is_compared_with_the_rows(messages: list[bytes], expected: InCopy) -> None:
+    found = compare_copy([b"a", b"b"], messages)
+    assert found == expected
+    assert found.sound == (len(messages) == 2)
 
 
 def test_files_of_a_table_are_those_of_its_log(tmp_path: Path) -> None:
@@ -119,7 +146,7 @@ def test_a_lost_worker_is_allowed_after_a_kill_for_the_other_query() -> None:
 
 
 def kill(account: Account, number: int, kind: str, **more: Any) -> None:
-    account.add("kill", round=number, kind=kind, query=None, **{"amid": True, **more})
+    account.add("kill", round=number, kind=kind, queries=(), **{"amid": True, **more})
 
 
 def test_accounts_add_up_over_runs(tmp_path: Path) -> None:

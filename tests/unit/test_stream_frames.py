@@ -22,6 +22,19 @@ def test_a_credit_is_encoded_as_specified() -> None:
     assert frames.credit(3, 2) == bytes.fromhex("0000000700090001030002")
 
 
+def test_messages_are_published_with_consecutive_ids() -> None:
+    assert frames.publish(1, 258, [b"a", b"bc"]) == bytes.fromhex(
+        "00000024000200010100000002000000000000010200000001610000000000000103000000026263"
+    )
+
+
+def test_a_list_of_numbers_is_read_as_sent() -> None:
+    data = bytes.fromhex("00000002ffffffffffffffff0000000000000102")
+    assert Fields(data).int64s() == [-1, 258]
+    with pytest.raises(ProtocolError, match="ends too early"):
+        Fields(data[:-1]).int64s()
+
+
 def test_positions_are_encoded_as_specified() -> None:
     assert (frames.FIRST, frames.LAST) == (b"\0\1", b"\0\2")
     assert frames.at_time(-1) == b"\0\5" + b"\xff" * 8

@@ -93,7 +93,8 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
                     "another write, its rows are not stored, and it needs another producerName",
                     *(stream, len(ids), place.partition, str(place)),
                 )
-            _publish(publisher, _messages(spool, digest, is_sorted=is_sorted), Pace(settings.rate), room)
+            first = digest << _PLACE_BITS | 1
+            _publish(publisher, _messages(spool, is_sorted=is_sorted), first, Pace(settings.rate), room)
             # An attempt that runs at the same time and has other rows may have made the stream drop rows of this one.
             if _check_digest(publisher, digest, place) != complete:
                 raise BrokerError(
@@ -203,33 +204,39 @@ def _check_digest(publisher: StreamPublisher, digest: int | None, place: SinkPla
     return last
 
 
-def _messages(spool: Spool, digest: int, *, is_sorted: bool) -> Iterator[tuple[int, bytes]]:
-    """The buffered messages in the order of their ids, each with its publishing id."""
+def _messages(spool: Spool, *, is_sorted: bool) -> Iterator[bytes]:
+    """The buffered messages in the order of their ids."""
     batches: Any = spool.batches()
     if not is_sorted:
         batches = pa.Table.from_batches(batches).sort_by(PUBLISHING_ID).to_batches(max_chunksize=10 * _FRAME_ROWS)
-    number = digest << _PLACE_BITS
     for batch in batches:
-        for data in batch.column(_DATA).to_pylist():
-            number += 1
-            yield number, data
+        yield from batch.column(_DATA).to_pylist()
 
 
-def _publish(publisher: StreamPublisher, messages: Iterator[tuple[int, bytes]], pace: Pace, room: int) -> None:
-    """Publish messages in frames."""
+def _publish(publisher: StreamPublisher, messages: Iterator[bytes], first: int, pace: Pace, room: int) -> None:
+    """Publish messages in frames.
+
+    Args:
+        first: the publishing id of the first message.
+    """
     most = _FRAME_ROWS if pace.step is None else min(_FRAME_ROWS, pace.step)
-    frame: list[tuple[int, bytes]] = []
+    frame: list[bytes] = []
     size = 0
 
     def send() -> None:
+        nonlocal first
         pace.wait(len(frame))
-        publisher.publish(frame)
+        publisher.publish(first, frame)
+        if pace.step is not None:
+            publisher.flush()
+        first += len(frame)
 
     for message in messages:
-        taken = len(message[1]) + frames.MESSAGE_OVERHEAD
+        taken = len(message) + frames.MESSAGE_OVERHEAD
         if frame and (len(frame) == most or size + taken > room):
             send()
             frame, size = [], 0
         frame.append(message)
         size += taken
     send()
+    publisher.flush()

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from bide.errors import InvalidInputError
@@ -27,6 +27,43 @@ _INT64: Final = struct.Struct(">Bq")
 _DOUBLE: Final = struct.Struct(">Bd")
 
 
+class _Shared(NamedTuple):
+    """The encoded parts of a message that many messages have in common.
+
+    Attributes:
+        start: the sections with durability, priority and TTL, and with annotations, if no header is among these.
+        header: the first of them.
+        annotations: pairs of the annotations, without those for headers.
+        annotation_count: the number of their keys and values.
+        own: pairs of the application properties, without those for headers.
+        own_count: the number of their keys and values.
+        before: the properties between message id and correlation id.
+        after: those between correlation id and creation time.
+        last: the property after the creation time.
+        rest: the properties after the message id, if there is neither a correlation id nor a creation time.
+        rest_count: the number of these properties.
+    """
+
+    start: bytes
+    header: bytes
+    annotations: bytes
+    annotation_count: int
+    own: bytes
+    own_count: int
+    before: tuple[bytes, ...]
+    after: tuple[bytes, ...]
+    last: bytes
+    rest: bytes
+    rest_count: int
+
+
+_SHARED: Final = (
+    *("delivery_mode", "priority", "expiration", "type"),
+    *("app_id", "user_id", "reply_to", "content_type", "content_encoding"),
+)
+"""The parameters of :meth:`StreamMessageEncoder._encode_shared`."""
+
+
 class StreamMessageEncoder:
     """Encodes messages with the properties of AMQP 0-9-1 as RabbitMQ itself does when it stores them in a stream.
 
@@ -39,6 +76,7 @@ class StreamMessageEncoder:
         self._has_sections = release >= _SECTIONS_SINCE
         self._has_addresses = release >= _ADDRESSES_SINCE
         self._target = _symbol("x-routing-key") + _text(stream) + _symbol("x-exchange") + _text("")
+        self._shared = lru_cache(maxsize=1024)(self._encode_shared)
 
     def encode(self, values: Mapping[str, Any], body: bytes) -> bytes:
         """Encode a message.
@@ -49,64 +87,114 @@ class StreamMessageEncoder:
         Raises:
             InvalidInputError: a value has no place in a message of a stream.
         """
-        header, annotations, count, own, own_count = b"", self._target, 2, b"", 0
-        kind, app_id = values.get("type"), values.get("app_id")
-        if self._has_sections:
-            header = _header(values.get("delivery_mode"), values.get("priority"), values.get("expiration"))
-            if kind is not None:
-                annotations, count = annotations + _symbol("x-basic-type") + _text(kind), count + 1
-        else:
-            for name in ("priority", "delivery_mode", "expiration"):
-                if (value := values.get(name)) is not None:
-                    raw = _text(value) if isinstance(value, str) else bytes((0x50, value))
-                    symbol = _symbol(f"x-basic-{name.replace('_', '-')}")
-                    annotations, count = annotations + symbol + raw, count + 1
-            for name, text in (("x-basic-type", kind), ("x-basic-app-id", app_id)):
-                if text is not None:
-                    own, own_count = own + _text(name) + _text(text), own_count + 1
-            app_id = None
+        shared = self._shared(*map(values.get, _SHARED))
+        start, own, own_count = shared.start, shared.own, shared.own_count
+        annotations, count = b"", 0
         for name, value in (values.get("headers") or {}).items():
-            raw = _value(name, value)
             if self._has_sections and name.startswith("x-"):
-                annotations, count = annotations + _symbol(name) + raw, count + 1
+                annotations += _symbol(name) + _value(name, value)
+                count += 2
             else:
-                own, own_count = own + _text(name) + raw, own_count + 1
+                own += _name(name) + _value(name, value)
+                own_count += 2
+        if count:
+            start = shared.header + _annotations(shared.annotations + annotations, shared.annotation_count + count)
         return b"".join(
             (
-                header,
-                b"\x00\x53\x72",
-                _compound(1, annotations, 2 * count),
-                self._properties(values, app_id),
-                b"\x00\x53\x74" + _compound(1, own, 2 * own_count) if own_count else b"",
+                start,
+                _properties(shared, *map(values.get, ("message_id", "correlation_id", "timestamp"))),
+                b"\x00\x53\x74" + _compound(1, own, own_count) if own_count else b"",
                 b"\x00\x53\x75",
                 _binary(body),
             )
         )
 
-    def _properties(self, values: Mapping[str, Any], app_id: str | None) -> bytes:
-        user_id, reply_to, created = (values.get(name) for name in ("user_id", "reply_to", "timestamp"))
+    def _encode_shared(
+        self,
+        delivery_mode: int | None,
+        priority: int | None,
+        expiration: str | None,
+        kind: str | None,
+        app_id: str | None,
+        user_id: str | None,
+        reply_to: str | None,
+        content_type: str | None,
+        content_encoding: str | None,
+    ) -> _Shared:
+        header, annotations, count, own, own_count = b"", self._target, 4, b"", 0
+        if self._has_sections:
+            header = _header(delivery_mode, priority, expiration)
+            if kind is not None:
+                annotations, count = annotations + _symbol("x-basic-type") + _text(kind), count + 2
+        else:
+            for name, number in (("x-basic-priority", priority), ("x-basic-delivery-mode", delivery_mode)):
+                if number is not None:
+                    annotations, count = annotations + _symbol(name) + bytes((0x50, number)), count + 2
+            if expiration is not None:
+                annotations, count = annotations + _symbol("x-basic-expiration") + _text(expiration), count + 2
+            for name, text in (("x-basic-type", kind), ("x-basic-app-id", app_id)):
+                if text is not None:
+                    own, own_count = own + _text(name) + _text(text), own_count + 2
+            app_id = None
         if reply_to is not None and self._has_addresses:
             reply_to = f"/queues/{quote(reply_to, safe='')}"
-        content_type, content_encoding = values.get("content_type"), values.get("content_encoding")
-        fields = [
-            _text_or_null(values.get("message_id")),
+        before = (
             _NULL if user_id is None else _binary(user_id.encode()),
             _NULL,
             _NULL,
-            _text_or_null(reply_to),
-            _text_or_null(values.get("correlation_id")),
+            _NULL if reply_to is None else _text(reply_to),
+        )
+        after = (
             _NULL if content_type is None else _symbol(content_type),
             _NULL if content_encoding is None else _symbol(content_encoding),
             _NULL,
+        )
+        last = _NULL if app_id is None else _text(app_id)
+        rest = _stripped([*before, _NULL, *after, _NULL, last])
+        return _Shared(
+            start=header + _annotations(annotations, count),
+            header=header,
+            annotations=annotations,
+            annotation_count=count,
+            own=own,
+            own_count=own_count,
+            before=before,
+            after=after,
+            last=last,
+            rest=b"".join(rest),
+            rest_count=len(rest),
+        )
+
+
+def _properties(shared: _Shared, message_id: str | None, correlation_id: str | None, created: datetime | None) -> bytes:
+    """The section with the properties."""
+    if message_id is not None and correlation_id is None and created is None:
+        return b"\x00\x53\x73" + _compound(0, _text(message_id) + shared.rest, 1 + shared.rest_count)
+    fields = _stripped(
+        [
+            _NULL if message_id is None else _text(message_id),
+            *shared.before,
+            _NULL if correlation_id is None else _text(correlation_id),
+            *shared.after,
             _NULL if created is None else _time(created),
-            _text_or_null(app_id),
+            shared.last,
         ]
-        while fields and fields[-1] is _NULL:
-            fields.pop()
-        return b"\x00\x53\x73" + _compound(0, b"".join(fields), len(fields)) if fields else b""
+    )
+    return b"\x00\x53\x73" + _compound(0, b"".join(fields), len(fields)) if fields else b""
 
 
-@lru_cache(maxsize=1024)
+def _stripped(fields: list[bytes]) -> list[bytes]:
+    """Remove nulls at the end, which a list of AMQP 1.0 need not have."""
+    while fields and fields[-1] is _NULL:
+        fields.pop()
+    return fields
+
+
+def _annotations(pairs: bytes, count: int) -> bytes:
+    """The section with annotations."""
+    return b"\x00\x53\x72" + _compound(1, pairs, count)
+
+
 def _header(mode: int | None, priority: int | None, expiration: str | None) -> bytes:
     """The section with durability, priority and TTL, and the values that RabbitMQ adds."""
     ttl = _NULL
@@ -157,8 +245,9 @@ def _compound(is_map: int, content: bytes, count: int) -> bytes:
     return bytes((0xD0 | is_map,)) + _LONG.pack(len(content) + 4) + _LONG.pack(count) + content
 
 
-def _text_or_null(text: str | None) -> bytes:
-    return _NULL if text is None else _text(text)
+@lru_cache(maxsize=1024)
+def _name(text: str) -> bytes:
+    return _text(text)
 
 
 def _text(text: str) -> bytes:

@@ -247,27 +247,40 @@ class StreamConnection:
         names = frames.string(name), frames.string(stream)
         return self._ask(frames.QUERY_PUBLISHER_SEQUENCE, *names, stream=stream).int64()
 
-    def publish(self, messages: Sequence[tuple[int, bytes]], seconds: float) -> None:
-        """Publish messages in one frame, and wait for the confirms of all.
+    def publish(self, first: int, messages: Sequence[bytes], seconds: float) -> None:
+        """Publish messages in one frame, without waiting for confirms.
 
         Args:
-            messages: encoded messages, each with its publishing id.
+            first: the publishing id of the first message; those of the others follow it.
+            messages: encoded messages.
+            seconds: how long the broker may take to accept the frame.
+
+        Raises:
+            ConnectionLostError: the connection broke.
+        """
+        self._unconfirmed.update(range(first, first + len(messages)))
+        self._send(frames.publish(_PUBLISHER, first, messages), seconds)
+
+    def wait_for_confirms(self, first: int, count: int, seconds: float) -> None:
+        """Wait until these messages are confirmed.
+
+        Args:
+            first: the publishing id of the first one; those of the others follow it.
             seconds: how long the broker may take.
 
         Raises:
             ConnectionLostError: the connection broke, the broker did not confirm in time, or the leader has moved.
             BrokerError: the broker refused.
         """
-        self._unconfirmed = {number for number, _ in messages}
+        wanted = range(first, first + count)
         deadline = time.monotonic() + seconds
-        self._send(frames.publish(_PUBLISHER, messages))
-        while self._unconfirmed:
+        while not self._unconfirmed.isdisjoint(wanted):
             try:
                 self._dispatch(*self._receive_frame(deadline))
             except TimeoutError:
+                missing = len(self._unconfirmed.intersection(wanted))
                 raise ConnectionLostError(
-                    f"the broker at {self._peer} did not confirm {len(self._unconfirmed):,} of {len(messages):,} "
-                    f"messages within {seconds:g} s"
+                    f"the broker at {self._peer} did not confirm {missing:,} of {count:,} messages within {seconds:g} s"
                 ) from None
 
     def send_heartbeat(self) -> None:
@@ -354,9 +367,9 @@ class StreamConnection:
             case _:
                 log.debug("ignored frame %#06x from %s", key, self._peer)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, seconds: float | None = None) -> None:
         try:
-            self._socket.settimeout(self.timeout)
+            self._socket.settimeout(self.timeout if seconds is None else seconds)
             self._socket.sendall(data)
         except OSError as error:
             raise ConnectionLostError(f"the connection to {self._peer} broke: {error}") from error

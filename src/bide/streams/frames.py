@@ -132,10 +132,10 @@ def subscribe(correlation_id: int, subscription: int, stream: str, position: byt
     return request(SUBSCRIBE, correlation_id, *parts)
 
 
-def publish(publisher: int, messages: Sequence[tuple[int, bytes]]) -> bytes:
-    """Encode a Publish frame, from encoded messages with their publishing ids."""
+def publish(publisher: int, first: int, messages: Sequence[bytes]) -> bytes:
+    """Encode a Publish frame, from encoded messages with consecutive publishing ids."""
     parts = [struct.pack(">BI", publisher, len(messages))]
-    for number, data in messages:
+    for number, data in enumerate(messages, first):
         parts += (_PUBLISHED.pack(number, len(data)), data)
     return frame(PUBLISH, *parts)
 
@@ -185,7 +185,13 @@ class Fields:
 
     def int64s(self) -> list[int]:
         """A list of values of eight bytes, signed."""
-        return [self.int64() for _ in range(self.uint32())]
+        form = f">{self.uint32()}q"
+        try:
+            values = struct.unpack_from(form, self._data, self._at)
+        except struct.error:
+            raise ProtocolError("a frame of the stream protocol ends too early") from None
+        self._at += struct.calcsize(form)
+        return list(values)
 
     def string(self) -> str:
         """A string; null is read as an empty one."""

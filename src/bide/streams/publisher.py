@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -20,15 +22,30 @@ _Result = TypeVar("_Result")
 _BACKOFF_MIN: Final = 0.1
 _BACKOFF_MAX: Final = 2.0
 
+_IN_FLIGHT: Final = 4
+"""Frames that wait for confirms at a time. While one is stored, the next ones are made and sent. With four frames of a
+thousand messages, confirms that have not been read fit into the buffers of a socket, so that the broker never waits for
+a publisher which waits for the broker."""
+
 
 class StreamPublisher:
-    """Publishes into one stream, with publishing ids that grow.
+    """Publishes into one stream, with publishing ids that grow by one from message to message.
 
     The broker drops a message whose publishing id is not above the last one of its publisher, and confirms it when
     that one is committed. So messages can be sent again after a lost connection, or by another process of the same
     name, if both send the same messages with the same ids. A message whose id is below another one that was stored
-    would be lost. Therefore a frame is sent only after all messages of the previous frame are confirmed, so that what
-    is stored has no gaps.
+    would be lost, so what is stored must never have a gap. It has none, although several frames are in flight:
+
+    - A connection begins with the message after the last confirmed one, or before, and sends all others in order. The
+      broker handles them in this order, and passes them to one process, the leader that the stream had when the
+      publisher was declared (``rabbit_stream_reader`` and ``rabbit_stream_utils:write_messages`` of RabbitMQ 3.10 to
+      4.3). So what the leader gets from a connection is a sequence without gaps, wherever the connection breaks.
+    - The leader compares ids one by one (``osiris_writer:handle_command``). Sequences of several connections, such as
+      that of a killed process which still arrives, therefore add up to one without gaps.
+    - If the leader ends, the broker forgets the publisher, and refuses all that this connection sends from then on. A
+      new leader has a beginning of what the old one had. It gets nothing from connections to the old one.
+    - The permission to write is checked when the publisher is declared, and remembered for the connection. So the
+      broker never refuses a frame and takes a later one.
 
     Args:
         address: the address of the stream protocol.
@@ -45,6 +62,8 @@ class StreamPublisher:
         self._connection: StreamConnection | None = None
         self._was_connected = False
         self._confirmed = 0
+        self._frames: deque[tuple[int, Sequence[bytes]]] = deque()
+        self._sent = 0
 
     def __enter__(self) -> Self:
         return self
@@ -64,12 +83,15 @@ class StreamPublisher:
         """
         return self._retry(lambda _: self._connect().publisher_sequence(self._stream, self._name))
 
-    def publish(self, messages: Sequence[tuple[int, bytes]]) -> None:
-        """Publish messages that fit into one frame, and wait until all are committed. After a lost connection, they
-        are sent again.
+    def publish(self, first: int, messages: Sequence[bytes]) -> None:
+        """Publish messages that fit into one frame. After a lost connection, all unconfirmed ones are sent again.
+
+        Waits only if many frames are unconfirmed: call :meth:`flush` in the end.
 
         Args:
-            messages: encoded messages with their publishing ids, in the order of these.
+            first: the publishing id of the first message; those of the others follow it. It follows that of the last
+                message of the frame before.
+            messages: encoded messages.
 
         Raises:
             TargetNotFoundError: the stream does not exist any more.
@@ -77,8 +99,35 @@ class StreamPublisher:
             BrokerError: the broker cannot be reached, does not confirm in time, refuses, or has lost messages that it
                 confirmed before.
         """
-        self._retry(lambda seconds: self._connect().publish(messages, seconds))
-        self._confirmed = messages[-1][0]
+        self._frames.append((first, messages))
+        self._retry(self._send)
+        while len(self._frames) >= _IN_FLIGHT:
+            self._retry(self._settle)
+
+    def flush(self) -> None:
+        """Wait until all messages are committed.
+
+        Raises:
+            BrokerError: as for :meth:`publish`.
+        """
+        while self._frames:
+            self._retry(self._settle)
+
+    def _send(self, seconds: float) -> StreamConnection:
+        """Send the frames that were not sent over this connection."""
+        connection = self._connect()
+        for first, messages in islice(self._frames, self._sent, None):
+            connection.publish(first, messages, seconds)
+            self._sent += 1
+        return connection
+
+    def _settle(self, seconds: float) -> None:
+        """Wait until the oldest frame is confirmed."""
+        first, messages = self._frames[0]
+        self._send(seconds).wait_for_confirms(first, len(messages), seconds)
+        self._frames.popleft()
+        self._sent -= 1
+        self._confirmed = first + len(messages) - 1
 
     def _retry(self, action: Callable[[float], _Result]) -> _Result:
         """Repeat an action after the connection broke, until the timeout.
@@ -122,3 +171,4 @@ class StreamPublisher:
     def _disconnect(self) -> None:
         self._logs.close()
         self._connection = None
+        self._sent = 0
