@@ -158,7 +158,7 @@ def test_a_failed_report_does_not_hide_the_figures(demo: Demo) -> None:
 @pytest.mark.slow
 def test_a_demo_interrupted_during_the_audit_leaves_nothing_on_the_broker(demo: Demo) -> None:
     process = demo.start("--messages", "50", "--longest", "500ms")
-    wait_while_running(process, (demo.into / "tables" / "_checkpoint").exists, "the audit has begun")
+    wait_while_running(process, (demo.into / "tables" / "_state").exists, "the audit has begun")
     os.kill(process.pid, signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + signal.SIGTERM, stderr

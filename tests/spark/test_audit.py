@@ -508,7 +508,7 @@ def test_schedules_are_in_the_tables_and_in_the_report(
     once = ("pipeline", "audit", "--into", str(audited.place), "--once", "--layout", "clock", "--events", EVENTS)
     url = ("--url", audited.url, "--stream-port", str(audited.sources.port))
     assert cli.run([*once, *url]) == 0
-    first, second, _ = capsys.readouterr().out.splitlines()
+    first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("0 scheduled, 0 delivered, 1 processed, 0 failed in "), first
     assert second == "schedules: 1 cancelled, 1 delivered, 1 superseded, 1 undeliverable, 1 pending"
     rows = audited.messages()

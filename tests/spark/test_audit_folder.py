@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.pipelines.audit import facts, tables
+from bide.pipelines.audit import facts, merging, tables
 from bide.pipelines.audit.folder import Batch, Folder, Note
 from bide.pipelines.audit.refresh import compact, refresh
 from tests.support import SOAK
@@ -147,7 +147,7 @@ def _place(name: str) -> str:
 @pytest.mark.long
 def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is counted twice, wherever that was interrupted."""
-    monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 2)
+    monkeypatch.setattr(merging, "MAX_BATCHES", 2)
     folder = Folder(str(tmp_path))
     folder.begin()
     for batch in range(3):
@@ -184,8 +184,8 @@ def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, m
         compact(spark, folder, {TODAY})
     again = Folder(str(tmp_path))
     assert len(again.batches("scheduled", TODAY)) == 2, "one of the three is gone"
-    again.finish_merges()
-    again.finish_merges()
+    merging.finish(again)
+    merging.finish(again)
     assert again.batches("scheduled", TODAY) == [4]
     assert {table: rows(table) for table in facts.SCHEMAS} == before
 
@@ -286,7 +286,7 @@ def test_several_rounds_and_one_round_give_the_same_tables(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """However the facts are divided, with interruptions, and with small batches being put together."""
-    monkeypatch.setattr("bide.pipelines.audit.refresh.MAX_BATCHES", 1)
+    monkeypatch.setattr(merging, "MAX_BATCHES", 1)
     chance = random.Random(seed)
     lives = Lives(chance, 60).facts
     whole = Folder(str(tmp_path / "whole"))
@@ -398,7 +398,7 @@ def test_foreign_folders_are_refused(spark: SparkSession, tmp_path: Path) -> Non
     own.begin()
     head = tmp_path / "own" / "_state" / "audit.json"
     head.write_text('{"version": 1}')
-    with pytest.raises(InvalidInputError, match="an audit of version 1, but this bide writes version 2"):
+    with pytest.raises(InvalidInputError, match="an audit of version 1, but this bide writes version 3"):
         own.begin()
 
 

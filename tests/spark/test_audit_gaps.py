@@ -11,10 +11,8 @@ import pytest
 
 import bide
 from bide.cli import app as cli
-from bide.cli.pipeline.audit import with_command_options
 from bide.delay.taps import Retention, taps_of
 from bide.endpoint.events import EVENTS
-from bide.spark.source import WAY_OUT_OF_LEFT_OUT
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.test_audit import STREAM, put, with_client
@@ -82,8 +80,8 @@ def test_gaps_end_an_audit_until_they_are_allowed(
     # No message is missing, but the audit cannot know that.
     audit.turn_taps_off("--layout", "celery")
     error = audit.run(code=2)
-    assert f"has positions of {taps_of(celery).names[0]}, which the query does not read any more: name them" in error
-    assert " --layout, --prefix and --events as before, continue without them with --allow-gaps, or audit into" in error
+    assert f"has positions of {taps_of(celery).names[0]}, which the audit does not read any more: name them" in error
+    assert " layouts, prefix and events as before, continue without them with --allow-gaps, or audit into" in error
     assert audit.rows("processed", "--allow-gaps") == 0
 
     # Far more than the stream keeps.
@@ -110,7 +108,7 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
     spark: SparkSession, vhost: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Most audits read the taps of one layout and one events stream: each is all that there is of its kind."""
-    audit = Audit(vhost, tmp_path / "audit", capsys)
+    audit = Audit(vhost, tmp_path / "audit", capsys, "--engine", "local")
     taps, events = taps_of(SMALL_CLOCK), Topology(queues=[Queue(EVENTS, arguments=STREAM)])
 
     def turn_taps_on() -> None:
@@ -133,8 +131,8 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
 
     audit.turn_taps_off(*ON_SMALL_CLOCK)
     error = audit.run(code=2)
-    assert f"has positions of {taps.scheduled}, which the query does not read any more" in error
-    assert "any more: name them with the same --layout" in error
+    assert f"has positions of {taps.scheduled}, which the audit does not read any more" in error
+    assert "any more: name them with the same layouts" in error
     assert audit.rows("scheduled", "--allow-gaps") == 0
     assert audit.rows("scheduled") == 0, "it is allowed once"
 
@@ -145,14 +143,13 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
     assert scheduled() == ["first", "second"]
 
     # As a kill leaves it: a batch was begun of which nothing can be read again.
-    commits = audit.place / "_checkpoint" / "scheduled" / "commits"
-    last = max(int(one.name) for one in commits.glob("[0-9]*"))
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
+    positions = audit.place / "_state" / "positions" / "scheduled.json"
+    last = json.loads(positions.read_bytes())["batch"]
+    positions.write_text(json.dumps({"batch": last - 1, "offsets": {taps.scheduled: 0}, "is_begun": True}))
     audit.turn_taps_off(*ON_SMALL_CLOCK)
-    assert f"there is no stream '{taps.scheduled}'" in audit.run(code=1)
+    assert f"has positions of {taps.scheduled}" in audit.run(code=2)
     assert audit.rows("scheduled", "--allow-gaps") == 0
-    assert scheduled() == ["first", "second"]
+    assert scheduled() == ["first"], "the batch that does not count is removed"
 
     turn_taps_on()
     assert audit.rows("processed") == 0
@@ -161,20 +158,6 @@ def test_a_source_without_any_stream_left_fails_until_allowed(
         await client.destroy(events, force=True)
 
     with_client(vhost.url, SMALL_CLOCK, forget)
-    assert f"has positions of {EVENTS}, which the query does not read any more" in audit.run(code=2)
+    assert f"has positions of {EVENTS}, which the audit does not read any more" in audit.run(code=2)
     assert audit.rows("processed", "--allow-gaps") == 0
     assert audit.rows("processed") == 0
-
-
-def test_an_error_of_the_data_source_names_options_of_the_command() -> None:
-    """PySpark before 4.2 has it in the checkpoint when that is seen."""
-    theirs = f"the checkpoint has positions of x, which the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
-    error = with_command_options(theirs)
-    assert "failOnDataLoss" not in error
-    assert (
-        "leaves out: name them with the same --layout, --prefix and --events as before and delete the newest file in "
-        in error
-    )
-    assert (
-        "'offsets', with its .crc (below _checkpoint); continue without them with --allow-gaps, or audit into" in error
-    )

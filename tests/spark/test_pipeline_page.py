@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 import bide.spark
-from bide.cli.app import run
 from bide.local_broker import LocalBroker
 from tests.readme import INSTALL, PIPELINE, Shell, blocks, shape
 from tests.timeouts import TIMEOUT
@@ -26,13 +24,12 @@ REMINDERS: Final = 300
 SOON: Final = 270
 FAILING: Final = 3
 WAIT: Final = "timedelta(seconds=60)"
-_SPARK_COMMANDS: Final = ("bide pipeline audit",)
 
 
 class Reader:
-    """Runs the page's commands in a shell, except those that need Spark, which takes ten seconds to start.
+    """Runs the page's commands in a shell, except the program for Spark, which takes ten seconds to start.
 
-    That is done in this process, whose session is there already.
+    That is run in this process, whose session is there already.
     """
 
     def __init__(self, spark: SparkSession, shell: Shell, capture: pytest.CaptureFixture[str]) -> None:
@@ -44,12 +41,10 @@ class Reader:
         # A line, with its standard input where that is written below it.
         found = re.findall(r"^((.+?)(?: <<'END'\n(.*?\n)END)?\n)", block, re.MULTILINE | re.DOTALL)
         assert "".join(whole for whole, _, _ in found) == block
-        return "".join(self._run(*one) for one in found)
+        return "".join(self._run(whole, program) for whole, _, program in found)
 
-    def _run(self, whole: str, command: str, program: str) -> str:
-        in_python = "pyspark" in program
-        # The other commands do not start Spark.
-        if not in_python and not command.startswith(_SPARK_COMMANDS):
+    def _run(self, whole: str, program: str) -> str:
+        if "pyspark" not in program:
             return self.shell.paste(whole)
         environment = {
             name: value for name, value in self.shell.environment.items() if name.startswith(("BIDE_", "XDG_"))
@@ -62,12 +57,7 @@ class Reader:
                 patch.setitem(self._spark.sparkContext.environment, name, "")
             bide.spark.register(self._spark)
             self._capture.readouterr()
-            if in_python:
-                exec(compile(program, PIPELINE, "exec"), {})
-            else:
-                # The folder that Java is in stays the one that it was started in.
-                places = {one.name: str(one) for one in self.shell.folder.iterdir()}
-                assert run([places.get(one, one) for one in shlex.split(command)[1:]]) == 0
+            exec(compile(program, PIPELINE, "exec"), {})
         bide.spark.register(self._spark)
         return "".join(self._capture.readouterr())
 

@@ -214,8 +214,9 @@ def test_a_replay_of_version_1_is_continued(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Streams, audit: Folder) -> None:
-    """What was interrupted is done, and what streams have more is read."""
+@pytest.mark.parametrize("engine", ["spark", "local"])
+def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Streams, audit: Folder, engine: str) -> None:
+    """What was interrupted is done, and what streams have more is read, from the positions in Spark's checkpoints."""
     assert audit.noted_rows() == 2
     assert audit.unfinished_work()
     fill(streams, {TAPS["scheduled"]: 5, TAPS["delivered"]: 5, EVENTS: 5})
@@ -225,7 +226,7 @@ def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Stream
              "started": due + 60_000, "ended": due + 60_001}  # fmt: skip
     streams.fill(EVENTS, [json.dumps(event)])
     done = run(
-        spark,
+        spark if engine == "spark" else None,
         Sources(
             url=streams.vhost.url,
             scheduled={TAPS["scheduled"]: "clock"},
@@ -236,6 +237,7 @@ def test_an_audit_of_version_2_is_continued(spark: SparkSession, streams: Stream
         audit,
     )
     assert dict(done.rows) == {"scheduled": 0, "delivered": 1, "processed": 2, "failed": 0}
+    assert (audit.version, audit.exists(audit.path("_checkpoint"))) == (3, False)
     assert (done.days, done.pending, audit.notes(), bool(audit.unfinished_work())) == (1, 0, [], False)
     found = spark.read.parquet(audit.location("messages")).orderBy("message_id").collect()
     assert [(row["message_id"], row["outcome"], row["attempts"]) for row in found] == [

@@ -86,7 +86,7 @@ def test_local_paths_are_checked_only_when_spark_reads_this_machine(
 @pytest.mark.parametrize(
     "command",
     [
-        ("audit", "--into", "audit"),
+        ("audit", "--into", "audit", "--engine", "spark"),
         ("plan", "--rate", "1/s", "--delay", "5m", "--engine", "spark"),
         ("replay", "--queue", "error", "--engine", "spark"),
         ("report", ".", "--engine", "spark"),
@@ -109,8 +109,9 @@ def test_without_spark_each_command_says_what_to_install(
     [
         (("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"), "PyArrow is"),
         (("report", ".", "--engine", "local"), "PyArrow is"),
+        (("audit", "--into", "audit", "--once"), "PyArrow is"),
     ],
-    ids=["schedule", "report"],
+    ids=["schedule", "report", "audit"],
 )
 def test_without_pyarrow_each_command_for_small_tables_says_what_to_install(
     command: tuple[str, ...], packages: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -125,4 +126,4 @@ def test_without_pyarrow_each_command_for_small_tables_says_what_to_install(
 def test_local_folders_become_file_uris_for_spark() -> None:
     assert for_spark("/data/audit/", "messages") == "file:///data/audit/messages"
     assert for_spark("audit") == f"file://{Path.cwd()}/audit"
-    assert for_spark("s3a://shop/audit/", "_checkpoint", "taps") == "s3a://shop/audit/_checkpoint/taps"
+    assert for_spark("s3a://shop/audit/", "_state", "pending") == "s3a://shop/audit/_state/pending"

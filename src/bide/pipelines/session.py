@@ -246,20 +246,12 @@ def spark_errors(*, sending: bool = False) -> Iterator[None]:
         try:
             yield
         except PySparkException as error:
-            translated = _translate(str(error), sending=sending)
-            for note in getattr(error, "__notes__", ()):
-                translated.add_note(note)
-            raise translated from error
+            raise _translate(str(error), sending=sending) from error
         except Exception as error:
             # Errors of the JVM itself have a class of py4j, which may not be imported before PySpark is.
             if type(error).__name__ != "Py4JJavaError":
                 raise
             raise _translate(str(error).partition("\n: ")[2], sending=sending) from error
-
-
-def error_of_query(error: Exception) -> BideError:
-    """The error of a Spark query as an error of bide, in one sentence; see :func:`spark_errors`."""
-    return _translate(str(error))
 
 
 @contextmanager

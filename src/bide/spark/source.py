@@ -40,7 +40,7 @@ except ImportError:  # PySpark before 4.2 does not have limits
 else:
     LIMITS = True
 
-# The advice of errors; commands replace it by the advice that fits their own options.
+# The advice of errors.
 WAY_OUT_OF_UNREAD: Final = "name them, start with a new checkpoint, or continue without them with failOnDataLoss=false"
 # The checkpoint has the end of a batch that was begun. If the batch were finished, the streams that it leaves out would
 # have no position any more, even if the query names them again.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,23 +15,18 @@ import click
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, print_json_line
-from bide.cli.pipeline.options import spark_options
-from bide.cli.pipeline.view import progress
+from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
+from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
-from bide.errors import (
-    BideError,
-    BrokerUnreachableError,
-    ConnectionLostError,
-    InvalidOptionError,
-    OffsetsLostError,
-)
+from bide.errors import BrokerUnreachableError, ConnectionLostError
+from bide.pipelines.engine import Engine, NeedsSparkError
 
 if TYPE_CHECKING:
-    from bide.pipelines.audit.run import Round
+    from bide.cli.pipeline.engine_choice import EngineChoice
+    from bide.pipelines.audit.folder import Folder
+    from bide.pipelines.audit.run import Round, Sources
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
-_GAP_ADVICE: Final = "with --allow-gaps, or audit into another folder (--into)"
-_OPTIONS_ADVICE: Final = "with the same --layout, --prefix and --events as before"
 
 
 @click.command()
@@ -52,7 +48,7 @@ _OPTIONS_ADVICE: Final = "with the same --layout, --prefix and --events as befor
     is_flag=True,
     help="Continue although messages or a stream were lost.",
 )
-@spark_options
+@engine_options
 @json_option("the results of the rounds", lines=True)
 @broker_options
 @pass_settings
@@ -73,24 +69,33 @@ def audit(
     open_session: Callable[..., Any],
     is_here: bool,
     reads_here: bool,
+    choice: EngineChoice,
+    time_zone: str,
 ) -> None:
     """Read taps, events of endpoints and the schedule log into Parquet tables, until Ctrl-C or SIGTERM, or --once.
 
     DIR gets tables of facts: scheduled, delivered, processed, failed, occurrences (how schedules ended), and
     undecodable (raw bytes of messages that are not AMQP 1.0); and tables computed from them: messages (one row each),
     pending, lateness and failures. After an interruption or a crash, the same command continues, and counts nothing
-    twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to write events.
+    twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to write events. With --once, up to
+    100 MB are audited in this process, more with Spark.
     """
+    pause = duration_of("--every", every).total_seconds()
+    forced = choice.forced()
+    if forced is None or not forced.is_spark:
+        # Both engines need PyArrow; without DuckDB, Spark computes the tables.
+        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+    else:
+        refuse_without_spark(forced)
+
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder
     from bide.pipelines.audit.run import run
     from bide.pipelines.audit.sources import candidates, find_sources
-    from bide.pipelines.session import spark_errors
 
-    pause = duration_of("--every", every).total_seconds()
     folder = Folder(place)
 
-    def find() -> Any:
+    def find() -> Sources:
         return find_sources(
             settings.url or DEFAULT_URL,
             candidates(layouts, prefix=prefix),
@@ -99,35 +104,29 @@ def audit(
             port=stream_port,
             batch_rows=batch_rows,
             allow_gaps=allow_gaps,
+            time_zone=time_zone,
         )
 
     folder.begin()
     # Errors in the options or of the broker are reported before Spark starts.
-    find()
-    with (
-        folder.lock(),
-        open_session("bide pipeline audit", quiet=not settings.verbosity) as spark,
-        _collect_signals() as received,
-    ):
+    engine = _engine_for(find(), folder, choice, once=once, reads_here=reads_here)
+    session: AbstractContextManager[Any] = nullcontext()
+    if engine.is_spark:
+        refuse_without_spark(engine)
+        session = open_session("bide pipeline audit", quiet=not settings.verbosity)
+    with folder.lock(), session as spark, _collect_signals() as received:
         while not received:
             began = time.monotonic()
             try:
                 # Before each round, because taps and endpoints may be added while the command runs.
-                with progress("auditing", done=folder.noted_rows), spark_errors():
+                with progress("auditing", done=folder.noted_rows), _engine_errors(engine):
                     done = run(spark, find(), folder)
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
                 echo(f"bide: {with_options(str(error))}; trying again in {every}", err=True)
-            except BideError as error:
-                # The other queries of the round that failed.
-                for note in getattr(error, "__notes__", ()):
-                    echo(f"bide: {with_command_options(note)}", err=True)
-                if isinstance(error, OffsetsLostError | InvalidOptionError):
-                    raise type(error)(with_command_options(str(error))) from error
-                raise
             else:
-                _print_round(done, folder.place, once=once, as_json=as_json)
+                _print_round(done, folder.place, engine, once=once, as_json=as_json)
             if once:
                 return
             # Short sleeps, because a signal does not end a sleep.
@@ -136,29 +135,31 @@ def audit(
     raise SystemExit(128 + received[0])
 
 
-def with_command_options(text: str) -> str:
-    """Replace the options of the data source in the advice of an error by those of this command."""
-    from bide.spark.source import TAKE_BACK, WAY_OUT_OF_LEFT_OUT, WAY_OUT_OF_NEW, WAY_OUT_OF_UNREAD
-    from bide.streams.range_reader import WAY_OUT_OF_GAP
+def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool, reads_here: bool) -> Engine:
+    def work(largest: int | None) -> tuple[str, None]:
+        from bide.pipelines.audit.size import check_small
 
-    take_back = f"{TAKE_BACK} (below _checkpoint)"
-    for theirs, own in (
-        (WAY_OUT_OF_UNREAD, f"name them {_OPTIONS_ADVICE}, continue without them {_GAP_ADVICE}"),
-        (
-            WAY_OUT_OF_LEFT_OUT,
-            f"name them {_OPTIONS_ADVICE} and {take_back}; continue without them {_GAP_ADVICE}",
-        ),
-        (WAY_OUT_OF_NEW, f"Continue {_GAP_ADVICE}"),
-        (WAY_OUT_OF_GAP, f"Continue with the remaining messages {_GAP_ADVICE}"),
-    ):
-        text = text.replace(theirs, own)
-    return text
+        if largest is not None and not once:
+            raise NeedsSparkError("rounds without an end may become large")
+        if find_spec("duckdb") is None:
+            raise NeedsSparkError("DuckDB is missing")
+        return check_small(sources, folder, largest=largest), None
+
+    return choice.in_process(work, reads_here=reads_here)[0]
 
 
-def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
+def _engine_errors(engine: Engine) -> AbstractContextManager[None]:
+    if not engine.is_spark:
+        return nullcontext()
+    from bide.pipelines.session import spark_errors
+
+    return spark_errors()
+
+
+def _print_round(done: Round, place: str, engine: Engine, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
-        result = {**asdict(done), **seconds, "into": place}
+        result = {**asdict(done), **seconds, "into": place, **engine_facts(engine)}
         if done.schedules is None:
             del result["schedules"], result["ended"]
         if once:
@@ -181,6 +182,7 @@ def _print_round(done: Round, place: str, *, once: bool, as_json: bool) -> None:
         echo(f"schedules: {ended}{waiting:,} pending{late}")
     if once:
         echo(f"tables: {place}")
+        echo(f"engine: {engine}")
 
 
 @contextmanager

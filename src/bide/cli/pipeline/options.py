@@ -21,26 +21,12 @@ log = logger(__name__)
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
-def spark_options(command: _Decorated) -> _Decorated:
-    """Add the options of Spark to a command, which gets three arguments for them.
-
-    ``open_session`` is a function that returns a context manager of a Spark session. ``is_here`` says whether the
-    session runs on this machine alone, and ``reads_here`` whether it resolves paths on this machine.
-    """
-
-    @wraps(command)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        refuse_without_spark()
-        return command(*args, **kwargs)
-
-    return _session_options(wrapper)  # type: ignore[no-any-return]  # the same parameters
-
-
 def engine_options(command: _Decorated) -> _Decorated:
     """Add the options of Spark and ``--engine``, for a command that does not always need Spark.
 
-    The command gets the arguments of :func:`spark_options`, and the :class:`EngineChoice` ``choice``. Before it opens
-    a session, it has to call :func:`refuse_without_spark`.
+    The command gets ``open_session``, a function that returns a context manager of a Spark session; ``is_here``, which
+    says whether the session runs on this machine alone; ``reads_here``, whether it resolves paths on this machine; and
+    the :class:`EngineChoice` ``choice``. Before it opens a session, it has to call :func:`refuse_without_spark`.
     """
 
     @wraps(command)
@@ -49,7 +35,7 @@ def engine_options(command: _Decorated) -> _Decorated:
 
     option = click.option("--engine", type=click.Choice(WANTED), default="auto", show_default=True,
                           help="Run in this process, or with Spark.")  # fmt: skip
-    return option(_session_options(wrapper, with_choice=True))  # type: ignore[no-any-return]  # the same parameters
+    return option(_session_options(wrapper))  # type: ignore[no-any-return]  # the same parameters
 
 
 def refuse_without(**packages: str) -> None:
@@ -69,25 +55,23 @@ def refuse_without(**packages: str) -> None:
         )
 
 
-def refuse_without_spark(engine: Engine | None = None) -> None:
+def refuse_without_spark(engine: Engine) -> None:
     """Refuse to start Spark if it is not installed.
 
     Args:
-        engine: why the command needs Spark; None if it always does.
+        engine: why the command needs Spark.
 
     Raises:
         InvalidInputError: PySpark is missing.
     """
     from bide.pipelines.requirements import missing_packages
 
-    if engine is not None:
-        log.info("engine: %s", engine)
+    log.info("engine: %s", engine)
     if (why_not := missing_packages()) is not None:
-        reason = "" if engine is None else f"; Spark is needed because {engine.reason}"
-        raise InvalidInputError(f"{why_not}{reason}")
+        raise InvalidInputError(f"{why_not}; Spark is needed because {engine.reason}")
 
 
-def _session_options(command: Callable[..., Any], *, with_choice: bool = False) -> Any:
+def _session_options(command: Callable[..., Any]) -> Any:
     @wraps(command)
     def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
         configuration = pairs_of("--spark-conf", spark_conf, form="KEY=VALUE")
@@ -99,11 +83,10 @@ def _session_options(command: Callable[..., Any], *, with_choice: bool = False) 
 
         from bide.pipelines.formats import reads_here, runs_here
 
-        if with_choice:
-            kwargs["choice"] = EngineChoice(master=master, configuration=configuration)
-            kwargs["time_zone"] = time_zone
         return command(
             *args,
+            choice=EngineChoice(master=master, configuration=configuration),
+            time_zone=time_zone,
             open_session=open_session,
             is_here=runs_here(master),
             reads_here=reads_here(master, configuration),

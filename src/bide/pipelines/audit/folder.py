@@ -9,16 +9,16 @@
     pending/*.parquet  failures/*.parquet          of all days
     _state/                                        parts of these two tables, and which facts are new
     _state/schedules.json                          position in the schedule log, and the files of its state
-    _checkpoint/                                   Spark's positions in the streams
+    _state/positions/scheduled.json                positions in the streams of a source
 
 After a crash, the next run continues with the folder:
 
-- A batch of facts replaces what was written for the same batch before.
-- A note with the days of a batch is written after its facts and before Spark commits the batch. The note is deleted
-  when all tables that depend on these facts are written.
+- A batch of facts that was not committed is removed, and read again.
+- A note with the days of a batch is written after its facts and before its positions, which commit the batch. The note
+  is deleted when all tables that depend on these facts are written.
 - Before a round replaces batches of messages, it writes their numbers and the existing files to a work file. If the
-  round does not finish, the next one replaces the same batches again. Spark deletes files before it writes their
-  replacement, so a day whose files have changed may lack rows, and is computed again from its facts.
+  round does not finish, the next one replaces the same batches again. Files are deleted before their replacement is in
+  place, so a day whose files have changed may lack rows, and is computed again from its facts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-VERSION: Final = 2
+VERSION: Final = 3
+BEFORE: Final = 2
+"""The version that had its positions in checkpoints of Spark, and is continued."""
 
 Batch = tuple[date, int]
 """Day and number of a batch of a table."""
@@ -53,8 +55,6 @@ _BATCH: Final = re.compile(r"batch=([0-9]+)")
 _HEAD: Final = "_state/audit.json"
 _NEW: Final = ".new"
 _NOTES: Final = "_state/notes"
-_MERGED: Final = "_state/merged"
-_MERGE: Final = "_state/merge.json"
 _WORK: Final = "_state/work.json"
 
 
@@ -134,13 +134,13 @@ class Folder:
         self.files.create_dir(self.path("_state"), recursive=True)
         with self.lock():
             if self._is_new():
-                self.write_json(self.path(_HEAD), {"version": VERSION})
+                self.write_version()
 
     def _is_new(self) -> bool:
         """Whether the folder has no audit yet, or only the start of one that was killed."""
         if self.exists(self.path(_HEAD)):
-            version = json.loads(self.read_bytes(self.path(_HEAD)))["version"]
-            if version != VERSION:
+            version = self.version
+            if version not in (BEFORE, VERSION):
                 raise InvalidInputError(
                     f"the folder {self.place} has an audit of version {version}, but this bide writes version "
                     f"{VERSION}: name another folder"
@@ -150,6 +150,16 @@ class Folder:
         if {*self.entries(self._root)} - {"_state"} or {*self.entries(self.path("_state"))} - begun:
             raise InvalidInputError(f"the folder {self.place} contains other files than an audit: name another folder")
         return True
+
+    @property
+    def version(self) -> int:
+        """The version of the audit in the folder."""
+        version: int = json.loads(self.read_bytes(self.path(_HEAD)))["version"]
+        return version
+
+    def write_version(self) -> None:
+        """Note that the audit is of the newest version."""
+        self.write_json(self.path(_HEAD), {"version": VERSION})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -190,10 +200,6 @@ class Folder:
     def location(self, *parts: str) -> str:
         """The URI of a table, for Spark."""
         return for_spark(self.place, *parts)
-
-    def has_positions(self, source: str) -> bool:
-        """Whether the checkpoint has positions of a source."""
-        return bool(self.entries(self.path("_checkpoint", source, "offsets")))
 
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
         """Replace the partitions that the rows belong to, and leave the others unchanged.
@@ -255,6 +261,12 @@ class Folder:
             if self.entries(path := self.path(*_parts(table, one))) == entries:
                 self.files.delete_dir(path)
 
+    def drop_batch(self, table: str, number: int) -> None:
+        """Delete a batch of all days, if it exists."""
+        for day in self.entries(self.path(table)):
+            if self.exists(left := self.path(table, day, f"batch={number}")):
+                self.files.delete_dir(left)
+
     def has(self, table: str, batch: Batch | None = None) -> bool:
         """Whether a table, or this batch of it, exists."""
         return self.exists(self.path(table) if batch is None else self.path(*_parts(table, batch)))
@@ -272,31 +284,6 @@ class Folder:
                 files = fs.FileSelector(posixpath.join(place, f"batch={number}"), recursive=True)
                 found[number] = sum(one.size or 0 for one in self.files.get_file_info(files))
         return sorted(number for number, size in found.items() if under is None or size < under)
-
-    def merge(self, rows: DataFrame, table: str, day: date, batches: list[int]) -> None:
-        """Merge batches of a day, which have these rows, into one batch.
-
-        The rows are written to a temporary folder first. The remaining steps are recorded, and after an interruption
-        :meth:`finish_merges` repeats them, so that no row is lost or duplicated.
-        """
-        rows.coalesce(1).drop("day").write.mode("overwrite").parquet(self.location(_MERGED))
-        self.write_json(self.path(_MERGE), {"table": table, "day": str(day), "batches": batches})
-        self.finish_merges()
-
-    def finish_merges(self) -> None:
-        """Finish an interrupted :meth:`merge`."""
-        if not self.exists(record := self.path(_MERGE)):
-            return
-        merge = json.loads(self.read_bytes(record))
-        folder = self.path(merge["table"], f"day={merge['day']}")
-        merged = self.path(_MERGED)
-        if self.exists(merged):
-            for batch in merge["batches"]:
-                if self.exists(old := posixpath.join(folder, f"batch={batch}")):
-                    self.files.delete_dir(old)
-            # Under the number of the last batch, which is committed, so that Spark never writes it again.
-            self.files.move(merged, posixpath.join(folder, f"batch={merge['batches'][-1]}"))
-        self.files.delete_file(record)
 
     def begin_work(self, batches: Collection[Batch]) -> None:
         """Record which batches of messages will be replaced, and the existing files of their days.
@@ -323,7 +310,7 @@ class Folder:
         return Work(batches=batches, days=changed | set(map(date.fromisoformat, work.get("changed", ()))))
 
     def _computed_files(self, day: date) -> list[str]:
-        """The files of the first and the last table that a round changes for a day; Spark never reuses a file name."""
+        """The files of the first and the last table that a round changes for a day; file names are never reused."""
         found = []
         for table in ("messages", "lateness"):
             selector = fs.FileSelector(self.path(table, f"day={day}"), allow_not_found=True, recursive=True)
@@ -366,6 +353,11 @@ class Folder:
         """Delete notes, after all tables that depend on their facts are written."""
         for note in notes:
             self.files.delete_file(self.path(_NOTES, f"{note.name}.json"))
+
+    def drop_note(self, name: str) -> None:
+        """Delete the note of this name, if it exists."""
+        if self.exists(path := self.path(_NOTES, f"{name}.json")):
+            self.files.delete_file(path)
 
     def path(self, *parts: str) -> str:
         """The path of a file or a folder, for :attr:`files`."""

@@ -91,10 +91,8 @@ class OccurrenceFiles:
 
     def begin(self) -> None:
         """Delete what a killed round has left."""
-        for day in self._folder.entries(self._folder.path(TABLE)):
-            if self._folder.exists(left := self._folder.path(TABLE, day, f"batch={self.batch}")):
-                self._folder.files.delete_dir(left)
-        self._folder.delete_notes(one for one in self._folder.notes() if one.name == self._note_name)
+        self._folder.drop_batch(TABLE, self.batch)
+        self._folder.drop_note(self._note_name)
 
     @property
     def _note_name(self) -> str:

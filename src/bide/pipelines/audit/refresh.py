@@ -17,34 +17,18 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
-from bide.pipelines.audit import facts, tables
+from bide.pipelines.audit import facts, merging, tables
+from bide.pipelines.audit.columns import FACTS, FAILURES_STATE, GROWING, PENDING_STATE
 from bide.pipelines.audit.folder import Batch, Folder, Note
+from bide.pipelines.audit.queries import BATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-MAX_BATCHES: Final = 20
-"""If a day of a table has more small batches than this, they are merged into one."""
-
-SMALL_BYTES: Final = 64 * 1024 * 1024
-"""Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
-
 BROADCAST_IDS: Final = 300_000
 """Up to this many message ids are broadcast to all tasks; a join with more ids sorts both sides."""
 
-FACTS: Final = tuple(facts.SCHEMAS)
-
-UNDECODABLE: Final = "undecodable"
-"""The table of undecodable messages, on which no other table depends. It is partitioned by source as well, because the
-numbers of batches are unique per source only."""
-
-SOURCES: Final = ("scheduled", "delivered", "events")
-
-_GROWING: Final = {**facts.SCHEMAS, **{f"{UNDECODABLE}/source={source}": facts.UNDECODABLE for source in SOURCES}}
-
 _MESSAGES: Final = "messages"
-_PENDING: Final = "_state/pending"
-_FAILURES: Final = "_state/failures"
 _MINUTE_KEY: Final = ("minute", "target", "day")
 
 
@@ -69,7 +53,7 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
     for table in FACTS:
         # In a day that was partly replaced, messages without new facts may be missing or duplicated too.
         fresh[table] |= {(day, one) for day in unfinished.days for one in folder.batches(table, day)}
-    overdue = tables.newly_overdue(folder.read(spark, _PENDING, tables.PENDING_PARTS), now=now)
+    overdue = tables.newly_overdue(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS), now=now)
     again = {(row["day"], row["batch"]) for row in overdue.collect()} | unfinished.batches
     days = {day for some in (*fresh.values(), again) for day, _ in some}
     failed = {day for day, _ in fresh["failed"]}
@@ -79,28 +63,23 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
             _refresh_lateness(spark, folder, fresh["delivered"])
         if failed:
             parts = tables.failures_parts(folder.read(spark, "failed", facts.SCHEMAS["failed"], failed))
-            folder.write(parts.repartition("day"), _FAILURES)
+            folder.write(parts.repartition("day"), FAILURES_STATE)
     if days or not folder.has("pending"):
-        pending = tables.pending(folder.read(spark, _PENDING, tables.PENDING_PARTS))
+        pending = tables.pending(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS))
         folder.write_whole(pending, "pending", "due_hour", "target")
     if failed or not folder.has("failures"):
-        failures = tables.failures(folder.read(spark, _FAILURES, tables.FAILURES_PARTS))
+        failures = tables.failures(folder.read(spark, FAILURES_STATE, tables.FAILURES_PARTS))
         folder.write_whole(failures, "failures", F.desc("recent"), F.desc("count"), "group")
     folder.finish_work()
     return days
 
 
 def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None:
-    """Merge the small batches of facts of these days.
-
-    Call this when no query writes to the tables, and no note refers to the batches.
-    """
-    for table, schema in _GROWING.items():
-        for day in days:
-            batches = folder.batches(table, day, under=SMALL_BYTES)
-            if len(batches) > MAX_BATCHES:
-                rows = folder.read_batches(spark, table, schema, {(day, one) for one in batches})
-                folder.merge(rows.drop(tables.BATCH), table, day, batches)
+    """Merge the small batches of facts of these days."""
+    for table, day, batches in merging.facts_to_merge(folder, days):
+        rows = folder.read_batches(spark, table, facts.schema_of(GROWING[table]), {(day, one) for one in batches})
+        rows.coalesce(1).drop("day", BATCH).write.mode("overwrite").parquet(folder.location(merging.MERGED))
+        merging.replace(folder, table, day, batches)
 
 
 def _refresh_messages(
@@ -127,22 +106,22 @@ def _refresh_messages(
         }
         whole = (new[table].unionByName(old[table]) if table in old else new[table] for table in FACTS)
         number = 1 + max((one for day in days for one in folder.batches(_MESSAGES, day)), default=-1)
-        computed = tables.messages(*whole, now=now).withColumn(tables.BATCH, F.lit(number).cast("long"))
+        computed = tables.messages(*whole, now=now).withColumn(BATCH, F.lit(number).cast("long"))
 
         merged = _to_merge(folder, days)
         replaced = found[_MESSAGES] | again | merged
         kept = folder.read_batches(spark, _MESSAGES, tables.MESSAGES, replaced).join(ids, list(tables.KEY), "left_anti")
         if merged:
-            batch = F.when(_is_one_of(merged), F.lit(number)).otherwise(F.col(tables.BATCH))
-            kept = kept.withColumn(tables.BATCH, batch.cast("long"))
+            batch = F.when(_is_one_of(merged), F.lit(number)).otherwise(F.col(BATCH))
+            kept = kept.withColumn(BATCH, batch.cast("long"))
         touched = replaced | {(day, number) for day in days}
         folder.begin_work(touched)
         together = computed.unionByName(tables.mark_overdue(kept, now=now))
-        folder.replace(together.hint("rebalance", "day", tables.BATCH), _MESSAGES, replaced)
+        folder.replace(together.hint("rebalance", "day", BATCH), _MESSAGES, replaced)
     finally:
         known.unpersist()
     parts = tables.pending_parts(folder.read_batches(spark, _MESSAGES, tables.MESSAGES, touched), now=now)
-    folder.replace(parts.repartition("day", tables.BATCH), _PENDING, touched)
+    folder.replace(parts.repartition("day", BATCH), PENDING_STATE, touched)
 
 
 def _batches_with(
@@ -158,26 +137,21 @@ def _batches_with(
     found: defaultdict[str, set[Batch]] = defaultdict(set)
     if candidates:
         rows = reduce(lambda some, more: some.union(more), candidates).join(ids, list(tables.KEY), "left_semi")
-        for row in rows.select("table", "day", tables.BATCH).distinct().collect():
+        for row in rows.select("table", "day", BATCH).distinct().collect():
             found[row["table"]].add((row["day"], row["batch"]))
     return found
 
 
 def _to_merge(folder: Folder, days: Collection[date]) -> set[Batch]:
     """The small batches to merge into the new one, of days that have too many of them."""
-    found: set[Batch] = set()
-    for day in days:
-        batches = folder.batches(_MESSAGES, day, under=SMALL_BYTES)
-        if len(batches) > MAX_BATCHES:
-            found |= {(day, one) for one in batches}
-    return found
+    return {(day, one) for day in days for one in merging.to_merge(folder, _MESSAGES, day)}
 
 
 def _is_one_of(batches: Collection[Batch]) -> Column:
     by_day: defaultdict[date, list[int]] = defaultdict(list)
     for day, number in sorted(batches):
         by_day[day].append(number)
-    each = ((F.col("day") == F.lit(day)) & F.col(tables.BATCH).isin(numbers) for day, numbers in by_day.items())
+    each = ((F.col("day") == F.lit(day)) & F.col(BATCH).isin(numbers) for day, numbers in by_day.items())
     return reduce(lambda some, more: some | more, each)
 
 

@@ -16,17 +16,18 @@ from bide.gate.log_follower import LogFollower
 from bide.gate.snapshot_finder import FoundSnapshot, SnapshotFinder
 from bide.pipelines.audit.occurrence_files import KnownPartition, OccurrenceFiles
 from bide.pipelines.audit.occurrence_state import Occurrence, OccurrenceState, PendingCount, opened
-from bide.pipelines.audit.tables import GRACE
+from bide.pipelines.audit.positions import WAY_OUT
+from bide.pipelines.audit.queries import GRACE
+from bide.pipelines.audit.reading import chunks_of
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.schedules.encoding import decode
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.names import PARTITIONS, ScheduleNames
 from bide.schedules.records import Beat, SnapshotChunk
-from bide.spark.source import WAY_OUT_OF_NEW
 from bide.streams import amqp10
 from bide.streams.log import Address, StreamLogs
-from bide.streams.range_reader import WAY_OUT_OF_GAP, OffsetRange, read_range
+from bide.streams.range_reader import OffsetRange
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
@@ -76,7 +77,7 @@ def read_schedule_log(
 
     Args:
         streams: the streams of the log that exist.
-        now: schedules that were due more than :data:`bide.pipelines.audit.tables.GRACE` before this are overdue.
+        now: schedules that were due more than :data:`bide.pipelines.audit.queries.GRACE` before this are overdue.
         allow_gaps: continue although records or a stream were lost. What ended in them has the outcome ``unknown``.
 
     Returns:
@@ -171,7 +172,7 @@ class _PartitionReader:
         """
         if not self._allow_gaps:
             raise OffsetsLostError(
-                f"the stream {self._stream!r} of an earlier round does not exist any more. {WAY_OUT_OF_NEW}",
+                f"the stream {self._stream!r} of an earlier round does not exist any more. Continue {WAY_OUT}",
                 stream=self._stream,
                 offset=known.position.offset + 1,
             )
@@ -217,7 +218,7 @@ class _PartitionReader:
         if follower.has_missed:
             raise OffsetsLostError(
                 f"the stream {self._stream!r} does not have all records after offset {last:,} any more: retention "
-                f"removed some of them before they were read. {WAY_OUT_OF_GAP}",
+                f"removed some of them before they were read. Continue with the remaining messages {WAY_OUT}",
                 stream=self._stream,
                 offset=last + 1,
             )
@@ -300,7 +301,7 @@ class _PartitionReader:
 
     def _records(self, start: int, end: int) -> Iterator[_StoredRecord]:
         wanted = OffsetRange(stream=self._stream, start=start, end=end)
-        for chunk, first, last in read_range(self._address, wanted, fail_on_data_loss=True):
+        for chunk, first, last in chunks_of(self._address, wanted, allow_gaps=False):
             for place, data in enumerate(chunk.messages()):
                 if first <= place < last:
                     exchange, body = self._parse(data)
@@ -324,7 +325,7 @@ class _PartitionReader:
         self._is_other_log = True
         return OffsetsLostError(
             f"the stream {self._stream!r} ends at offset {end:,} and does not have the record at offset {last:,} that "
-            f"was read before: it was deleted and declared again. {WAY_OUT_OF_NEW}",
+            f"was read before: it was deleted and declared again. Continue {WAY_OUT}",
             stream=self._stream,
             offset=last,
         )

@@ -10,6 +10,7 @@ from bide.admin.locate import stream_port
 from bide.delay.by_name import Layout, make_infrastructure
 from bide.endpoint.events import EVENTS
 from bide.errors import AccessRefusedError, NotAppliedError, TargetNotFoundError
+from bide.pipelines.audit.fact_rows import zone_of
 from bide.pipelines.audit.run import BATCH_ROWS, Sources
 from bide.pipelines.audit.schedule_log import NAMES
 from bide.runtime.logs import logger
@@ -49,6 +50,7 @@ def find_sources(
     port: int | None = None,
     batch_rows: int = BATCH_ROWS,
     allow_gaps: bool = False,
+    time_zone: str = "UTC",
 ) -> Sources:
     """Find the existing streams of the taps of these infrastructures, of events, and of the schedule log.
 
@@ -58,12 +60,15 @@ def find_sources(
         all_tapped: whether each infrastructure must have taps; if not, those without taps are left out.
         events: the names of events streams; if empty, the default one.
         port: the port of the stream protocol; None for :func:`bide.admin.locate.stream_port`, or else the default.
+        time_zone: the zone of due times of Celery without an offset.
 
     Raises:
+        InvalidInputError: the time zone is unknown.
         NotAppliedError: no stream exists, or an infrastructure that must have taps has none.
         TargetNotFoundError: a named events stream does not exist.
         BrokerError: the broker cannot be reached, or refuses.
     """
+    zone_of(time_zone)
     scheduled: dict[str, str] = {}
     delivered: dict[str, str] = {}
     for infrastructure in infrastructures:
@@ -102,6 +107,7 @@ def find_sources(
         port=port,
         batch_rows=batch_rows,
         allow_gaps=allow_gaps,
+        time_zone=time_zone,
     )
 
 

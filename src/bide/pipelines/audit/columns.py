@@ -1,0 +1,106 @@
+"""Names and columns of the tables of an audit, and their types in Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import pyarrow as pa
+
+MOMENT: Final = pa.timestamp("us", tz="UTC")
+"""The type of times."""
+
+_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": MOMENT,
+    "date": pa.date32(),
+    "binary": pa.binary(),
+}
+
+_TAPPED: Final = "stream string, offset long, day date"
+
+FACTS: Final[Mapping[str, str]] = {
+    name: f"{columns}, {_TAPPED}"
+    for name, columns in {
+        "scheduled": "message_id string, target string, sent timestamp, scheduled timestamp, due timestamp, "
+        "first_due timestamp, retries int, exchange string, routing_key string, type string, size int, layout string",
+        "delivered": "message_id string, target string, sent timestamp, delivered timestamp, due timestamp, "
+        "first_due timestamp, retries int, lateness_ms double, type string, size int, layout string",
+        "processed": "message_id string, endpoint string, queue string, attempt int, retries int, sent timestamp, "
+        "due timestamp, delivered timestamp, started timestamp, ended timestamp, type string",
+        "failed": "message_id string, endpoint string, queue string, kind string, attempt int, retries int, "
+        "sent timestamp, due timestamp, delivered timestamp, started timestamp, ended timestamp, exception string, "
+        "text string, group string, delay_ms double, type string",
+        "occurrences": "message_id string, occurrence string, schedule_id string, key string, version string, "
+        "target string, type string, nominal timestamp, due timestamp, scheduled timestamp, claimed timestamp, "
+        "ended timestamp, outcome string, lateness_ms double",
+    }.items()
+}
+"""The columns of each table of facts, in order; the tables are partitioned by ``day``."""
+
+UNDECODABLE: Final = "undecodable"
+"""The table of messages that are not AMQP 1.0, on which no other table depends. It is partitioned by source as well,
+because the numbers of batches are unique per source only."""
+
+UNDECODABLE_COLUMNS: Final = f"reason string, seen timestamp, size int, value binary, {_TAPPED}"
+
+TABLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "scheduled": ("scheduled",),
+    "delivered": ("delivered",),
+    "events": ("processed", "failed"),
+}
+"""The sources of messages, with the tables of facts that they fill."""
+
+GROWING: Final[Mapping[str, str]] = {
+    **FACTS,
+    **{f"{UNDECODABLE}/source={source}": UNDECODABLE_COLUMNS for source in TABLES},
+}
+"""All tables to which rounds append batches, with their columns."""
+
+PENDING_STATE: Final = "_state/pending"
+FAILURES_STATE: Final = "_state/failures"
+"""The parts of the tables ``pending`` and ``failures``, by day."""
+
+LATENESS: Final = (
+    "minute timestamp, target string, count long, p50_ms double, p95_ms double, p99_ms double, max_ms double, day date"
+)
+PENDING: Final = "target string, due_hour timestamp, count long, overdue long"
+FAILURES: Final = (
+    "group string, exception string, endpoint string, count long, messages long, first_seen timestamp, "
+    "last_seen timestamp, recent long, before long, trend double"
+)
+PENDING_PARTS: Final = "target string, due timestamp, count long, overdue long, day date, batch long"
+FAILURES_PARTS: Final = (
+    "group string, exception string, endpoint string, minute timestamp, count long, messages long, "
+    "first_seen timestamp, last_seen timestamp, day date"
+)
+
+_OF_MESSAGES: Final = (
+    "message_id string, target string, type string, layout string, sent timestamp, scheduled timestamp, "
+    "due timestamp, delivered timestamp, lateness_ms double, attempts int, outcome string, endpoint string, "
+    "started timestamp, ended timestamp, critical_ms double, processing_ms double, delivery_ms double"
+)
+"""The columns of the table ``messages``, without ``waiting`` and ``day``."""
+
+
+def pairs_of(columns: str) -> list[tuple[str, str]]:
+    """The names and types of columns in text, separated by commas."""
+    return [(name, kind) for name, _, kind in (column.strip().partition(" ") for column in columns.split(","))]
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """The schema of columns in text."""
+    return pa.schema([(name, _TYPES[kind]) for name, kind in pairs_of(columns)])
+
+
+MESSAGES_SCHEMA: Final = pa.schema(
+    [
+        *arrow_schema(_OF_MESSAGES),
+        ("waiting", pa.list_(pa.struct([("target", pa.string()), ("due", MOMENT)]))),
+        ("day", pa.date32()),
+    ]
+)
+"""The table ``messages``. ``waiting`` has targets and due times that are scheduled and not delivered."""

@@ -1,0 +1,68 @@
+"""Merging of small batches of an audit, which continues after an interruption."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Collection, Iterator
+from datetime import date
+from typing import TYPE_CHECKING, Final
+
+from bide.pipelines.audit.columns import GROWING
+
+if TYPE_CHECKING:
+    from bide.pipelines.audit.folder import Folder
+
+MAX_BATCHES: Final = 20
+"""If a day of a table has more small batches than this, they are merged into one."""
+
+SMALL_BYTES: Final = 64 * 1024 * 1024
+"""Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
+
+MERGED: Final = "_state/merged"
+"""The folder for the rows of merged batches, until :func:`replace` moves it."""
+
+_MERGE: Final = "_state/merge.json"
+
+
+def to_merge(folder: Folder, table: str, day: date) -> list[int]:
+    """The small batches of a day, if it has too many of them."""
+    batches = folder.batches(table, day, under=SMALL_BYTES)
+    return batches if len(batches) > MAX_BATCHES else []
+
+
+def facts_to_merge(folder: Folder, days: Collection[date]) -> Iterator[tuple[str, date, list[int]]]:
+    """The batches of facts to merge of these days: table, day and numbers.
+
+    Call this when nothing writes to the tables, and no note refers to the batches.
+    """
+    for table in GROWING:
+        for day in days:
+            if batches := to_merge(folder, table, day):
+                yield table, day, batches
+
+
+def replace(folder: Folder, table: str, day: date, batches: list[int]) -> None:
+    """Replace batches of a day by the rows in :data:`MERGED`.
+
+    The remaining steps are recorded, and after an interruption :func:`finish` repeats them, so that no row is lost or
+    duplicated.
+    """
+    folder.write_json(folder.path(_MERGE), {"table": table, "day": str(day), "batches": batches})
+    finish(folder)
+
+
+def finish(folder: Folder) -> None:
+    """Finish an interrupted :func:`replace`."""
+    if not folder.exists(record := folder.path(_MERGE)):
+        return
+    merge = json.loads(folder.read_bytes(record))
+    place = folder.path(merge["table"], f"day={merge['day']}")
+    merged = folder.path(MERGED)
+    if folder.exists(merged):
+        for batch in merge["batches"]:
+            if folder.exists(old := posixpath.join(place, f"batch={batch}")):
+                folder.files.delete_dir(old)
+        # Under the number of the last batch, which is committed, so that it is never written again.
+        folder.files.move(merged, posixpath.join(place, f"batch={merge['batches'][-1]}"))
+    folder.files.delete_file(record)

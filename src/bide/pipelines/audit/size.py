@@ -1,0 +1,54 @@
+"""Size of a round of an audit, by which its engine is chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+
+from bide.pipelines.audit.columns import TABLES
+from bide.pipelines.audit.positions import PositionFile, find_new
+from bide.pipelines.engine import NeedsSparkError
+from bide.pipelines.formats import is_uri
+from bide.runtime.wording import in_bytes
+from bide.streams.log import StreamLogs
+
+if TYPE_CHECKING:
+    from bide.pipelines.audit.folder import Folder
+    from bide.pipelines.audit.run import Sources
+
+
+def check_small(sources: Sources, folder: Folder, *, largest: int | None) -> str:
+    """Check that this process can run a round, and describe its size.
+
+    Args:
+        largest: the largest size of the folder, and of the new messages, in bytes; None for any size.
+
+    Raises:
+        NeedsSparkError: the folder is a URI, or one of them is too large.
+        BrokerError: the streams cannot be read.
+    """
+    if is_uri(folder.place):
+        raise NeedsSparkError(f"{folder.place} is a URI")
+    files = folder.files.get_file_info(fs.FileSelector(folder.path(), allow_not_found=True, recursive=True))
+    stored = sum(one.size or 0 for one in files)
+    new = _bytes_of_new(sources, folder)
+    for size, what in ((stored, "the folder has"), (new, "the new messages have")):
+        if largest is not None and size > largest:
+            raise NeedsSparkError(f"{what} {in_bytes(size)}, more than {in_bytes(largest)}")
+    return f"the folder has {in_bytes(stored)}, and the new messages have {in_bytes(new)}"
+
+
+def _bytes_of_new(sources: Sources, folder: Folder) -> float:
+    """About how many bytes the new messages of all sources have, by the first ones of each stream."""
+    size = 0.0
+    with StreamLogs(sources.address) as logs:
+        for source in TABLES:
+            known = PositionFile(folder, source).read().offsets
+            streams, _ = sources.of(source)
+            # A gap is reported by the round itself.
+            new = find_new(logs, streams, known, allow_gaps=True)
+            for stream, begin in new.begin.items():
+                if (count := new.end[stream] - begin) > 0:
+                    size += count * logs.message_size(stream, begin)
+    return size

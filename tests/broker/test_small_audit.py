@@ -1,0 +1,158 @@
+"""Audits in this process: their tables, kills at changes of the folder, and two at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bide.cli import app as cli
+from bide.errors import FolderInUseError
+from bide.pipelines.audit import merging, run
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.audit.size import check_small
+from bide.pipelines.engine import NeedsSparkError
+from tests.audited_streams import EVENTS, AuditedStreams, tables_in
+from tests.support import Vhost
+
+WITHOUT_SPARK = """
+import sys
+sys.modules["pyspark"] = None
+from bide.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+KILLED = """
+import json, os, signal, sys
+from pyarrow import fs
+from bide.pipelines.audit.folder import Folder
+from bide.pipelines.audit.run import Sources, run
+from tests.killed_files import KillingFiles
+
+sources, place, left = json.loads(sys.argv[1])
+folder = Folder(place)
+files = KillingFiles(folder.files, left)
+folder.files = fs.PyFileSystem(files)
+run(None, Sources(**sources), folder)
+print(left - files.left)
+"""
+
+
+@pytest.fixture
+def streams(vhost: Vhost) -> AuditedStreams:
+    found = AuditedStreams(vhost)
+    found.declare()
+    return found
+
+
+def command(streams: AuditedStreams, place: Path, *options: str) -> list[str]:
+    where = ("--url", streams.vhost.url, "--stream-port", str(streams.port), "--events", EVENTS)
+    return ["pipeline", "audit", "--into", str(place), *where, *options]
+
+
+def killed(streams: AuditedStreams, place: Path, *, left: int) -> subprocess.CompletedProcess[str]:
+    """Run a round that kills its process instead of changing a file for the last time."""
+    found = streams.sources(batch_rows=20)
+    sources = {name: getattr(found, name) for name in ("url", "scheduled", "delivered", "events", "schedules", "port")}
+    given = json.dumps([sources | {"batch_rows": 20}, str(place), left])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", KILLED, given], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_an_audit_needs_no_spark(streams: AuditedStreams, tmp_path: Path) -> None:
+    streams.fill(0)
+    program = [sys.executable, "-c", WITHOUT_SPARK, *command(streams, tmp_path / "audit", "--once", "--json")]
+    first, second = (json.loads(subprocess.run(program, capture_output=True, check=True).stdout) for _ in range(2))
+    assert (first["engine"], second["engine"]) == ("local", "local")
+    assert first["engine_reason"].startswith("the folder has ")
+    found = tables_in(tmp_path / "audit")
+    kinds = ("scheduled", "delivered", "processed", "failed")
+    assert first["rows"] == {name: len(found.get(name, ())) for name in kinds}
+    assert first["undecodable"] == len(found["undecodable"]) == 6
+    assert first["ended"] == {"superseded": 1, "cancelled": 1}
+    assert first["schedules"]["waiting"] == 2
+    assert (sum(second["rows"].values()), second["days"], second["undecodable"]) == (0, 0, 0)
+    assert second["pending"] == first["pending"] > 0
+    assert tables_in(tmp_path / "audit") == found
+
+
+def test_several_rounds_have_the_tables_of_one(
+    streams: AuditedStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with small batches, which are merged."""
+    monkeypatch.setattr(merging, "MAX_BATCHES", 2)
+    for part in range(3):
+        streams.fill(part)
+        run.run(None, streams.sources(batch_rows=25), Folder(str(tmp_path / "rounds")))
+    folder = Folder(str(tmp_path / "whole"))
+    run.run(None, streams.sources(), folder)
+    assert tables_in(tmp_path / "rounds") == tables_in(tmp_path / "whole")
+    assert len(list((tmp_path / "rounds" / "scheduled").glob("day=*/batch=*"))) <= 2 * 2
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.long)])
+def test_a_killed_round_is_continued(streams: AuditedStreams, tmp_path: Path, kills: int) -> None:
+    """``kill -9`` before a change of the folder, in a round that continues one that was killed too."""
+    streams.fill(0)
+    assert killed(streams, tmp_path / "audit", left=1_000_000).returncode == 0
+    streams.fill(1)
+    whole = killed(streams, tmp_path / "whole", left=1_000_000)
+    changes = int(whole.stdout)
+    assert changes > 50
+    expected = tables_in(tmp_path / "whole")
+    chance = random.Random(kills)
+    for left in sorted(chance.sample(range(changes), kills)):
+        again = killed(streams, tmp_path / "audit", left=left)
+        assert again.returncode in (-signal.SIGKILL, 0), again.stderr
+    assert killed(streams, tmp_path / "audit", left=1_000_000).returncode == 0
+    assert tables_in(tmp_path / "audit") == expected
+    folder = Folder(str(tmp_path / "audit"))
+    assert (folder.notes(), bool(folder.unfinished_work())) == ([], False)
+
+
+def test_two_audits_of_a_folder_at_once_are_refused(
+    streams: AuditedStreams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams.fill(0)
+    sources, folder = streams.sources(), Folder(str(tmp_path / "audit"))
+    folder.begin()
+    with folder.lock():
+        with pytest.raises(FolderInUseError):
+            run.run(None, sources, Folder(folder.place))
+        assert cli.run(command(streams, tmp_path / "audit", "--once")) == 1
+        assert f"audit is in use by the process {os.getpid()} on " in capsys.readouterr().err
+        assert run.run(None, sources, folder).rows["scheduled"] > 0
+
+
+def test_large_audits_and_uris_are_left_to_spark(streams: AuditedStreams, tmp_path: Path) -> None:
+    streams.fill(0)
+    sources, place = streams.sources(), tmp_path / "audit"
+    folder = Folder(str(place))
+    with pytest.raises(NeedsSparkError, match=r"^the new messages have .* kB, more than 1\.0 kB$"):
+        check_small(sources, folder, largest=1_000)
+    run.run(None, sources, folder)
+    assert check_small(sources, folder, largest=10_000_000).endswith(", and the new messages have 0 B")
+    with pytest.raises(NeedsSparkError, match=r"^the folder has .* kB, more than 1\.0 kB$"):
+        check_small(sources, folder, largest=1_000)
+    with pytest.raises(NeedsSparkError, match=r"is a URI$"):
+        check_small(sources, Folder(f"file://{place}"), largest=None)
+
+
+def test_the_command_names_the_engine(
+    streams: AuditedStreams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams.fill(0)
+    assert cli.run(command(streams, tmp_path / "audit", "--once", "--engine", "local")) == 0
+    *_, tables, engine = capsys.readouterr().out.splitlines()
+    assert tables == f"tables: {tmp_path / 'audit'}"
+    assert engine == "engine: this process, because --engine local was given"
+    assert cli.run(command(streams, tmp_path / "audit", "--once", "--engine", "local", "--master", "local[1]")) == 2
+    assert "--engine local does not start Spark" in capsys.readouterr().err
