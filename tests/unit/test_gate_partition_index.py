@@ -7,10 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
 
 import pytest
 
+from bide.gate import partition_index
 from bide.gate.log_reader import LogRecord
 from bide.gate.partition_index import PartitionIndex
 from bide.schedules.encoding import encode
@@ -52,6 +54,12 @@ def schedule(number: int, *, size: int = 10) -> LogRecord:
             message=ScheduledMessage(b"\0\0", bytes(size)),
         ),
     )
+
+
+@pytest.fixture(autouse=True)
+def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a batch would end after 50 ms on a busy machine."""
+    monkeypatch.setattr(partition_index, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 class WatchedThread(ThreadPoolExecutor):

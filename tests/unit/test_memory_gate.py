@@ -165,7 +165,7 @@ async def test_a_target_that_refuses_is_not_claimed_for_without_end_and_holds_up
     full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     numbers = (f"k{number}" for number in itertools.count())
     keys = list(itertools.islice((one for one in numbers if partition_of(one) == partition_of("other")), 3 * CROWDED))
-    async with b.gate(), b.connect() as client:
+    async with b.gate(), b.connect(timeout=timedelta(seconds=TIMEOUT)) as client:
         await client.declare(MAILS | bide.Topology(queues=[full]))
         for first in range(0, len(keys), 500):
             await asyncio.gather(
