@@ -104,10 +104,9 @@ def send(
         "isolated": isolated,
     }
     # With --json, the receipts that are printed one by one already show the progress.
-    showing: AbstractContextManager[Any] = (
-        nullcontext() if as_json else progress_bar("sent") if count > 1 else working("sending")
-    )
-    with showing as progress:
+    has_bar = count > 1 and not as_json
+    bar: AbstractContextManager[Callable[[int, int], None] | None] = progress_bar("sent") if has_bar else nullcontext()
+    with bar as progress, nullcontext() if has_bar or as_json else working("sending"):
         done = run_async(
             _send(settings, infrastructure, message, count=count, declare=declare, as_json=as_json, progress=progress)
         )
