@@ -109,7 +109,7 @@ def test_without_spark_each_command_says_what_to_install(
     [
         (("schedule", "x.csv", "--to", "orders", "--at-column", "due", "--dry-run"), "PyArrow is"),
         (("report", ".", "--engine", "local"), "PyArrow is"),
-        (("audit", "--into", "audit", "--once"), "PyArrow is"),
+        (("audit", "--into", "audit", "--once", "--engine", "local"), "PyArrow is"),
     ],
     ids=["schedule", "report", "audit"],
 )

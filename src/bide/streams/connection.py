@@ -17,9 +17,7 @@ from bide.amqp.handshake import release_of, tls_reason
 from bide.amqp.tls_warnings import warn_about_broker
 from bide.amqp.url import BrokerUrl
 from bide.errors import (
-    AccessRefusedError,
     AuthenticationError,
-    BrokerError,
     BrokerUnreachableError,
     ConnectionLostError,
     ProtocolError,
@@ -320,19 +318,7 @@ class StreamConnection:
             self._refuse(code, f"stream {stream!r}" if stream else f"request {key:#04x}")
 
     def _refuse(self, code: int, what: str) -> NoReturn:
-        reason = f"the broker at {self._peer} refused {what}: {frames.CODES.get(code, f'code {code:#04x}')}"
-        if code in frames.AUTHENTICATION_FAILURES:
-            raise AuthenticationError(reason)
-        if code == frames.VHOST_FAILURE:
-            raise VirtualHostError(reason)
-        if code == frames.NO_SUCH_STREAM:
-            raise TargetNotFoundError(reason)
-        if code == frames.ACCESS_REFUSED:
-            raise AccessRefusedError(reason)
-        if code in (frames.STREAM_NOT_AVAILABLE, frames.NO_SUCH_PUBLISHER):
-            # A leader is being elected or starting, or has moved: the caller may retry, as after a lost connection.
-            raise ConnectionLostError(reason)
-        raise BrokerError(reason)
+        raise frames.refusal(code, f"the broker at {self._peer} refused {what}")
 
     def _dispatch(self, key: int, fields: Fields) -> None:
         """Handle a frame that is not a response."""

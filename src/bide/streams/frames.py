@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from bide.errors import ProtocolError
+from bide.errors import (
+    AccessRefusedError,
+    AuthenticationError,
+    BrokerError,
+    ConnectionLostError,
+    ProtocolError,
+    TargetNotFoundError,
+    VirtualHostError,
+)
 
 DECLARE_PUBLISHER: Final = 0x01
 PUBLISH: Final = 0x02
@@ -249,3 +257,24 @@ def metadata(fields: Fields) -> dict[str, StreamMetadata]:
             replicas=tuple(brokers[one] for one in references if one in brokers),
         )
     return streams
+
+
+def refusal(code: int, what: str) -> BrokerError:
+    """The error for a response code.
+
+    Args:
+        what: the start of its message, such as "the broker at localhost:5552 refused stream 's'".
+    """
+    kind: type[BrokerError] = BrokerError
+    if code in AUTHENTICATION_FAILURES:
+        kind = AuthenticationError
+    elif code == VHOST_FAILURE:
+        kind = VirtualHostError
+    elif code == NO_SUCH_STREAM:
+        kind = TargetNotFoundError
+    elif code == ACCESS_REFUSED:
+        kind = AccessRefusedError
+    elif code in (STREAM_NOT_AVAILABLE, NO_SUCH_PUBLISHER):
+        # A leader is being elected or starting, or has moved: the caller may retry, as after a lost connection.
+        kind = ConnectionLostError
+    return kind(f"{what}: {CODES.get(code, f'code {code:#04x}')}")
