@@ -99,6 +99,18 @@ def test_the_result_of_a_filter_adds_up_the_partitions() -> None:
     )
 
 
+def test_the_result_of_a_filter_names_partitions_whose_changes_are_not_known() -> None:
+    answers = {
+        0: ScheduleAnswer(outcome="forgotten"),
+        1: ScheduleAnswer(outcome="cancelled", count=1, keys=("c",)),
+        2: ScheduleAnswer(outcome="forgotten"),
+    }
+    assert FilterResult.of(answers) == FilterResult(
+        outcome=ScheduleOutcome.CANCELLED, count=1, keys=("c",), partitions={1: 1}, forgotten=(0, 2)
+    )
+    assert FilterResult.of({0: answers[0]}).outcome is ScheduleOutcome.FORGOTTEN
+
+
 def test_the_synchronous_methods_have_the_parameters_of_the_others() -> None:
     names = {name for name in vars(ScheduleMethods) if not name.startswith("_")}
     assert names <= set(vars(SyncScheduleMethods))

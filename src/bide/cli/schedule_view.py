@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bide.cli.output import echo, in_local_time, print_json, print_json_line, text_or_base64
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -62,9 +63,22 @@ def write_result(result: ScheduleResult, *, as_json: bool) -> None:
 def write_filter_result(result: FilterResult, *, as_json: bool) -> None:
     """Print the result of an operation on all schedules that match."""
     if as_json:
-        print_json({"outcome": result.outcome.value, "count": result.count, "keys": list(result.keys)})
-    else:
-        echo(f"{result.outcome.value} {result.count:,}")
+        print_json(
+            {
+                "outcome": result.outcome.value,
+                "count": result.count,
+                "keys": list(result.keys),
+                "forgotten": list(result.forgotten),
+            }
+        )
+        return
+    echo(f"{result.outcome.value} {result.count:,}")
+    if result.forgotten:
+        echo(
+            f"applied before, more than an hour ago, in {quantity(len(result.forgotten), 'partition')}: how many "
+            "schedules were changed there is not known",
+            err=True,
+        )
 
 
 def write_count(count: int, verb: str, *, as_json: bool) -> None:

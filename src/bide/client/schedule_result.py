@@ -93,21 +93,26 @@ class FilterResult:
         count: the number of schedules that were changed.
         keys: their keys in order; the first 20,000 of each partition.
         partitions: the number of changed schedules by partition. The operation is atomic within a partition.
+        forgotten: partitions that had applied the operation more than an hour before the client, in doubt, repeated
+            it. It was done there, but ``count`` and ``keys`` lack what it changed there.
     """
 
     outcome: ScheduleOutcome
     count: int
     keys: tuple[str, ...] = field(repr=False)
     partitions: Mapping[int, int]
+    forgotten: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, answers: Mapping[int, ScheduleAnswer]) -> Self:
         """The result in the answers of all partitions."""
+        known = {number: one for number, one in answers.items() if one.outcome != "forgotten"}
         return cls(
-            outcome=ScheduleOutcome(next(iter(answers.values())).outcome),
-            count=sum(one.count for one in answers.values()),
-            keys=tuple(sorted(key for one in answers.values() for key in one.keys)),
-            partitions={number: one.count for number, one in answers.items()},
+            outcome=ScheduleOutcome(next(iter(known.values())).outcome if known else "forgotten"),
+            count=sum(one.count for one in known.values()),
+            keys=tuple(sorted(key for one in known.values() for key in one.keys)),
+            partitions={number: one.count for number, one in known.items()},
+            forgotten=tuple(sorted(answers.keys() - known.keys())),
         )
 
 
