@@ -199,13 +199,13 @@ def _drop_fifth() -> _Patches:
 
 
 def _forged() -> _Patches:
-    original = LogFollower.read
+    original = LogFollower.apply
 
-    def read(self: LogFollower, offset: int, exchange: str, body: bytes) -> Any:
+    def apply(self: LogFollower, offset: int, exchange: str, body: bytes, record: Any) -> Any:
         is_forged = body.startswith((b'{"v":1,"kind":"claim"', b'{"v":1,"kind":"done"'))
-        return original(self, offset, self._names.gates if is_forged else exchange, body)
+        return original(self, offset, self._names.gates if is_forged else exchange, body, record)
 
-    return [(LogFollower, "read", read)]
+    return [(LogFollower, "apply", apply)]
 
 
 def _partial_snapshot() -> _Patches:
