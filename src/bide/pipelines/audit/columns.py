@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -94,6 +94,13 @@ def pairs_of(columns: str) -> list[tuple[str, str]]:
 def arrow_schema(columns: str) -> pa.Schema:
     """The schema of columns in text."""
     return pa.schema([(name, _TYPES[kind]) for name, kind in pairs_of(columns)])
+
+
+def table_of_rows(rows: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
+    """Rows with their values in the order of a schema, as a table."""
+    columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
+    arrays = [pa.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
 
 
 MESSAGES_SCHEMA: Final = pa.schema(

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from bide.durations import EPOCH, LATEST_MILLISECOND, from_milliseconds
+from bide.pipelines.audit.columns import FACTS, MOMENT, arrow_schema, table_of_rows
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.occurrence_state import Occurrence, PendingCount, kept_values
 from bide.schedules.entries import WaitingSchedule
@@ -32,22 +33,11 @@ _ROWS: Final = 50_000
 
 _Row = tuple[date, tuple[Any, ...]]
 
-_MOMENT: Final = pa.timestamp("us", tz="UTC")
-_SCHEMA: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in ("message_id", "occurrence", "schedule_id", "key", "version")),
-        *((name, pa.string()) for name in ("target", "type")),
-        *((name, _MOMENT) for name in ("nominal", "due", "scheduled", "claimed", "ended")),
-        ("outcome", pa.string()),
-        ("lateness_ms", pa.float64()),
-        ("stream", pa.string()),
-        ("offset", pa.int64()),
-    ]
-)
+_SCHEMA: Final = pa.schema([one for one in arrow_schema(FACTS[TABLE]) if one.name != "day"])
 _PENDING_SCHEMA: Final = pa.schema(
     [
         ("target", pa.string()),
-        ("due_hour", _MOMENT),
+        ("due_hour", MOMENT),
         *((name, pa.int64()) for name in ("count", "overdue", "paused", "under_way")),
     ]
 )
@@ -218,9 +208,7 @@ class OccurrenceFiles:
         return paths
 
     def _write(self, rows: Collection[tuple[Any, ...]], schema: pa.Schema, path: str) -> None:
-        columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-        arrays = [pa.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
-        parquet.write_table(pa.Table.from_arrays(arrays, schema=schema), path, filesystem=self._folder.files)
+        parquet.write_table(table_of_rows(rows, schema), path, filesystem=self._folder.files)
 
 
 def _micros(milliseconds: int | None) -> int | None:

@@ -32,6 +32,7 @@ from bide.pipelines.audit.columns import (
     TABLES,
     UNDECODABLE,
     arrow_schema,
+    table_of_rows,
 )
 from bide.pipelines.audit.fact_rows import fact_schema, rows_of
 from bide.pipelines.audit.folder import Folder, Note
@@ -236,10 +237,7 @@ class _Tables:
 
     def table(self, query: str, schema: pa.Schema) -> pa.Table:
         """A result with the columns and types of a schema; times of DuckDB are in UTC."""
-        rows = self.rows(query)
-        columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
-        arrays = [pa.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
-        return pa.table(arrays, schema=schema)
+        return table_of_rows(self.rows(query), schema)
 
 
 def _without_zone(kind: pa.DataType) -> pa.DataType:
