@@ -44,9 +44,9 @@ else:
 WAY_OUT_OF_UNREAD: Final = "name them, start with a new checkpoint, or continue without them with failOnDataLoss=false"
 # The checkpoint has the end of a batch that was begun. If the batch were finished, the streams that it leaves out would
 # have no position any more, even if the query names them again.
-TAKE_BACK: Final = "delete the newest file in the checkpoint's folder 'offsets', with its .crc"
 WAY_OUT_OF_LEFT_OUT: Final = (
-    f"name them and {TAKE_BACK}; start with a new checkpoint, or continue without them with failOnDataLoss=false"
+    "name them and delete the newest file in the checkpoint's folder 'offsets', with its .crc; start with a new "
+    "checkpoint, or continue without them with failOnDataLoss=false"
 )
 WAY_OUT_OF_NEW: Final = "Start with a new checkpoint, or continue with failOnDataLoss=false"
 
