@@ -43,11 +43,12 @@ def logged(spark: SparkSession) -> Iterator[Callable[[], str]]:
         root.addAppender(one)
 
 
-def pages(spark: SparkSession) -> list[str]:
-    """The text of Spark's pages about the queries so far."""
+def pages(spark: SparkSession) -> dict[int, str]:
+    """The text of Spark's pages about its last 1,000 queries, by their numbers."""
     session: Any = spark._jsparkSession
     found = session.sharedState().statusStore().executionsList()
-    return [found.apply(number).physicalPlanDescription() for number in range(found.size())]
+    queries = [found.apply(index) for index in range(found.size())]
+    return {query.executionId(): query.physicalPlanDescription() for query in queries}
 
 
 @pytest.mark.long
@@ -64,7 +65,7 @@ def test_the_password_appears_in_no_output_log_or_file(
     wrong = streams.vhost.url.replace(password, WRONG)
     streams.declare("orders")
     streams.fill("orders", ["a"])
-    before = len(pages(spark))
+    before = pages(spark)
 
     frame = streams.batch(stream="orders")
     frame.explain(True)
@@ -93,7 +94,7 @@ def test_the_password_appears_in_no_output_log_or_file(
                 "--ledger", str(tmp_path / "ledger"), "--url", wrong]) == 1  # fmt: skip
 
     shown = capsys.readouterr()
-    plans = pages(spark)[before:]
+    plans = [text for number, text in pages(spark).items() if number not in before]
     texts = {"output": shown.out, "errors": shown.err, "raised": "\n".join(errors),
             "log of Java": logged(), "pages": "\n".join(plans)}  # fmt: skip
     for place, text in texts.items():
