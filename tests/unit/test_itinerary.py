@@ -18,13 +18,13 @@ from bide.topology.routing import Model
 
 def reasons(itinerary: Itinerary) -> dict[str, str]:
     """Place -> why, or why not."""
-    return {one.name: one.reason for stop in itinerary.stops for one in stop.looks}
+    return {one.name: one.reason for visit in itinerary.exchanges for one in visit.decisions}
 
 
 def test_a_message_is_followed_through_two_layers_with_reasons() -> None:
     pet = {"entity.type": "pet", "change.type": "sold"}
     way = plan(find_pattern("2").sample_topology(), "travel", "extras.pet", pet)
-    assert [stop.exchange for stop in way.stops] == ["travel", "changes"]
+    assert [visit.name for visit in way.exchanges] == ["travel", "changes"]
     assert way.queues == ()
     assert reasons(way) == {
         "bookings": "its pattern 'booking.#' does not match: 'extras.pet' lacks the word 'booking'",
@@ -107,7 +107,7 @@ def test_queues_chosen_by_the_broker_are_possible_queues() -> None:
     )  # fmt: skip
     way = plan(behind, "in", "k")
     assert (way.queues, way.possible) == ((), ("p",))
-    assert [(stop.exchange, stop.certain) for stop in way.stops] == [("in", True), ("a", False), ("b", False)]
+    assert [(visit.name, visit.certain) for visit in way.exchanges] == [("in", True), ("a", False), ("b", False)]
 
 
 def test_a_queue_reached_by_two_possible_paths_is_listed_once() -> None:
@@ -124,7 +124,7 @@ def test_a_queue_reached_by_two_possible_paths_is_listed_once() -> None:
         ],
     )
     way = plan(topology, "in")
-    assert sorted(stop.exchange for stop in way.stops) == sorted(names)
+    assert sorted(visit.name for visit in way.exchanges) == sorted(names)
     assert way.possible == ("q",)
 
 
@@ -174,8 +174,11 @@ def test_missing_or_internal_exchanges_and_invalid_topologies_are_refused() -> N
 
 
 def test_a_plan_can_be_written_as_json() -> None:
-    way = plan(find_pattern("11").sample_topology(), "clients", "hooli")
-    assert json.loads(json.dumps(way.to_dict()))["queues"] == ["everybody-else"]
+    written = json.loads(json.dumps(plan(find_pattern("11").sample_topology(), "clients", "hooli").to_dict()))
+    assert written["queues"] == ["everybody-else"]
+    assert all(one.keys() == {"name", "type", "certain", "decisions"} for one in written["exchanges"])
+    routed = {one["name"] for exchange in written["exchanges"] for one in exchange["decisions"] if one["routed"]}
+    assert "everybody-else" in routed
 
 
 # -- against the model of the routing
@@ -224,4 +227,4 @@ def test_a_plan_reaches_the_queues_of_the_routing_model(
     way = plan(topology, "a", key, sent)
     assert set(way.queues) == Model(topology).route("a", key, sent).queues
     assert not way.possible
-    assert all(one.reason for stop in way.stops for one in stop.looks)
+    assert all(one.reason for visit in way.exchanges for one in visit.decisions)

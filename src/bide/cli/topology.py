@@ -293,12 +293,12 @@ def explain(
     else:
         with working("looking"):
             asked = run_async(_live_topology(settings))
-    way = plan(asked, exchange, key, message)
+    itinerary = plan(asked, exchange, key, message)
     if as_json:
-        print_json(way.to_dict())
+        print_json(itinerary.to_dict())
     else:
-        print_itinerary(way, every=every)
-    return 0 if way.queues or way.possible else 1
+        print_itinerary(itinerary, every=every)
+    return 0 if itinerary.queues or itinerary.possible else 1
 
 
 def _message_headers(headers: tuple[str, ...], cc: tuple[str, ...], bcc: tuple[str, ...]) -> dict[str, Any]:

@@ -135,20 +135,20 @@ def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
     Args:
         every: list every binding that does not match; otherwise more than 20 are only counted.
     """
-    for stop in itinerary.stops:
-        maybe = "" if stop.certain else ", if it gets here"
-        echo(f"exchange {stop.exchange or '(default)'} ({stop.type}{maybe})")
-        if not stop.looks:
+    for visit in itinerary.exchanges:
+        maybe = "" if visit.certain else ", if it gets here"
+        echo(f"exchange {visit.name or '(default)'} ({visit.type}{maybe})")
+        if not visit.decisions:
             echo("  nothing is bound to it")
-        refused = [one for one in stop.looks if one.goes is False]
+        refused = [one for one in visit.decisions if one.routed is False]
         shown = (
-            stop.looks
+            visit.decisions
             if every or len(refused) <= _MAX_REFUSED
-            else [one for one in stop.looks if one.goes is not False]
+            else [one for one in visit.decisions if one.routed is not False]
         )
         for one in shown:
             _print_decision(one)
-        if len(shown) < len(stop.looks):
+        if len(shown) < len(visit.decisions):
             echo(f"  ✗ {len(refused)} others do not match (--all lists them)")
     echo(f"queues: {', '.join(itinerary.queues) or 'none'}")
     if itinerary.possible:
@@ -159,6 +159,6 @@ def print_itinerary(itinerary: Itinerary, *, every: bool = False) -> None:
         echo(later)
 
 
-def _print_decision(look: RouteDecision) -> None:
-    mark, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[look.goes]
-    echo(f"{look.kind} {look.name or '(default)'}: {look.reason}", mark=f"  {mark}", colour=colour)
+def _print_decision(decision: RouteDecision) -> None:
+    mark, colour = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[decision.routed]
+    echo(f"{decision.kind} {decision.name or '(default)'}: {decision.reason}", mark=f"  {mark}", colour=colour)

@@ -35,31 +35,31 @@ class RouteDecision:
     Attributes:
         kind: ``"queue"`` or ``"exchange"``.
         name: the name of the destination.
-        goes: whether the message goes there; None if only the broker knows.
+        routed: whether the message is routed there; None if only the broker knows.
         reason: why, or why not.
     """
 
     kind: DestinationType
     name: str
-    goes: bool | None
+    routed: bool | None
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class VisitedExchange:
     """An exchange on the route of a message.
 
     Attributes:
-        exchange: the name of the exchange.
+        name: the name of the exchange.
         type: the type of the exchange.
         certain: whether the message certainly reaches the exchange.
-        looks: the decisions about its destinations, one for each binding.
+        decisions: the decisions about its destinations, one for each binding.
     """
 
-    exchange: str
+    name: str
     type: str
     certain: bool
-    looks: tuple[RouteDecision, ...]
+    decisions: tuple[RouteDecision, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ class Itinerary:
     """The route of a message.
 
     Attributes:
-        stops: the exchanges, in the order in which the message reaches them.
+        exchanges: the exchanges, in the order in which the message reaches them.
         queues: the queues that certainly get the message.
         possible: the queues that get the message only if an exchange chooses them.
         later: what happens after delays, one sentence for each copy.
     """
 
-    stops: tuple[Stop, ...]
+    exchanges: tuple[VisitedExchange, ...]
     queues: tuple[str, ...]
     possible: tuple[str, ...]
     later: tuple[str, ...] = ()
@@ -84,17 +84,17 @@ class Itinerary:
             "queues": list(self.queues),
             "possible": list(self.possible),
             "later": list(self.later),
-            "stops": [
+            "exchanges": [
                 {
-                    "exchange": stop.exchange,
-                    "type": stop.type,
-                    "certain": stop.certain,
-                    "looks": [
-                        {"kind": one.kind, "name": one.name, "goes": one.goes, "reason": one.reason}
-                        for one in stop.looks
+                    "name": visit.name,
+                    "type": visit.type,
+                    "certain": visit.certain,
+                    "decisions": [
+                        {"kind": one.kind, "name": one.name, "routed": one.routed, "reason": one.reason}
+                        for one in visit.decisions
                     ],
                 }
-                for stop in self.stops
+                for visit in self.exchanges
             ],
         }
 
@@ -120,23 +120,29 @@ def plan(
 class _Planner:
     topology: Topology
     message: RoutedMessage
-    stops: list[Stop] = field(default_factory=list)
+    visits: list[VisitedExchange] = field(default_factory=list)
 
     def plan(self, exchange: str) -> Itinerary:
         exchanges = {one.name: one for one in (*PREDECLARED, *self.topology.exchanges)}
         certain = self._walk(exchange, exchanges, maybe=False, seen=frozenset())
         doubtful = [
-            look.name for stop in self.stops for look in stop.looks if look.goes is None and look.kind == "exchange"
+            decision.name
+            for visit in self.visits
+            for decision in visit.decisions
+            if decision.routed is None and decision.kind == "exchange"
         ]
         possible = {
-            look.name for stop in self.stops for look in stop.looks if look.goes is None and look.kind == "queue"
+            decision.name
+            for visit in self.visits
+            for decision in visit.decisions
+            if decision.routed is None and decision.kind == "queue"
         }
         for name in doubtful:
-            visited = frozenset(stop.exchange for stop in self.stops)
-            if name not in visited:
-                possible |= self._walk(name, exchanges, maybe=True, seen=visited)
+            known = frozenset(visit.name for visit in self.visits)
+            if name not in known:
+                possible |= self._walk(name, exchanges, maybe=True, seen=known)
         return Itinerary(
-            stops=tuple(self.stops), queues=tuple(sorted(certain)), possible=tuple(sorted(possible - certain))
+            exchanges=tuple(self.visits), queues=tuple(sorted(certain)), possible=tuple(sorted(possible - certain))
         )
 
     def _walk(self, start: str, exchanges: Mapping[str, Exchange], *, maybe: bool, seen: frozenset[str]) -> set[str]:
@@ -147,48 +153,50 @@ class _Planner:
         while pending:
             name = pending.pop(0)
             if name != DEFAULT_EXCHANGE and name not in exchanges:
-                self.stops.append(Stop(exchange=name, type="(missing)", certain=not maybe, looks=()))
+                self.visits.append(VisitedExchange(name=name, type="(missing)", certain=not maybe, decisions=()))
                 continue
-            stop = self._stop(name, exchanges, certain=not maybe)
-            self.stops.append(stop)
-            for look in stop.looks:
-                if look.goes is False or (look.goes is None and not maybe):
+            visit = self._visit(name, exchanges, certain=not maybe)
+            self.visits.append(visit)
+            for decision in visit.decisions:
+                if decision.routed is False or (decision.routed is None and not maybe):
                     continue
-                if look.kind == "queue":
-                    queues.add(look.name)
-                elif look.name not in known:
-                    known.add(look.name)
-                    pending.append(look.name)
+                if decision.kind == "queue":
+                    queues.add(decision.name)
+                elif decision.name not in known:
+                    known.add(decision.name)
+                    pending.append(decision.name)
         return queues
 
-    def _stop(self, name: str, exchanges: Mapping[str, Exchange], *, certain: bool) -> Stop:
+    def _visit(self, name: str, exchanges: Mapping[str, Exchange], *, certain: bool) -> VisitedExchange:
         if name == DEFAULT_EXCHANGE:
-            looks = tuple(_default_looks(self.topology, self.message.keys))
-            return Stop(exchange=name, type="direct", certain=certain, looks=looks)
+            decisions = tuple(_default_decisions(self.topology, self.message.keys))
+            return VisitedExchange(name=name, type="direct", certain=certain, decisions=decisions)
         exchange = exchanges[name]
         bindings = [one for one in self.topology.bindings if one.source == name]
-        looks = tuple(_looks(exchange, bindings, self.message))
+        decisions = tuple(_decisions(exchange, bindings, self.message))
         alternate = exchange.arguments.get("alternate-exchange")
         if alternate is not None:
-            used = all(one.goes is False for one in looks)
+            used = all(one.routed is False for one in decisions)
             why = "used, because no binding matches" if used else "not used, because a binding matches"
             if used and alternate == DEFAULT_EXCHANGE:
                 used, why = False, "the default exchange, which routes nothing as an alternate"
-            look = RouteDecision(kind="exchange", name=str(alternate), goes=used, reason=f"alternate exchange: {why}")
-            looks = (*looks, look)
-        return Stop(exchange=name, type=exchange.type, certain=certain, looks=looks)
+            decision = RouteDecision(
+                kind="exchange", name=str(alternate), routed=used, reason=f"alternate exchange: {why}"
+            )
+            decisions = (*decisions, decision)
+        return VisitedExchange(name=name, type=exchange.type, certain=certain, decisions=decisions)
 
 
-def _default_looks(topology: Topology, keys: Sequence[str]) -> Iterator[RouteDecision]:
+def _default_decisions(topology: Topology, keys: Sequence[str]) -> Iterator[RouteDecision]:
     names = {one.name for one in topology.queues}
     names |= {one.destination for one in topology.bindings if one.destination_type == "queue"}
     for key in keys:
         there = key in names
         reason = f"the key {key!r} is its name" if there else f"no queue has the name {key!r}, which is the key"
-        yield RouteDecision(kind="queue", name=key, goes=there, reason=reason)
+        yield RouteDecision(kind="queue", name=key, routed=there, reason=reason)
 
 
-def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessage) -> Iterator[RouteDecision]:
+def _decisions(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessage) -> Iterator[RouteDecision]:
     kind = exchange.type
     delayed = ""
     if kind == "x-delayed-message":
@@ -201,15 +209,15 @@ def _looks(exchange: Exchange, bindings: Sequence[Binding], message: RoutedMessa
             yield RouteDecision(
                 kind=binding.destination_type,
                 name=binding.destination,
-                goes=True if alone and kind in CHOOSERS else None,
+                routed=True if alone and kind in CHOOSERS else None,
                 reason=_choice(exchange, kind, alone=alone),
             )
         return
     twin = replace(exchange, type=kind)
     for binding in bindings:
-        goes = bool(binding_table(twin, [binding]).matches(message))
-        reason = delayed + _REASONS[kind](binding, message, goes)
-        yield RouteDecision(kind=binding.destination_type, name=binding.destination, goes=goes, reason=reason)
+        matches = bool(binding_table(twin, [binding]).matches(message))
+        reason = delayed + _REASONS[kind](binding, message, matches)
+        yield RouteDecision(kind=binding.destination_type, name=binding.destination, routed=matches, reason=reason)
 
 
 def _choice(exchange: Exchange, kind: str, *, alone: bool) -> str:
@@ -232,8 +240,8 @@ def _keys(message: RoutedMessage) -> str:
     return f"the key {first!r}" + (f" and the CC and BCC keys {', '.join(map(repr, others))}" if others else "")
 
 
-def _direct(binding: Binding, message: RoutedMessage, goes: bool) -> str:
-    if goes:
+def _direct(binding: Binding, message: RoutedMessage, matches: bool) -> str:
+    if matches:
         return f"its binding key is {binding.routing_key!r}" + _by_copy(binding.routing_key in message.keys[:1])
     return f"its binding key is {binding.routing_key!r}, which is not {_keys(message)}"
 
@@ -242,13 +250,13 @@ def _by_copy(by_routing_key: bool) -> str:
     return "" if by_routing_key else ", which is a CC or BCC key"
 
 
-def _fanout(binding: Binding, message: RoutedMessage, goes: bool) -> str:
+def _fanout(binding: Binding, message: RoutedMessage, matches: bool) -> str:
     return "a fanout exchange matches every message"
 
 
-def _topic(binding: Binding, message: RoutedMessage, goes: bool) -> str:
+def _topic(binding: Binding, message: RoutedMessage, matches: bool) -> str:
     pattern = binding.routing_key
-    if goes:
+    if matches:
         return f"its pattern {pattern!r} matches {_keys(message)}"
     return f"its pattern {pattern!r} does not match: " + "; ".join(
         f"{key!r} {_topic_difference(pattern.split('.') if pattern else [], words)}"
@@ -277,7 +285,7 @@ def _count(words: int) -> str:
     return quantity(words, "word")
 
 
-def _headers(binding: Binding, message: RoutedMessage, goes: bool) -> str:
+def _headers(binding: Binding, message: RoutedMessage, matches: bool) -> str:
     match = str(binding.arguments.get("x-match", "all"))
     wanted = [
         (name, value)
@@ -289,7 +297,7 @@ def _headers(binding: Binding, message: RoutedMessage, goes: bool) -> str:
     if not wanted:
         return "it requires no header" + (", so x-match any never matches" if any_matches else "")
     requirement = f"it requires {'one' if any_matches else 'all'} of {shown}"
-    if goes:
+    if matches:
         return requirement
     differences = [text for name, value in wanted if (text := _header_difference(name, value, message.headers))]
     return f"{requirement}, but {' and '.join(differences)}"
