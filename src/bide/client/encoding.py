@@ -28,8 +28,8 @@ from bide.runtime.bounded_cache import BoundedCache
 _INT64: Final = struct.Struct(">q")
 _SENT_NAME: Final = codec.short_string(HEADER_SENT) + b"l"
 _DUE_NAME: Final = codec.short_string(HEADER_DUE) + b"l"
-_MIN_INT64: Final = 1 << 31
-"""The codec encodes smaller integers in 32 bits, and this module only in 64."""
+_MAX_INT32: Final = (1 << 31) - 1
+"""The codec encodes integers up to this in 32 bits, and this module only in 64."""
 _MANDATORY_BITS: Final = codec.bits(False), codec.bits(True)
 """The last octet of a ``basic.publish`` payload: without and with the mandatory flag."""
 
@@ -207,7 +207,7 @@ class _DelayedEncoder:
         span = due - now
         wait = (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds
         milliseconds = to_milliseconds(due)
-        if wait <= 0 or milliseconds < _MIN_INT64:
+        if wait <= 0 or milliseconds <= _MAX_INT32:
             return None
         found = self._route_after(wait, message.message_id)
         if found is None:
