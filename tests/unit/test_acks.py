@@ -181,7 +181,7 @@ async def test_an_answer_of_the_queue_ends_the_doubt_about_earlier_acks(monkeypa
     for tag in range(1, 100):
         sender.settled(2 * tag)
     assert held_back(sender)
-    sender.answered()
+    sender.add_barrier()
     assert not held_back(sender)
     sender.settled(200)
     assert not held_back(sender)

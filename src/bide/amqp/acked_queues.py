@@ -85,7 +85,7 @@ class AckedQueues:
         queue = self._consumed.pop(tag, None)
         if queue is not None:
             self._cancelled_without_answer |= no_wait and self._acks.may_be_held_back
-            self._answering(queue)
+            self._add_barrier(queue)
 
     def deleted(self, tag: str) -> None:
         """Record that the broker cancelled a consumer: its queue has nothing more to settle."""
@@ -93,7 +93,7 @@ class AckedQueues:
 
     def getting(self, queue: str) -> None:
         """Record that a ``basic.get`` was sent."""
-        self._answering(queue)
+        self._add_barrier(queue)
 
     def got(self, queue: str) -> None:
         """Record a message of ``basic.get``."""
@@ -101,9 +101,9 @@ class AckedQueues:
         self._queues.add(queue)
         self._acks.got()
 
-    def _answering(self, queue: str) -> None:
+    def _add_barrier(self, queue: str) -> None:
         if self._queues <= {queue}:
-            self._acks.answered()
+            self._acks.add_barrier()
 
     async def have_acks(self, channel: AckedChannel) -> None:
         """Wait until quorum queues have the acknowledgements sent so far, as far as that can be known.

@@ -131,8 +131,8 @@ class AckSender:
         """Record a message of ``basic.get``. The broker passes its acknowledgement on in a command of its own."""
         self._is_grouped = False
 
-    def answered(self) -> None:
-        """Record a method that the queue answers only after it has received everything sent before."""
+    def add_barrier(self) -> None:
+        """Record that a method was sent which the queue answers only after it has received everything sent before."""
         self._commands.clear()
         self._held_back_at = -math.inf
 
