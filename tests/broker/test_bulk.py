@@ -18,7 +18,7 @@ import bide
 from bide.admin.apply import destroy
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
-from bide.client.bulk.input import source_of
+from bide.client.bulk.input import open_input
 from bide.client.bulk.publish import BulkPublish
 from bide.client.publish_result import PublishResult, PublishSummary
 from bide.delay.protocol import DelayInfrastructure
@@ -602,7 +602,7 @@ async def test_an_asynchronous_input_is_read_ahead_up_to_a_limit() -> None:
             yield OutgoingMessage(bytes(size), to="q")
 
     for size, most in ((10, 1_000), (1 << 20, 8)):
-        source = source_of(messages(size), lambda: None)
+        source = open_input(messages(size), lambda: None)
         wanted = most
 
         async def reached() -> bool:

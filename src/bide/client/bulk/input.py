@@ -167,8 +167,8 @@ def body_bytes(outgoing: Any) -> int:
     return len(body) if isinstance(body, bytes | bytearray | memoryview | str) else 0
 
 
-def source_of(items: Iterable[Any] | AsyncIterable[Any], on_change: Callable[[], None]) -> BulkInput:
-    """The input that reads an iterable of either kind.
+def open_input(items: Iterable[Any] | AsyncIterable[Any], on_change: Callable[[], None]) -> BulkInput:
+    """Start reading an iterable of either kind.
 
     Raises:
         InvalidInputError: the object is not an iterable.

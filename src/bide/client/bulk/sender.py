@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from bide.client.broker_state import BrokerState
 from bide.client.bulk.channels import BulkChannels
 from bide.client.bulk.in_flight import InFlightMessage, unsendable
-from bide.client.bulk.input import NOTHING, BulkInput, source_of
+from bide.client.bulk.input import NOTHING, BulkInput, open_input
 from bide.client.bulk.preparing import Preparing, is_final_error
 from bide.client.bulk.unreachable import Unreachable
 from bide.client.channel_closure import ChannelClosure, final_error
@@ -112,7 +112,7 @@ class BulkSender:
         An error that ends the publish early is raised after all known results. An exception of the input is raised
         after the results of all earlier messages.
         """
-        source = source_of(self._messages, self._changed.set)
+        source = open_input(self._messages, self._changed.set)
         self._publisher.trials.sources.add(self._unconfirmed)
         failure: Exception | None = None
         try:
