@@ -147,14 +147,14 @@ class Tally:
         """Count confirmed messages."""
         self._counts["confirmed"] += number
 
-    def fail(self, outcomes: Iterable[PublishResult]) -> None:
+    def fail(self, results: Iterable[PublishResult]) -> None:
         """Count results of failures."""
-        for outcome in outcomes:
-            self._counts[outcome.status] += 1
+        for result in results:
+            self._counts[result.status] += 1
             if len(self._failures) < self._max_failures:
-                self._failures.append(outcome)
+                self._failures.append(result)
 
-    def report(self) -> PublishSummary:
+    def summary(self) -> PublishSummary:
         """The summary of everything counted."""
         counts = self._counts
         return PublishSummary(

@@ -98,7 +98,7 @@ class BatchPublisher:
         if self._feed is not None:
             self._feed.end()
             self._end_publish()
-        report, self._tally = self._tally.report(), Tally(keep=self._max_failures)
+        report, self._tally = self._tally.summary(), Tally(keep=self._max_failures)
         if report.failures:
             raise failures_error(report)
         return report
@@ -152,7 +152,7 @@ class BatchPublisher:
             if not isinstance(named, BulkInDoubtError):
                 named = BulkInDoubtError(str(error))
                 named.__cause__ = error
-            named.report, self._tally = self._tally.report(), Tally(keep=self._max_failures)
+            named.report, self._tally = self._tally.summary(), Tally(keep=self._max_failures)
             raise named from named.__cause__
         self._sending = self._feed = None
 

@@ -109,7 +109,7 @@ class InFlightMessage(Unconfirmed):
         """Report the result."""
         self.on_settled(self, None if self.confirmed_elsewhere else error)
 
-    def outcome(self) -> PublishResult:
+    def result(self) -> PublishResult:
         """The result for the caller."""
         message = self.message
         if message is None:

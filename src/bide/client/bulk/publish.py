@@ -59,7 +59,7 @@ class BulkPublish:
         async with aclosing(run.rounds()) as rounds:
             async for settled in rounds:
                 for one in settled:
-                    yield one.outcome()
+                    yield one.result()
 
     @staticmethod
     async def _summaries(run: BulkSender) -> AsyncGenerator[PublishSummary, None]:
@@ -67,7 +67,7 @@ class BulkPublish:
             async for settled in rounds:
                 tally = Tally(keep=len(settled))
                 _count(settled, tally)
-                yield tally.report()
+                yield tally.summary()
 
     @staticmethod
     async def _whole_summary(run: BulkSender) -> PublishSummary:
@@ -77,12 +77,12 @@ class BulkPublish:
                 async for settled in rounds:
                     _count(settled, tally)
         except BulkInDoubtError as error:
-            error.report = tally.report()
+            error.report = tally.summary()
             raise
         except Exception as error:
-            error.add_note(f"until then: {tally.report()}")
+            error.add_note(f"until then: {tally.summary()}")
             raise
-        report = tally.report()
+        report = tally.summary()
         if report.failures:
             raise failures_error(report)
         return report
@@ -92,4 +92,4 @@ def _count(settled: list[InFlightMessage], tally: Tally) -> None:
     failed = [one for one in settled if one.error is not None]
     tally.confirm(len(settled) - len(failed))
     if failed:
-        tally.fail(one.outcome() for one in failed)
+        tally.fail(one.result() for one in failed)

@@ -200,7 +200,7 @@ class InFlightSchedule(InFlightMessage):
         self._wait_no_more()
         self._schedules.requests.lost(self._partition, self._request)
 
-    def outcome(self) -> PublishResult:
+    def result(self) -> PublishResult:
         """The result for the caller."""
         due = from_milliseconds(self._due) if self.attempts else None
         return PublishResult(

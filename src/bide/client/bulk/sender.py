@@ -444,6 +444,6 @@ class BulkSender:
             one.give_up()
         return BulkInDoubtError(
             reason,
-            in_doubt=tuple(one.outcome() for one in waiting if one.attempts),
-            unsent=tuple(one.outcome() for one in waiting if not one.attempts),
+            in_doubt=tuple(one.result() for one in waiting if one.attempts),
+            unsent=tuple(one.result() for one in waiting if not one.attempts),
         )
