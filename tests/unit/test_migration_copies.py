@@ -90,7 +90,7 @@ def test_a_set_aside_message_is_taken_again_as_it_was() -> None:
     delivery = Delivery(
         exchange="aside", routing_key="a.b", redelivered=False, delivery_tag=2, values=copy.values, body=copy.body
     )
-    again = TakenMessage.again(delivery)
+    again = TakenMessage.read_set_aside(delivery)
     assert again is not None
     assert (again.queue, again.at) == (message.queue, message.at)
     onward = onward_copy(again, TARGET, DUE, user="bide")
@@ -98,4 +98,4 @@ def test_a_set_aside_message_is_taken_again_as_it_was() -> None:
 
 
 def test_a_message_of_another_program_is_not_taken_from_the_queue() -> None:
-    assert TakenMessage.again(taken({"bide-set-aside": "by hand"}).delivery) is None
+    assert TakenMessage.read_set_aside(taken({"bide-set-aside": "by hand"}).delivery) is None

@@ -63,7 +63,7 @@ class TakenMessage:
     at: datetime
 
     @classmethod
-    def again(cls, delivery: Delivery) -> TakenMessage | None:
+    def read_set_aside(cls, delivery: Delivery) -> TakenMessage | None:
         """Read a message that an earlier run set aside; None if its headers do not name its delay queue and time."""
         headers = delivery.values.get("headers") or {}
         queue, at = headers.get(HEADER_QUEUE), headers.get(HEADER_AT)

@@ -281,7 +281,7 @@ class Migration:
             await room.acquire()
             if self._stopping.is_set() or (delivery := await self._channel.get(self.set_aside)) is None:
                 return
-            if (taken := TakenMessage.again(delivery)) is None:
+            if (taken := TakenMessage.read_set_aside(delivery)) is None:
                 # Another program's message: it goes back when the channel closes.
                 room.release()
                 continue
