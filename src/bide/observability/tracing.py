@@ -28,7 +28,7 @@ from bide.durations import to_microseconds
 from bide.endpoint.observer import Observer
 from bide.gate.observer import GateEvent, GateObserver
 from bide.recoverability.exception_text import ExceptionText
-from bide.recoverability.history import HEADER_RETRIED_BY
+from bide.recoverability.history import HEADER_OPERATOR_RETRIES
 from bide.version import VERSION
 
 try:
@@ -195,7 +195,7 @@ def _starts_new_trace(message: Message) -> bool:
     """Whether the span of the handler starts a new trace."""
     return (
         message.due is not None
-        or HEADER_RETRIED_BY in (message.raw.values.get("headers") or {})
+        or HEADER_OPERATOR_RETRIES in (message.raw.values.get("headers") or {})
         or str(message.headers.get(NEW_TRACE)).lower() == "true"
     )
 

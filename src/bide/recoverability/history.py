@@ -35,7 +35,7 @@ HEADER_FIRST_DUE: Final = "bide-first-due"
 HEADER_SENT_BY: Final = "bide-sent-by"
 """Header with the publisher of a message, on its copies: the broker refuses another user's name in ``user_id``."""
 
-HEADER_RETRIED_BY: Final = "bide-operator-retries"
+HEADER_OPERATOR_RETRIES: Final = "bide-operator-retries"
 """Header with how often an operator sent a message back."""
 
 HEADER_OPERATOR_RUN: Final = "bide-operator-run"
@@ -114,7 +114,7 @@ class History:
             expires_at=_moment(headers.get(HEADER_EXPIRES)),
             deliveries=_own_count(headers, HEADER_DELIVERIES, restarted=restarted),
             first_due=_moment(headers.get(HEADER_FIRST_DUE)),
-            returned=_count(headers.get(HEADER_RETRIED_BY)),
+            returned=_count(headers.get(HEADER_OPERATOR_RETRIES)),
             run=_name(headers.get(HEADER_OPERATOR_RUN)),
             edit_of=_name(headers.get(HEADER_EDIT_OF)),
         )
@@ -161,7 +161,7 @@ class History:
     def operators_headers(self) -> dict[str, Any]:
         """Headers that record what operators did with the message."""
         returned = self.returned or None
-        headers = {HEADER_RETRIED_BY: returned, HEADER_OPERATOR_RUN: self.run, HEADER_EDIT_OF: self.edit_of}
+        headers = {HEADER_OPERATOR_RETRIES: returned, HEADER_OPERATOR_RUN: self.run, HEADER_EDIT_OF: self.edit_of}
         return {name: value for name, value in headers.items() if value is not None}
 
 

@@ -29,7 +29,7 @@ from bide.errors import InvalidInputError
 from bide.pipelines.audit.columns import FACTS, MOMENT, TABLES, UNDECODABLE, UNDECODABLE_COLUMNS, arrow_schema
 from bide.recoverability.history import (
     HEADER_FIRST_DUE,
-    HEADER_RETRIED_BY,
+    HEADER_OPERATOR_RETRIES,
     HEADER_RETRIES,
     NSERVICEBUS_DUE,
     NSERVICEBUS_RETRIES,
@@ -225,7 +225,7 @@ def _delivery(
         "sent": _coalesce(_milliseconds(_whole(header(HEADER_SENT))), net_sent),
         "due": due,
         "retries": retries,
-        "returned": _count(header(HEADER_RETRIED_BY)) or 0,
+        "returned": _count(header(HEADER_OPERATOR_RETRIES)) or 0,
         "promised": _milliseconds(_whole(header(HEADER_FIRST_DUE))),
         "net_due": net_due,
         "seconds": int(digits, 2) if digits else None,
