@@ -52,7 +52,7 @@ def test_no_copy_of_a_malformed_message_is_unsendable(name: str) -> None:
     made: list[PreparedMessage] = [
         copies.raw(sent, b"x", queue="error"),
         copies.parked(sent, b"x", queue="error", headers={}, sent_by=None),
-        copies.counted(sent, b"x", queue="q", history=History(), max_times=9, sent_by=None),
+        copies.counted(sent, b"x", queue="q", history=History(), max_failure_times=9, sent_by=None),
         redrive.back(failed, to="q"),
         redrive.archived(failed, queue="error.archive", keep=timedelta(days=1), now=EPOCH),
         redrive.unarchived(failed, queue="error"),
@@ -72,7 +72,7 @@ def test_copies_of_a_scheduled_message_keep_its_key() -> None:
         b"x",
         queue="q",
         history=History(),
-        max_times=9,
+        max_failure_times=9,
         delay=timedelta(seconds=1),
         now=EPOCH,
         nservicebus=False,
@@ -81,7 +81,7 @@ def test_copies_of_a_scheduled_message_keep_its_key() -> None:
     made: list[PreparedMessage] = [
         retry,
         copies.parked(sent, b"x", queue="error", headers={}, sent_by=None),
-        copies.counted(sent, b"x", queue="q", history=History(), max_times=9, sent_by=None),
+        copies.counted(sent, b"x", queue="q", history=History(), max_failure_times=9, sent_by=None),
         redrive.back(failed, to="q"),
         redrive.archived(failed, queue="error.archive", keep=timedelta(days=1), now=EPOCH),
         redrive.unarchived(failed, queue="error"),

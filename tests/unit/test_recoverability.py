@@ -256,8 +256,8 @@ def size_of(headers: dict[str, Any]) -> int:
     return len(codec.table_items(headers))
 
 
-@given(attempts=st.lists(st.integers(1, 3), min_size=2, max_size=40), max_times=st.integers(1, 100))
-def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], max_times: int) -> None:
+@given(attempts=st.lists(st.integers(1, 3), min_size=2, max_size=40), max_failure_times=st.integers(1, 100))
+def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], max_failure_times: int) -> None:
     arrival, sizes = sent(), set()
     history = History()
     for number, count in enumerate(attempts):
@@ -268,7 +268,7 @@ def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], max_times:
             b"",
             queue="orders",
             history=history,
-            max_times=max_times,
+            max_failure_times=max_failure_times,
             delay=timedelta(seconds=1),
             now=NOW,
             nservicebus=False,
@@ -285,7 +285,7 @@ def test_headers_do_not_grow_from_retry_to_retry(attempts: list[int], max_times:
         assert arrival.values["headers"] == {"tenant": 7}
         history = History.read(headers)
         assert (history.retries, history.attempts) == (number + 1, sum(attempts[: number + 1]))
-        assert len(history.times) == min(sum(attempts[: number + 1]), max_times)
+        assert len(history.times) == min(sum(attempts[: number + 1]), max_failure_times)
     assert len(sizes) == 1
 
 
@@ -430,7 +430,7 @@ def test_every_copy_keeps_the_due_time_of_the_sender(headers: dict[str, Any], du
     first = {"message_id": "m", "headers": headers}
     assert due_of(first) == due
     message = received(first)
-    own: dict[str, Any] = {"queue": "orders", "history": message.history, "max_times": 3, "sent_by": None}
+    own: dict[str, Any] = {"queue": "orders", "history": message.history, "max_failure_times": 3, "sent_by": None}
     later: dict[str, Any] = {"delay": timedelta(days=2), "now": NOW, "nservicebus": True}
     made = [copies.counted(message.as_sent(), b"", **own), copies.delayed_retry(message.as_sent(), b"", **own, **later)]
     for values in (first, *(one.values for one in made)):

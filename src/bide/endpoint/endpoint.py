@@ -42,7 +42,7 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
 _PREFETCH_FACTOR: Final = 3
 """Prefetched messages for each one that is handled at the same time (NServiceBus's default)."""
 
-_DEFAULT_MAX_TIMES: Final = 32
+_DEFAULT_MAX_FAILURE_TIMES: Final = 32
 """Number of failure times that headers have room for, if the policy has no maximum number of attempts."""
 
 _PAUSE_WHEN_SLOW: Final = 1.0
@@ -322,7 +322,7 @@ class Endpoint:
             error_queue=self._error_queue,
             policy=self._policy,
             poison_after=self._poison_after,
-            max_times=getattr(self._policy, "attempts", _DEFAULT_MAX_TIMES),
+            max_failure_times=getattr(self._policy, "attempts", _DEFAULT_MAX_FAILURE_TIMES),
             nservicebus=infrastructure.writes_nservicebus_headers,
             audit_queue=self._audit_queue,
         )

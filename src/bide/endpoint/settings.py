@@ -17,7 +17,7 @@ class EndpointSettings:
         error_queue: where it parks messages.
         policy: its retry policy.
         poison_after: a message that was delivered this many times is parked without another attempt.
-        max_times: number of failure times that the headers of a retry have room for.
+        max_failure_times: number of failure times that the headers of a retry have room for.
         nservicebus: use NServiceBus's header names.
         audit_queue: where copies of handled messages go, or None.
     """
@@ -27,6 +27,6 @@ class EndpointSettings:
     error_queue: str
     policy: RetryPolicy
     poison_after: int
-    max_times: int
+    max_failure_times: int
     nservicebus: bool
     audit_queue: str | None = None

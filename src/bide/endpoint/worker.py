@@ -246,7 +246,7 @@ class Worker:
             message.body,
             queue=self._settings.queue,
             history=history,
-            max_times=self._settings.max_times,
+            max_failure_times=self._settings.max_failure_times,
             delay=delay,
             now=event.ended_at,
             nservicebus=self._settings.nservicebus,
@@ -332,7 +332,7 @@ class Worker:
             message.body,
             queue=self._settings.queue,
             history=history,
-            max_times=self._settings.max_times,
+            max_failure_times=self._settings.max_failure_times,
             sent_by=message.sent_by,
         )
         await self._forwarder.send(copy)

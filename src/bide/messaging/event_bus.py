@@ -210,12 +210,12 @@ class EventBus:
             reason = self._parking_reason(died, retries, expiration, expires_at, now)
         history = replace(history, first_due=copies.senders_due(sent, message.history))
         if reason is None:
-            headers = replace(history, retries=retries).headers(max_times=self._limit + 1)
+            headers = replace(history, retries=retries).headers(max_failure_times=self._limit + 1)
             headers[HEADER_RETRY_FOR] = self.names.queue
             queue = self.names.delay_queue
         else:
             log.error("%s: parking %s: %s", self.names.queue, message.message_id, reason)
-            headers = replace(history, retries=retries - 1).headers(max_times=len(history.times))
+            headers = replace(history, retries=retries - 1).headers(max_failure_times=len(history.times))
             headers |= {
                 HEADER_FAILED_QUEUE: self.names.queue,
                 HEADER_FAILED_AT: to_milliseconds(now),

@@ -42,7 +42,7 @@ def delayed_retry(
     *,
     queue: str,
     history: History,
-    max_times: int,
+    max_failure_times: int,
     delay: timedelta,
     now: datetime,
     nservicebus: bool,
@@ -52,21 +52,21 @@ def delayed_retry(
 
     Args:
         history: the attempts so far, without this retry.
-        max_times: number of failure times that the headers have room for.
+        max_failure_times: number of failure times that the headers have room for.
         nservicebus: write NServiceBus's retry headers too, so that an NServiceBus endpoint continues the count.
     """
     retried = replace(history, retries=history.retries + 1, first_due=senders_due(sent, history))
-    headers = retried.headers(max_times=max_times)
+    headers = retried.headers(max_failure_times=max_failure_times)
     if nservicebus:
         headers |= {NSERVICEBUS_RETRIES: str(retried.retries), NSERVICEBUS_RETRIED_AT: nservicebus_time(now)}
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by, delay=delay)
 
 
 def counted(
-    sent: SentMessage, body: bytes, *, queue: str, history: History, max_times: int, sent_by: str | None
+    sent: SentMessage, body: bytes, *, queue: str, history: History, max_failure_times: int, sent_by: str | None
 ) -> PreparedMessage:
     """Copy a message to the end of its queue, to be delivered at once, with its deliveries counted in a header."""
-    headers = replace(history, first_due=senders_due(sent, history)).headers(max_times=max_times)
+    headers = replace(history, first_due=senders_due(sent, history)).headers(max_failure_times=max_failure_times)
     return copy_of(sent, body, queue=queue, headers=headers, sent_by=sent_by)
 
 

@@ -54,7 +54,7 @@ NSERVICEBUS_SENT: Final = "NServiceBus.TimeSent"
 NSERVICEBUS_DUE: Final = "NServiceBus.DeliverAt"
 """Header with the due time that the sender gave. NServiceBus keeps this header in delayed retries."""
 
-MAX_TIMES: Final = 100
+MAX_FAILURE_TIMES: Final = 100
 """The maximum number of failure times that a message carries; the oldest are left out."""
 
 _MAX_COUNT: Final = 1 << 31
@@ -129,23 +129,23 @@ class History:
         return replace(
             self,
             attempts=self.attempts + attempts,
-            times=(self.times + times)[-MAX_TIMES:],
+            times=(self.times + times)[-MAX_FAILURE_TIMES:],
             first_failed_at=self.first_failed_at or (times[0] if times else None),
             expires_at=expires_at,
         )
 
-    def headers(self, *, max_times: int) -> dict[str, Any]:
+    def headers(self, *, max_failure_times: int) -> dict[str, Any]:
         """Headers for a copy that is going to be retried. Their size does not depend on the number of attempts.
 
         Args:
-            max_times: number of failure times that the headers have room for; the oldest are left out.
+            max_failure_times: number of failure times that the headers have room for; the oldest are left out.
         """
-        max_times = min(max_times, MAX_TIMES)
-        times = [to_milliseconds(one) for one in self.times[-max_times:]] if max_times else []
+        max_failure_times = min(max_failure_times, MAX_FAILURE_TIMES)
+        times = [to_milliseconds(one) for one in self.times[-max_failure_times:]] if max_failure_times else []
         headers: dict[str, Any] = {
             HEADER_RETRIES: self.retries,
             HEADER_ATTEMPTS: self.attempts,
-            HEADER_ATTEMPT_TIMES: times + [_UNUSED] * (max_times - len(times)),
+            HEADER_ATTEMPT_TIMES: times + [_UNUSED] * (max_failure_times - len(times)),
         }
         for name, moment in (
             (HEADER_FIRST_FAILURE, self.first_failed_at),

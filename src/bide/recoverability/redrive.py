@@ -62,7 +62,7 @@ def back(message: FailedMessage, *, to: str | None = None, run: str | None = Non
     history = replace(
         before, retries=0, expires_at=None, deliveries=0, first_due=due, returned=before.returned + 1, run=run
     )
-    headers = history.headers(max_times=len(history.times)) if history.attempts else history.operators_headers()
+    headers = history.headers(max_failure_times=len(history.times)) if history.attempts else history.operators_headers()
     if not history.times:
         headers.pop(HEADER_ATTEMPT_TIMES, None)
     if due is not None:

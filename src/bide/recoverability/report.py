@@ -94,7 +94,7 @@ class FailureReport:
         Args:
             nservicebus: use the header names that ServiceControl reads, and bide's own where it has none.
         """
-        history = self.history.headers(max_times=len(self.history.times))
+        history = self.history.headers(max_failure_times=len(self.history.times))
         # The attempt times need no unused elements, because a parked message is not retried.
         history[HEADER_ATTEMPT_TIMES] = [to_milliseconds(one) for one in self.history.times]
         what = self.explanation
