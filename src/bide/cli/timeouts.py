@@ -346,11 +346,11 @@ def _print_continuation(settings: Settings, done: TimeoutsMigrated) -> None:
 def _print_preview(found: list[EndpointPreview]) -> None:
     now = datetime.now(UTC)
     width = max(len("endpoint"), *(len(one.endpoint) for one in found))
-    echo(f"{'endpoint':<{width}}  {'timeouts':>9}  {'past due':>9}  {'shortest':>20}  {'longest':>20}")
+    echo(f"{'endpoint':<{width}}  {'timeouts':>9}  {'past due':>9}  {'earliest due in':>20}  {'latest due in':>20}")
     for one in found:
         ends = [
             "-" if moment is None else format_delay(timedelta(seconds=round((moment - now).total_seconds())))
-            for moment in (one.shortest, one.longest)
+            for moment in (one.earliest_due, one.latest_due)
         ]
         echo(f"{one.endpoint:<{width}}  {one.count:>9}  {one.past:>9}  {ends[0]:>20}  {ends[1]:>20}")
         for destination, count in one.destinations.most_common():

@@ -47,7 +47,7 @@ class EndpointPreview:
         table: the name of its table.
         count: the number of its timeouts from the cutoff on.
         past: the number of these that are due already.
-        shortest, longest: the earliest and the latest due time; None without timeouts.
+        earliest_due, latest_due: the bounds of the due times; None without timeouts.
         destinations: the number of timeouts by destination.
         problems: the number of timeouts that cannot be moved, by reason.
     """
@@ -56,8 +56,8 @@ class EndpointPreview:
     table: str
     count: int = 0
     past: int = 0
-    shortest: datetime | None = None
-    longest: datetime | None = None
+    earliest_due: datetime | None = None
+    latest_due: datetime | None = None
     destinations: Counter[str] = field(default_factory=Counter)
     problems: Counter[str] = field(default_factory=Counter)
 
@@ -68,8 +68,8 @@ class EndpointPreview:
             "table": self.table,
             "timeouts": self.count,
             "past": self.past,
-            "shortest": self.shortest,
-            "longest": self.longest,
+            "earliest_due": self.earliest_due,
+            "latest_due": self.latest_due,
             "destinations": dict(self.destinations),
             "problems": dict(self.problems),
         }
@@ -190,8 +190,8 @@ def _read_table(
         now = datetime.now(UTC)
         one.count += 1
         one.past += timeout.due <= now
-        one.shortest = min(one.shortest or timeout.due, timeout.due)
-        one.longest = max(one.longest or timeout.due, timeout.due)
+        one.earliest_due = min(one.earliest_due or timeout.due, timeout.due)
+        one.latest_due = max(one.latest_due or timeout.due, timeout.due)
         try:
             if keyed:
                 schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST, allowed=allowed)
