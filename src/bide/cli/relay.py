@@ -75,6 +75,6 @@ def relay(
         print_json(asdict(done))
         return
     echo(
-        f"{done.delivered} delivered, {done.delayed} sent to the levels, {done.rounds} sent round, "
+        f"{done.delivered} delivered, {done.delayed} sent to the levels, {done.rounds} to the meditating queue, "
         f"{done.refused} times refused by targets, {done.undeliverable} undeliverable"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -318,14 +318,15 @@ class _Relays(Collector):
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(
             "bide_relay_messages",
-            "Messages that a relay has delivered, delayed, sent round, or set aside as undeliverable, and refusals.",
+            "Messages that a relay has sent to the meditating queue (rounds), delayed, delivered, or set aside as "
+            "undeliverable, and refusals.",
             labels=["hall", "result"],
         )
         counts = dict[tuple[str, str], int]()
         for relay in self.watched:
-            for name, result in _RELAY_COUNTS.items():
+            for result in _RELAY_COUNTS:
                 label = (relay.hall.base, result)
-                counts[label] = counts.get(label, 0) + getattr(relay.done, name)
+                counts[label] = counts.get(label, 0) + getattr(relay.done, result)
         for labels, count in counts.items():
             family.add_metric(labels, count)
         yield family
@@ -333,13 +334,7 @@ class _Relays(Collector):
     describe = collect
 
 
-_RELAY_COUNTS: Final[Mapping[str, str]] = {
-    "delivered": "delivered",
-    "delayed": "delayed",
-    "rounds": "sent_round",
-    "refused": "refused",
-    "undeliverable": "undeliverable",
-}
+_RELAY_COUNTS: Final = ("delivered", "delayed", "rounds", "refused", "undeliverable")
 
 _GATE_COUNTS: Final = ("claimed", "cancelled", "superseded", "skipped")
 
