@@ -29,22 +29,22 @@ _MOVE: Final = """
 @contextmanager
 def _move_leaders(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     move = _MOVE.replace("VHOST", site.vhost)
-    insist(lambda: site.contact().rabbitmqctl("eval", move))
+    insist(lambda: site.running_node().rabbitmqctl("eval", move))
     yield "all queues"
-    insist(lambda: site.contact().rabbitmqctl("eval", move))
+    insist(lambda: site.running_node().rabbitmqctl("eval", move))
 
 
 @contextmanager
 def _change_policy(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     body = {"pattern": "^(bide|check)[.]", "definition": {"max-length": 100_000_000}, "apply-to": "queues"}
-    insist(lambda: site.contact().management.call("PUT", "policies", site.vhost, POLICY, body=body))
+    insist(lambda: site.running_node().management.call("PUT", "policies", site.vhost, POLICY, body=body))
     yield "max-length of all queues"
     insist(lambda: _delete_policy(site))
 
 
 def _delete_policy(site: FaultSite) -> None:
     """Delete the policy, unless an earlier call that timed out has deleted it."""
-    management = site.contact().management
+    management = site.running_node().management
     if any(one["name"] == POLICY for one in management.call("GET", "policies", site.vhost)):
         management.call("DELETE", "policies", site.vhost, POLICY)
 

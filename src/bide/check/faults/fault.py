@@ -65,7 +65,7 @@ class FaultSite:
         """The nodes without a fault, with their numbers."""
         return [(number, node) for number, node in enumerate(self.cluster.nodes, 1) if number not in self.busy]
 
-    def contact(self) -> LocalBroker:
+    def running_node(self) -> LocalBroker:
         """A node that answers.
 
         Raises:

@@ -27,23 +27,23 @@ def _pause(site: FaultSite, node: LocalBroker) -> Iterator[str]:
 @contextmanager
 def _replace(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     """Remove a node from the cluster. The repair adds an empty node of the same name, with members of all queues."""
-    insist(lambda: site.contact().rabbitmqctl("shrink", node.name, tool="rabbitmq-queues"))
+    insist(lambda: site.running_node().rabbitmqctl("shrink", node.name, tool="rabbitmq-queues"))
     node.stop()
-    insist(lambda: site.contact().rabbitmqctl("forget_cluster_node", node.name))
+    insist(lambda: site.running_node().rabbitmqctl("forget_cluster_node", node.name))
     yield node.name
     shutil.rmtree(node.folder / "data")
     (node.folder / "data").mkdir()
     node.restart()
-    insist(lambda: _join(site.contact(), node))
-    insist(lambda: site.contact().rabbitmqctl("grow", node.name, "all", tool="rabbitmq-queues"))
+    insist(lambda: _join(site.running_node(), node))
+    insist(lambda: site.running_node().rabbitmqctl("grow", node.name, "all", tool="rabbitmq-queues"))
 
 
-def _join(contact: LocalBroker, node: LocalBroker) -> None:
+def _join(member: LocalBroker, node: LocalBroker) -> None:
     """Join the cluster, unless the node has found it by itself."""
-    members = [one["name"] for one in contact.management.call("GET", "nodes")]
+    members = [one["name"] for one in member.management.call("GET", "nodes")]
     if node.name not in members:
         node.rabbitmqctl("stop_app")
-        node.rabbitmqctl("join_cluster", contact.name)
+        node.rabbitmqctl("join_cluster", member.name)
         node.rabbitmqctl("start_app")
 
 
