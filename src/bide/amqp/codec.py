@@ -219,7 +219,7 @@ def method(class_id: int, method_id: int, *parts: bytes) -> bytes:
 
 def bits(*flags: bool) -> bytes:
     """Up to eight flags in one octet, the first in the lowest bit."""
-    return bytes((sum(1 << place for place, flag in enumerate(flags) if flag),))
+    return bytes((sum(1 << position for position, flag in enumerate(flags) if flag),))
 
 
 def short(value: int) -> bytes:
@@ -293,4 +293,4 @@ def check_header_size(size: int, room: int) -> None:
 
 def body_frames(channel: int, body: bytes, room: int) -> list[bytes]:
     """The body frames, each with a payload of at most ``room`` bytes."""
-    return [frame(BODY, channel, body[place : place + room]) for place in range(0, len(body), room)]
+    return [frame(BODY, channel, body[offset : offset + room]) for offset in range(0, len(body), room)]

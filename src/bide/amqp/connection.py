@@ -304,30 +304,30 @@ class Connection(asyncio.Protocol):
         if kept:
             kept += data
             buffer = kept
-        place, end = 0, len(buffer)
+        offset, end = 0, len(buffer)
         try:
-            while end - place >= codec.FRAME_OVERHEAD:
-                kind, channel, size = _FRAME.unpack_from(buffer, place)
-                stop = place + codec.FRAME_OVERHEAD + size
+            while end - offset >= codec.FRAME_OVERHEAD:
+                kind, channel, size = _FRAME.unpack_from(buffer, offset)
+                stop = offset + codec.FRAME_OVERHEAD + size
                 if kind not in (codec.METHOD, codec.HEADER, codec.BODY, codec.HEARTBEAT) or size > MAX_FRAME:
-                    self.abort(f"the peer sent {bytes(buffer[place : place + 8])!r}, which is not AMQP 0-9-1")
+                    self.abort(f"the peer sent {bytes(buffer[offset : offset + 8])!r}, which is not AMQP 0-9-1")
                     return
                 if stop > end:
                     break
                 if buffer[stop - 1] != codec.FRAME_END:
                     self.abort("the peer sent a frame without the frame-end octet")
                     return
-                self._on_frame(kind, channel, bytes(buffer[place:stop]))
-                place = stop
+                self._on_frame(kind, channel, bytes(buffer[offset:stop]))
+                offset = stop
                 if self.lost.done():
                     return
         except (ValueError, struct.error) as error:
             self.abort(f"the peer sent a frame that cannot be decoded ({error})")
         finally:
             if kept:
-                del kept[:place]
-            elif place < end:
-                kept += data[place:]
+                del kept[:offset]
+            elif offset < end:
+                kept += data[offset:]
 
     def _on_frame(self, kind: int, number: int, frame: bytes) -> None:
         if kind == codec.HEARTBEAT:

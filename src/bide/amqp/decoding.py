@@ -80,10 +80,10 @@ def announcement(frame: bytes) -> Delivery | Return | None:
 
 
 def _deliver(frame: bytes) -> Delivery:
-    consumer_tag, place = _short_string(frame, _ARGUMENTS_OFFSET)
-    delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, place)
-    exchange, place = _short_string(frame, place + _TAG_AND_FLAG.size)
-    routing_key, _ = _short_string(frame, place)
+    consumer_tag, offset = _short_string(frame, _ARGUMENTS_OFFSET)
+    delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, offset)
+    exchange, offset = _short_string(frame, offset + _TAG_AND_FLAG.size)
+    routing_key, _ = _short_string(frame, offset)
     return Delivery(
         consumer_tag=consumer_tag,
         delivery_tag=delivery_tag,
@@ -95,9 +95,9 @@ def _deliver(frame: bytes) -> Delivery:
 
 def _get_ok(frame: bytes) -> Delivery:
     delivery_tag, redelivered = _TAG_AND_FLAG.unpack_from(frame, _ARGUMENTS_OFFSET)
-    exchange, place = _short_string(frame, _ARGUMENTS_OFFSET + _TAG_AND_FLAG.size)
-    routing_key, place = _short_string(frame, place)
-    (message_count,) = _LONG.unpack_from(frame, place)
+    exchange, offset = _short_string(frame, _ARGUMENTS_OFFSET + _TAG_AND_FLAG.size)
+    routing_key, offset = _short_string(frame, offset)
+    (message_count,) = _LONG.unpack_from(frame, offset)
     return Delivery(
         delivery_tag=delivery_tag,
         redelivered=bool(redelivered & 1),
@@ -109,9 +109,9 @@ def _get_ok(frame: bytes) -> Delivery:
 
 def _return(frame: bytes) -> Return:
     (reply_code,) = _SHORT.unpack_from(frame, _ARGUMENTS_OFFSET)
-    reply_text, place = _short_string(frame, _ARGUMENTS_OFFSET + 2)
-    exchange, place = _short_string(frame, place)
-    routing_key, _ = _short_string(frame, place)
+    reply_text, offset = _short_string(frame, _ARGUMENTS_OFFSET + 2)
+    exchange, offset = _short_string(frame, offset)
+    routing_key, _ = _short_string(frame, offset)
     return Return(reply_code=reply_code, reply_text=reply_text, exchange=exchange, routing_key=routing_key)
 
 
@@ -130,17 +130,17 @@ def properties(frame: bytes) -> dict[str, Any]:
     """
     try:
         (flags,) = _SHORT.unpack_from(frame, _FLAGS_OFFSET)
-        place = _FLAGS_OFFSET + 2
+        offset = _FLAGS_OFFSET + 2
         values: dict[str, Any] = {}
         for name in _names(flags):
             if name == "headers":
-                values[name], place = _table(frame, place, 1)
+                values[name], offset = _table(frame, offset, 1)
             elif name in ("delivery_mode", "priority"):
-                values[name], place = frame[place], place + 1
+                values[name], offset = frame[offset], offset + 1
             elif name == "timestamp":
-                values[name], place = _timestamp(frame, place)
+                values[name], offset = _timestamp(frame, offset)
             else:
-                values[name], place = _short_string(frame, place)
+                values[name], offset = _short_string(frame, offset)
     except (struct.error, IndexError) as error:
         raise ValueError(f"the content header ends too soon ({error})") from error
     return values
@@ -186,14 +186,14 @@ class Properties(Mapping[str, Any]):
         return repr(self._decoded())
 
 
-def table(raw: bytes, place: int) -> tuple[dict[str, Any], int]:
+def table(raw: bytes, offset: int) -> tuple[dict[str, Any], int]:
     """A field table, and the position after it.
 
     Raises:
         ValueError: the table ends too soon, or holds a type that AMQP 0-9-1 does not have.
     """
     try:
-        return _table(raw, place, 1)
+        return _table(raw, offset, 1)
     except (struct.error, IndexError) as error:
         raise ValueError(f"the table ends too soon ({error})") from error
 
@@ -216,107 +216,107 @@ def _too_short_error(raw: bytes, start: int, end: int) -> IndexError:
     return IndexError(f"{end - start} bytes expected, {len(raw) - start} left")
 
 
-def _short_string(raw: bytes, place: int) -> tuple[str, int]:
-    start = place + 1
-    end = start + raw[place]
+def _short_string(raw: bytes, offset: int) -> tuple[str, int]:
+    start = offset + 1
+    end = start + raw[offset]
     if end > len(raw):
         raise _too_short_error(raw, start, end)
     return _text(raw[start:end]), end
 
 
-def _table(raw: bytes, place: int, depth: int) -> tuple[dict[str, Any], int]:
+def _table(raw: bytes, offset: int, depth: int) -> tuple[dict[str, Any], int]:
     # A delayed message has two dozen headers, most of them text. Decoding names and text inline, without a call for
     # each, makes receiving it a third faster.
-    (size,) = _LONG.unpack_from(raw, place)
-    place += 4
-    end = place + size
+    (size,) = _LONG.unpack_from(raw, offset)
+    offset += 4
+    end = offset + size
     items: dict[str, Any] = {}
-    while place < end:
-        start = place + 1
-        place = start + raw[place]
+    while offset < end:
+        start = offset + 1
+        offset = start + raw[offset]
         try:
-            name = raw[start:place].decode()
+            name = raw[start:offset].decode()
         except UnicodeDecodeError:
-            name = _text(raw[start:place])
-        kind = raw[place]
+            name = _text(raw[start:offset])
+        kind = raw[offset]
         if kind == _LONG_STRING_TYPE:
-            start = place + 5
-            place = start + _LONG.unpack_from(raw, place + 1)[0]
+            start = offset + 5
+            offset = start + _LONG.unpack_from(raw, offset + 1)[0]
             try:
-                items[name] = raw[start:place].decode()
+                items[name] = raw[start:offset].decode()
             except UnicodeDecodeError:
-                items[name] = raw[start:place]
-            if place > len(raw):
-                raise _too_short_error(raw, start, place)
+                items[name] = raw[start:offset]
+            if offset > len(raw):
+                raise _too_short_error(raw, start, offset)
         elif kind == _INT64_TYPE:
-            items[name] = _SIGNED_LONGLONG.unpack_from(raw, place + 1)[0]
-            place += 9
+            items[name] = _SIGNED_LONGLONG.unpack_from(raw, offset + 1)[0]
+            offset += 9
         else:
-            items[name], place = _value(raw, place, depth)
+            items[name], offset = _value(raw, offset, depth)
     return items, end
 
 
-def _array(raw: bytes, place: int, depth: int) -> tuple[list[Any], int]:
-    (size,) = _LONG.unpack_from(raw, place)
-    place += 4
-    end = place + size
+def _array(raw: bytes, offset: int, depth: int) -> tuple[list[Any], int]:
+    (size,) = _LONG.unpack_from(raw, offset)
+    offset += 4
+    end = offset + size
     items = []
-    while place < end:
-        item, place = _value(raw, place, depth)
+    while offset < end:
+        item, offset = _value(raw, offset, depth)
         items.append(item)
     return items, end
 
 
-def _value(raw: bytes, place: int, depth: int) -> tuple[Any, int]:
-    kind = raw[place]
+def _value(raw: bytes, offset: int, depth: int) -> tuple[Any, int]:
+    kind = raw[offset]
     number = _NUMBER_FORMATS.get(kind)
     if number is not None:
-        return number.unpack_from(raw, place + 1)[0], place + 1 + number.size
+        return number.unpack_from(raw, offset + 1)[0], offset + 1 + number.size
     decode = _DECODERS.get(kind)
     if decode is not None:
-        return decode(raw, place + 1)
+        return decode(raw, offset + 1)
     nested = _NESTED_DECODERS.get(kind)
     if nested is None:
         raise ValueError(f"the content header holds a value of the unknown type {bytes((kind,))!r}")
-    return nested(raw, place + 1, depth + 1) if depth < _MAX_DEPTH else _bytes(raw, place + 1)
+    return nested(raw, offset + 1, depth + 1) if depth < _MAX_DEPTH else _bytes(raw, offset + 1)
 
 
-def _bytes(raw: bytes, place: int) -> tuple[bytes, int]:
-    start = place + 4
-    end = start + _LONG.unpack_from(raw, place)[0]
+def _bytes(raw: bytes, offset: int) -> tuple[bytes, int]:
+    start = offset + 4
+    end = start + _LONG.unpack_from(raw, offset)[0]
     if end > len(raw):
         raise _too_short_error(raw, start, end)
     return raw[start:end], end
 
 
-def _long_string(raw: bytes, place: int) -> tuple[str | bytes, int]:
-    part, place = _bytes(raw, place)
+def _long_string(raw: bytes, offset: int) -> tuple[str | bytes, int]:
+    part, offset = _bytes(raw, offset)
     try:
-        return part.decode(), place
+        return part.decode(), offset
     except UnicodeDecodeError:
-        return part, place
+        return part, offset
 
 
-def _boolean(raw: bytes, place: int) -> tuple[bool, int]:
-    return raw[place] != 0, place + 1
+def _boolean(raw: bytes, offset: int) -> tuple[bool, int]:
+    return raw[offset] != 0, offset + 1
 
 
-def _void(raw: bytes, place: int) -> tuple[None, int]:
-    return None, place
+def _void(raw: bytes, offset: int) -> tuple[None, int]:
+    return None, offset
 
 
-def _decimal(raw: bytes, place: int) -> tuple[Decimal, int]:
-    scale, unscaled = _DECIMAL.unpack_from(raw, place)
-    return Decimal(unscaled).scaleb(-scale, _DECIMAL_CONTEXT), place + _DECIMAL.size
+def _decimal(raw: bytes, offset: int) -> tuple[Decimal, int]:
+    scale, unscaled = _DECIMAL.unpack_from(raw, offset)
+    return Decimal(unscaled).scaleb(-scale, _DECIMAL_CONTEXT), offset + _DECIMAL.size
 
 
-def _timestamp(raw: bytes, place: int) -> tuple[datetime | int, int]:
+def _timestamp(raw: bytes, offset: int) -> tuple[datetime | int, int]:
     """A time; a timestamp out of the range of datetime stays a number."""
-    (seconds,) = _LONGLONG.unpack_from(raw, place)
+    (seconds,) = _LONGLONG.unpack_from(raw, offset)
     try:
-        return _moment(seconds), place + 8
+        return _moment(seconds), offset + 8
     except OverflowError:
-        return seconds, place + 8
+        return seconds, offset + 8
 
 
 @lru_cache(maxsize=256)

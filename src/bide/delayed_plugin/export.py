@@ -99,12 +99,12 @@ def _append(file: BinaryIO, data: bytes) -> None:
 def _resume(file: BinaryIO, done: Exported) -> str:
     """Cut off an incomplete page, and return the key at which the next page starts."""
     kept, key = 0, ""
-    for place, line in _lines(file):
+    for offset, line in _lines(file):
         if line.startswith(_END):
             raise InvalidInputError(f"{file.name} is a complete export already: name another file, or delete it")
         if line.startswith(_PAGE):
-            key, done.messages = _parsed(line, _read_marker, Path(file.name), place)
-            kept = place + len(line)
+            key, done.messages = _parsed(line, _read_marker, Path(file.name), offset)
+            kept = offset + len(line)
     done.resumed = done.messages
     file.seek(kept)
     file.truncate()
@@ -113,15 +113,15 @@ def _resume(file: BinaryIO, done: Exported) -> str:
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """The complete lines, each with the byte offset of its start."""
-    place = 0
+    offset = 0
     for line in file:
-        if place == 0 and not line.startswith(_FIRST) and not _FIRST.startswith(line):
+        if offset == 0 and not line.startswith(_FIRST) and not _FIRST.startswith(line):
             raise InvalidInputError(
                 f"{file.name} was not written by bide.delayed_plugin.export.export(...): name another file"
             )
         if line.endswith(b"\n"):
-            yield place, line
-        place += len(line)
+            yield offset, line
+        offset += len(line)
 
 
 def _marker(node: str, key: str, messages: int) -> bytes:
@@ -174,7 +174,7 @@ def _check_complete(file: BinaryIO, path: Path) -> None:
         )
 
 
-def _parsed(line: bytes, read: Callable[[Any], _Read], path: Path, place: int) -> _Read:
+def _parsed(line: bytes, read: Callable[[Any], _Read], path: Path, offset: int) -> _Read:
     """A line of the file.
 
     Raises:
@@ -184,7 +184,7 @@ def _parsed(line: bytes, read: Callable[[Any], _Read], path: Path, place: int) -
         return read(json.loads(line))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidInputError(
-            f"{path} is damaged in the line at the byte {place}: export the messages into a new file"
+            f"{path} is damaged in the line at the byte {offset}: export the messages into a new file"
         ) from error
 
 

@@ -160,7 +160,7 @@ def parse_page(output: bytes) -> Page:
         BrokerError: the output is not complete.
     """
     lines = output.split(b"\n")
-    ends = [place for place, line in enumerate(lines) if line.startswith((b"more\t", b"end\t"))]
+    ends = [number for number, line in enumerate(lines) if line.startswith((b"more\t", b"end\t"))]
     if not ends:
         raise BrokerError(f"rabbitmqctl printed no complete page: {output[-200:]!r}")
     _, next_key, node = lines[ends[0]].decode().split("\t")

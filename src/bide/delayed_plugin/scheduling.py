@@ -71,7 +71,7 @@ async def import_messages(
     """Schedule the messages of an export. An interrupted import continues after its last batch.
 
     Each message goes to the delivery exchange of its exchange, or to the exchange itself if there is none. A message
-    without a message id gets one that is made of its place in the file, so it is the same in every run.
+    without a message id gets one that is made of its position in the file, so it is the same in every run.
 
     Args:
         path: the file. ``FILE.progress`` records how far the import got.
@@ -149,14 +149,14 @@ class _Importer:
         done: Imported,
         refused: list[tuple[PendingMessage, str]],
     ) -> Iterator[tuple[OutgoingMessage, PendingMessage]]:
-        for one, place in batch:
+        for one, offset in batch:
             if one.vhost != self._vhost:
                 done.elsewhere += 1
             elif self._delivered_before is not None and one.due < self._delivered_before:
                 done.delivered += 1
             else:
                 try:
-                    message = self._message(one, targets[one.exchange], f"delayed-plugin-{self._file_id}-{place}")
+                    message = self._message(one, targets[one.exchange], f"delayed-plugin-{self._file_id}-{offset}")
                 except BideError as error:
                     refused.append((one, str(error)))
                 else:

@@ -41,7 +41,7 @@ class MethodArguments:
     def flags(self, number: int) -> list[bool]:
         """Several flags, packed into one octet."""
         octet = self.octet()
-        return [bool(octet >> place & 1) for place in range(number)]
+        return [bool(octet >> position & 1) for position in range(number)]
 
     def text(self) -> str:
         """A short string."""

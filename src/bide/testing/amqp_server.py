@@ -100,16 +100,16 @@ class ServerConnection:
             del self._buffer[: len(codec.PROTOCOL_HEADER)]
             self._header_received = True
             self._start()
-        place = 0
-        while len(self._buffer) - place >= codec.FRAME_OVERHEAD:
-            kind, number, size = _FRAME.unpack_from(self._buffer, place)
-            end = place + codec.FRAME_OVERHEAD + size
+        offset = 0
+        while len(self._buffer) - offset >= codec.FRAME_OVERHEAD:
+            kind, number, size = _FRAME.unpack_from(self._buffer, offset)
+            end = offset + codec.FRAME_OVERHEAD + size
             if end > len(self._buffer):
                 break
-            frame = bytes(self._buffer[place:end])
-            place = end
+            frame = bytes(self._buffer[offset:end])
+            offset = end
             self._on_frame(kind, number, frame)
-        del self._buffer[:place]
+        del self._buffer[:offset]
 
     def _on_frame(self, kind: int, number: int, frame: bytes) -> None:
         if kind == codec.HEARTBEAT:

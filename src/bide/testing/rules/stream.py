@@ -47,8 +47,8 @@ class _Segment:
 
     def first_from(self, offset: int) -> _Record | None:
         """The first record at or after an offset."""
-        place = max(offset - self.records[0].offset, 0) if self.records else 0
-        return self.records[place] if place < len(self.records) else None
+        index = max(offset - self.records[0].offset, 0) if self.records else 0
+        return self.records[index] if index < len(self.records) else None
 
 
 @dataclass(slots=True)
@@ -179,8 +179,8 @@ class StreamQueue(BrokerQueue):
             case _:
                 raise channel_error(541, "INTERNAL_ERROR")
         records = [one for segment in self._segments for one in segment.records]
-        place = bisect_left(records, since, key=lambda one: one.written)
-        return records[place].offset if place < len(records) else self._next_offset
+        index = bisect_left(records, since, key=lambda one: one.written)
+        return records[index].offset if index < len(records) else self._next_offset
 
     def get(self) -> tuple[Entry, int] | None:
         """Refuse: a stream has no ``basic.get``."""
