@@ -105,10 +105,10 @@ def _remove(folder: Path) -> None:
         attach(own).stop()
     if target.exists():
         noted = json.loads(target.read_text())
-        place = Path(noted["folder"])
+        users_folder = Path(noted["folder"])
         # If the cluster was stopped meanwhile, its next start is without the faults.
-        if State.load(place) is not None and LocalCluster(place).running:
-            _restore(LocalCluster(place), noted["limits"])
+        if State.load(users_folder) is not None and LocalCluster(users_folder).running:
+            _restore(LocalCluster(users_folder), noted["limits"])
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -161,23 +161,23 @@ def own_cluster(
 
 
 @contextmanager
-def users_cluster(folder: Path, place: Path) -> Iterator[LocalCluster]:
+def users_cluster(folder: Path, users_folder: Path) -> Iterator[LocalCluster]:
     """A running cluster that ``bide broker start`` started. At the end, all its nodes run without faults.
 
     Args:
         folder: the working folder of the run.
-        place: the folder of the cluster.
+        users_folder: the folder of the cluster.
 
     Raises:
-        LocalBrokerError: no cluster that bide started is running in *place*.
+        LocalBrokerError: no cluster that bide started is running in *users_folder*.
     """
-    state = State.load(place)
-    if state is None or not state.nodes or not LocalCluster(place).running:
+    state = State.load(users_folder)
+    if state is None or not state.nodes or not LocalCluster(users_folder).running:
         raise LocalBrokerError(
-            f"no cluster of bide is running in {place}: start one with 'bide broker start --nodes 3', or omit the "
-            "folder"
+            f"no cluster of bide is running in {users_folder}: start one with 'bide broker start --nodes 3', or omit "
+            "the folder"
         )
-    cluster = LocalCluster(place)
+    cluster = LocalCluster(users_folder)
     make_whole(cluster)
     limits = {node.name: limits_of(node) for node in cluster.nodes}
     (folder / _TARGET).write_text(json.dumps({"folder": str(cluster.folder), "limits": limits}))

@@ -112,16 +112,16 @@ def stop(*, folder: Path | None, as_json: bool) -> None:
     from bide.local_broker.cluster import attach
     from bide.local_broker.state import LOCK_FILE, find_folder
 
-    place = find_folder(folder)
-    local = attach(place)
+    folder = find_folder(folder)
+    local = attach(folder)
     was_running = local.running
-    if (place / LOCK_FILE).exists():
+    if (folder / LOCK_FILE).exists():
         with working("stopping RabbitMQ"):
             local.stop()
     if as_json:
-        print_json({"folder": str(place), "stopped": was_running})
+        print_json({"folder": str(folder), "stopped": was_running})
     else:
-        echo(f"the broker in {place} is stopped" if was_running else f"no broker runs in {place}")
+        echo(f"the broker in {folder} is stopped" if was_running else f"no broker runs in {folder}")
 
 
 @broker.command()
@@ -133,13 +133,13 @@ def status(*, folder: Path | None, as_json: bool) -> int:
     from bide.local_broker import find_running
     from bide.local_broker.state import find_folder
 
-    place = find_folder(folder)
-    local = find_running(place)
+    folder = find_folder(folder)
+    local = find_running(folder)
     if local is None:
         if as_json:
-            print_json({"running": False, "folder": str(place)})
+            print_json({"running": False, "folder": str(folder)})
             return 1
-        raise click.ClickException(f"no broker runs in {place}: start it with 'bide broker start'")
+        raise click.ClickException(f"no broker runs in {folder}: start it with 'bide broker start'")
     values = local.to_dict()
     if as_json:
         print_json(values)
@@ -217,17 +217,17 @@ def _cluster(folder: Path | None) -> LocalCluster:
     from bide.local_broker import LocalCluster
     from bide.local_broker.state import State, find_folder
 
-    place = find_folder(folder)
-    state = State.load(place)
+    folder = find_folder(folder)
+    state = State.load(folder)
     if state is None:
         raise click.ClickException(
-            f"bide started no broker in {place}: start a cluster with 'bide broker start --nodes 3'"
+            f"bide started no broker in {folder}: start a cluster with 'bide broker start --nodes 3'"
         )
     if not state.nodes:
         raise click.ClickException(
-            f"the broker in {place} is a single node: start a cluster with 'bide broker start --nodes 3 --folder ...'"
+            f"the broker in {folder} is a single node: start a cluster with 'bide broker start --nodes 3 --folder ...'"
         )
-    return LocalCluster(place)
+    return LocalCluster(folder)
 
 
 def _running_node(folder: Path | None, number: int) -> LocalBroker:

@@ -134,11 +134,13 @@ def run(
     )
     bound = duration_of("--max-lateness", max_lateness)
     next_run(folder, again=again)
-    with working_folder() as place:
-        chosen = _cluster(plan, place, cluster, nodes, partition_handling, home, root)
+    with working_folder() as work_folder:
+        chosen = _cluster(plan, work_folder, cluster, nodes, partition_handling, home, root)
         with chosen as one:
             echo(f"seed {plan.seed}, RabbitMQ {one.release}, {quantity(len(one.nodes), 'node')}", err=True)
-            run_async(run_check(plan, one, folder, place, again=again, on_event=lambda text: echo(text, err=True)))
+            run_async(
+                run_check(plan, one, folder, work_folder, again=again, on_event=lambda text: echo(text, err=True))
+            )
     return _judge(folder, "duckdb", bound, None, as_json=as_json)
 
 
@@ -161,7 +163,7 @@ def judge(*, folder: Path, engine: str, master: str | None, max_lateness: str, a
 @contextmanager
 def _cluster(
     plan: CheckPlan,
-    place: Path,
+    work_folder: Path,
     cluster: Path | None,
     nodes: int,
     partition_handling: str | None,
@@ -174,13 +176,13 @@ def _cluster(
     if cluster is not None:
         if plan.needs("faketime"):
             raise InvalidInputError("clock faults need a cluster that is started for the run: omit --cluster")
-        with users_cluster(place, cluster) as one:
+        with users_cluster(work_folder, cluster) as one:
             yield one
         return
     with ExitStack() as stack:
         with working("starting a cluster"):
             own = own_cluster(
-                place,
+                work_folder,
                 nodes=nodes,
                 namespaces=plan.needs("namespaces"),
                 clocks=plan.needs("faketime"),

@@ -100,7 +100,7 @@ def demo(
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
     delay = parse_delay(longest)
     progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
-    place, why_not = _report_folder(into) if reported else (None, "")
+    report_folder, why_not = _report_folder(into) if reported else (None, "")
     with ExitStack() as stack:
         # A duplicate of standard error, because standard error is redirected while Spark starts.
         duplicate = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
@@ -109,11 +109,11 @@ def demo(
         display.enter_context(showing(progress, console))
         broker = _demo_broker(settings, stream_port, progress, stack)
         shop = None
-        if place is not None or is_served:
+        if report_folder is not None or is_served:
             unreadable = _why_unreadable(broker)
-            why_not = why_not or (unreadable if place is not None else "")
+            why_not = why_not or (unreadable if report_folder is not None else "")
             shop = None if unreadable else make_shop(prefix, messages=messages, longest=delay, seed=seed)
-        demonstration = _DemoCommand(broker, prefix, progress, shop, place)
+        demonstration = _DemoCommand(broker, prefix, progress, shop, report_folder)
 
         def show(figures: DemoFigures) -> None:
             shown = result(
@@ -152,9 +152,9 @@ def _report_folder(into: Path) -> tuple[ReportFolder | None, str]:
         return None, why_not
     from bide.demo.report import ReportFolder
 
-    place = ReportFolder(into)
-    place.create()
-    return place, ""
+    folder = ReportFolder(into)
+    folder.create()
+    return folder, ""
 
 
 def _demo_broker(settings: Settings, stream_port: int | None, progress: Progress, stack: ExitStack) -> _Broker:
@@ -202,13 +202,13 @@ class _DemoCommand:
     """
 
     def __init__(
-        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, place: ReportFolder | None
+        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, folder: ReportFolder | None
     ) -> None:
         from bide.delay.clock import Clock
 
         self.report: DemoReport | None = None
         self.failure = ""
-        self._demo_broker, self._progress, self._shop, self._report_folder = broker, progress, shop, place
+        self._demo_broker, self._progress, self._shop, self._report_folder = broker, progress, shop, folder
         self._clock = Clock(prefix=prefix)
 
     def run(self, then: Callable[[DemoFigures], None] | None) -> DemoFigures:
@@ -242,14 +242,14 @@ class _DemoCommand:
         )
         serve_console([site], Access(port=0))
 
-    def _write_report(self, shop: Shop, place: ReportFolder) -> None:
+    def _write_report(self, shop: Shop, folder: ReportFolder) -> None:
         from bide.demo.report import write_report
 
         broker = self._demo_broker
         try:
             with ended_by_signals():
                 self.report = write_report(
-                    broker.text, self._clock, shop, folder=place, port=broker.stream_port, progress=self._progress
+                    broker.text, self._clock, shop, folder=folder, port=broker.stream_port, progress=self._progress
                 )
         except (BideError, OSError) as error:
             # The deliveries are measured: print their figures even if the report fails.

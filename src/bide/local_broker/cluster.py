@@ -91,14 +91,14 @@ class LocalCluster:
         """
         if not 2 <= nodes <= MAX_NODES:
             raise ValueError(f"a cluster cannot have {nodes} nodes: give 2 to {MAX_NODES}")
-        places = networks.choose_nodes(nodes) if namespaces else on_loopback(nodes)
+        broker_nodes = networks.choose_nodes(nodes) if namespaces else on_loopback(nodes)
         settings = make_settings(
             home=home,
             chroot=chroot,
             ephemeral=False,  # the supervisor of the cluster removes its folder, with those of the nodes
             dead_letter_prefetch=1_000,
             plugins=plugins,
-            extra_config="\n".join([*formation(places if joined else ()), extra_config]),
+            extra_config="\n".join([*formation(broker_nodes if joined else ()), extra_config]),
             environment=environment,
         )
         outlive = not ephemeral if detached is None else detached
@@ -122,7 +122,7 @@ class LocalCluster:
                     return found
                 found._end(before, seconds=seconds)
             (folder / "log").mkdir(exist_ok=True)
-            starting = ClusterStart(folder, settings, places, ephemeral=ephemeral, seconds=seconds)
+            starting = ClusterStart(folder, settings, broker_nodes, ephemeral=ephemeral, seconds=seconds)
             try:
                 owner_fds = starting.run(joined=joined)
             except BaseException:

@@ -44,14 +44,14 @@ class ClusterStart:
         self,
         folder: Path,
         settings: LocalBrokerSettings,
-        places: Sequence[BrokerNode],
+        broker_nodes: Sequence[BrokerNode],
         *,
         ephemeral: bool,
         seconds: float,
     ) -> None:
         self._settings = settings
-        self._places = places
-        self._folders = node_folders(folder, len(places))
+        self._broker_nodes = broker_nodes
+        self._folders = node_folders(folder, len(broker_nodes))
         self._seconds = seconds
         self._whole = State(
             folder=folder,
@@ -62,8 +62,8 @@ class ClusterStart:
             commands={"server": ["sleep", "infinity"]},
             environment={FOLDER_MARK: str(folder), "PATH": settings.installation.path},
             stop_seconds=settings.stop_seconds,
-            nodes=len(places),
-            cleanup=networks.cleanup(places) if places[0].namespace else (),
+            nodes=len(broker_nodes),
+            cleanup=networks.cleanup(broker_nodes) if broker_nodes[0].namespace else (),
         )
 
     def run(self, *, joined: bool) -> list[int]:
@@ -98,15 +98,15 @@ class ClusterStart:
         """Choose ports and write the configuration of each node."""
         states: list[State] = []
         used: set[int] = set()
-        for folder, place in zip(self._folders, self._places, strict=True):
-            if place.namespace:
+        for folder, broker_node in zip(self._folders, self._broker_nodes, strict=True):
+            if broker_node.namespace:
                 ports = networks.PORTS
             else:
                 before = State.load(folder)
                 ports = Ports.choose(before=before.ports if before else None, exclude=used)
                 used |= set(asdict(ports).values())
                 ports = replace(ports, epmd=states[0].ports.epmd) if states else ports
-            states.append(self._settings.write(folder, ports=ports, node=place, cluster=self._places))
+            states.append(self._settings.write(folder, ports=ports, node=broker_node, cluster=self._broker_nodes))
         if not self._whole.cleanup:
             epmd = self._settings.epmd_command(LOOPBACK, states[0].ports.epmd)
             self._whole = replace(self._whole, commands={"server": epmd})
@@ -126,7 +126,7 @@ class ClusterStart:
         try:
             owner_fds[self._whole.folder] = self._start(self._whole)
             if self._whole.cleanup:
-                networks.create(self._places)
+                networks.create(self._broker_nodes)
             in_parallel(start, states)
             if errors:
                 raise errors[0]

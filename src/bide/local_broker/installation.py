@@ -134,20 +134,20 @@ def _check_chroot(chroot: Path) -> None:
 
 def _candidates(root: Path, home: Path | None, chroot: Path | None) -> Iterator[Path]:
     """Yield folders with a server, best first, as seen from *root*."""
-    places: Iterable[Path]
+    homes: Iterable[Path]
     if home is not None:
-        places = [home.expanduser() if chroot else home.expanduser().resolve()]
+        homes = [home.expanduser() if chroot else home.expanduser().resolve()]
     elif chroot is not None:
-        places = _library(root)
+        homes = _library(root)
     else:
         on_path = shutil.which("rabbitmq-server")
         # Debian's file on the PATH is a wrapper that requires its own user; it has no rabbitmq-env next to it.
         beside = [Path(on_path).resolve().parent.parent] if on_path else []
-        places = [*beside, *_library(root), *(Path(place).resolve() for place in _HOMEBREW)]
-    for place in places:
-        sbin = root / place.relative_to("/") / "sbin"
+        homes = [*beside, *_library(root), *(Path(path).resolve() for path in _HOMEBREW)]
+    for home_folder in homes:
+        sbin = root / home_folder.relative_to("/") / "sbin"
         if os.access(sbin / "rabbitmq-server", os.X_OK) and (sbin / "rabbitmq-env").exists():
-            yield place
+            yield home_folder
 
 
 def _library(root: Path) -> list[Path]:
