@@ -89,5 +89,5 @@ class ReadyDigits:
 
     def _add_zeros(self, padding: str, keys: Keys) -> None:
         if self._growing.has_core_bindings(padding):
-            for level, place in zip(self._growing.digit_levels, keys, strict=True):
-                place[0] = self._encode(self._growing.digit_key(Digit(level, 0, padding=padding)))
+            for level, digit_keys in zip(self._growing.digit_levels, keys, strict=True):
+                digit_keys[0] = self._encode(self._growing.digit_key(Digit(level, 0, padding=padding)))

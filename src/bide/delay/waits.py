@@ -66,8 +66,8 @@ def _binary_wait(
     above = units >> level + 1
     below = unit * (units & (1 << level) - 1)
     # The lowest digit above this level that is 1.
-    place = level + (above & -above).bit_length()
-    previous = level_names[place] if above and place < len(level_names) else None
+    next_level = level + (above & -above).bit_length()
+    previous = level_names[next_level] if above and next_level < len(level_names) else None
     return Wait(
         target=target,
         here=unit * (1 << level),
@@ -99,16 +99,16 @@ def clock_wait(base: str, queue: str, routing_key: str, headers: Mapping[str, An
     here, wait = level.unit * digit, timedelta(0)
     if digits.get(level.letter, (0, ""))[0] != digit:
         return Wait(target=target, here=here, most=level.unit - RESOLUTION, owns_due=True)
-    place = LEVELS.index(level)
-    for below in LEVELS[place + 1 :]:
+    index = LEVELS.index(level)
+    for below in LEVELS[index + 1 :]:
         wait += below.unit * digits.get(below.letter, (0, ""))[0]
     return Wait(
-        target=target, here=here, least=wait, most=wait, previous=_digit_above(base, place, digits), owns_due=True
+        target=target, here=here, least=wait, most=wait, previous=_digit_above(base, index, digits), owns_due=True
     )
 
 
-def _digit_above(base: str, place: int, digits: Mapping[str, tuple[int, str]]) -> str | None:
-    above: list[Level] = [one for one in LEVELS[:place] if digits.get(one.letter, (0, ""))[0]]
+def _digit_above(base: str, index: int, digits: Mapping[str, tuple[int, str]]) -> str | None:
+    above: list[Level] = [one for one in LEVELS[:index] if digits.get(one.letter, (0, ""))[0]]
     if not above:
         return None
     digit, lane = digits[above[-1].letter]

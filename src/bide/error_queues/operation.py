@@ -182,7 +182,7 @@ class Operation:
     async def _process_one(self, held: BrowsedMessage) -> None:
         """Process one message, as soon as fewer than ``WINDOW`` copies are unconfirmed."""
         self._processed_ids.add(held.message.id)
-        place, self._chosen = self._chosen, self._chosen + 1
+        position, self._chosen = self._chosen, self._chosen + 1
         if self.copy is None:
             if not self._held:
                 self._held_at = asyncio.get_running_loop().time()
@@ -191,7 +191,7 @@ class Operation:
                 await self._drop()
             return
         try:
-            copy = self.copy(held.message, place)
+            copy = self.copy(held.message, position)
         except InvalidInputError as error:
             await self._keep(held, str(error))
             return
@@ -270,7 +270,7 @@ class Operation:
 def evenly(period: timedelta, total: int) -> Pace | None:
     """The pace of messages that leave evenly spread over a time; None for all at once."""
     between = period.total_seconds() / max(total, 1)
-    return (lambda _, place: between * place) if period else None
+    return (lambda _, position: between * position) if period else None
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

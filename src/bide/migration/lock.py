@@ -19,12 +19,12 @@ class MigrationLock:
     """Prevents a second migration from emptying the same queues.
 
     Args:
-        place: the name of the exchange that identifies the infrastructure or log that is emptied.
+        name: the name of the exchange that identifies the infrastructure or log that is emptied.
         what: a description of it, for errors.
     """
 
-    def __init__(self, place: str, what: str) -> None:
-        self._queue = Queue(f"{_PREFIX}{place}", exclusive=True, durable=False)
+    def __init__(self, name: str, what: str) -> None:
+        self._queue = Queue(f"{_PREFIX}{name}", exclusive=True, durable=False)
         self._what = what
 
     async def take(self, channel: Channel) -> None:

@@ -100,8 +100,8 @@ def _dotnet_frame(trace: TracebackType | None) -> str:
         # Every program has a module of this name.
         module = _file(code.co_filename).removesuffix(".py")
     # ServiceControl ignores the line if the file has no absolute path.
-    place = f" in {code.co_filename}:line {trace.tb_lineno}" if _ABSOLUTE.match(code.co_filename) else ""
-    return f"at {_SPACE.sub('_', f'{module}.{code.co_qualname}')}(){place}"
+    location = f" in {code.co_filename}:line {trace.tb_lineno}" if _ABSOLUTE.match(code.co_filename) else ""
+    return f"at {_SPACE.sub('_', f'{module}.{code.co_qualname}')}(){location}"
 
 
 def _inner(error: BaseException) -> BaseException | None:

@@ -152,8 +152,8 @@ class FailedMessage:
 def group_of(exception: str, frame: str | None) -> str:
     """The name of a group of failures, from an exception's class and the frame that raised it."""
     # Line numbers change with every edit of the file; function names rarely do.
-    place = re.sub(r":\d+ in ", " in ", frame or "", count=1)
-    return f"{exception} at {place}" if place else exception
+    location = re.sub(r":\d+ in ", " in ", frame or "", count=1)
+    return f"{exception} at {location}" if location else exception
 
 
 def first_frame(stack: str | None) -> str | None:

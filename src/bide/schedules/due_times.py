@@ -89,24 +89,24 @@ class _OrderedTimes:
 
     def add(self, due: int) -> None:
         """Add a due time."""
-        place = min(bisect_left(self._lasts, due), len(self._lasts) - 1)
-        part = self._parts[place]
+        index = min(bisect_left(self._lasts, due), len(self._lasts) - 1)
+        part = self._parts[index]
         insort(part, due)
         if len(part) == 2 * _PART:
-            self._parts[place : place + 1] = [part[:_PART], part[_PART:]]
-            self._lasts[place : place + 1] = [part[_PART - 1], part[-1]]
+            self._parts[index : index + 1] = [part[:_PART], part[_PART:]]
+            self._lasts[index : index + 1] = [part[_PART - 1], part[-1]]
         else:
-            self._lasts[place] = part[-1]
+            self._lasts[index] = part[-1]
 
     def remove(self, due: int) -> None:
         """Remove a due time that is there."""
-        place = bisect_left(self._lasts, due)
-        part = self._parts[place]
+        index = bisect_left(self._lasts, due)
+        part = self._parts[index]
         del part[bisect_left(part, due)]
         if part:
-            self._lasts[place] = part[-1]
+            self._lasts[index] = part[-1]
         else:
-            del self._parts[place], self._lasts[place]
+            del self._parts[index], self._lasts[index]
 
     def within(self, first: int | None, before: int | None) -> Iterator[array[int]]:
         """The due times of a span of time, part by part. No part is empty."""

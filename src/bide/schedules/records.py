@@ -174,7 +174,7 @@ class SnapshotChunk:
         as_of: offset of the last record that the state contains. All chunks of a cycle have the same.
         count: records read up to that one since the log began.
         tick: the tick of the state.
-        number: place of the chunk in its cycle, from 0 on.
+        number: position of the chunk in its cycle, from 0 on.
         is_last: whether the cycle is complete with it.
     """
 

@@ -57,24 +57,24 @@ class AppliedNumbers:
     ends: tuple[int, ...] = ()
 
     def __contains__(self, number: int) -> bool:
-        place = bisect_right(self.starts, number) - 1
-        return place >= 0 and number <= self.ends[place]
+        index = bisect_right(self.starts, number) - 1
+        return index >= 0 and number <= self.ends[index]
 
     def including(self, number: int) -> AppliedNumbers:
         """The set with one number more."""
         if number in self:
             return self
-        place = bisect_right(self.starts, number)
-        after_left = place > 0 and self.ends[place - 1] == number - 1
-        before_right = place < len(self.starts) and self.starts[place] == number + 1
+        index = bisect_right(self.starts, number)
+        after_left = index > 0 and self.ends[index - 1] == number - 1
+        before_right = index < len(self.starts) and self.starts[index] == number + 1
         starts, ends = list(self.starts), list(self.ends)
         if after_left and before_right:
-            del starts[place], ends[place - 1]
+            del starts[index], ends[index - 1]
         elif after_left:
-            ends[place - 1] = number
+            ends[index - 1] = number
         elif before_right:
-            starts[place] = number
+            starts[index] = number
         else:
-            starts.insert(place, number)
-            ends.insert(place, number)
+            starts.insert(index, number)
+            ends.insert(index, number)
         return AppliedNumbers(tuple(starts), tuple(ends))

@@ -34,8 +34,8 @@ def phash2(text: str | None) -> int:
     a = b = _GOLDEN
     c = _BINARY
     whole = len(data) - len(data) % 12
-    for place in range(0, whole, 12):
-        a, b, c = _mix(a + _word(data, place), b + _word(data, place + 4), c + _word(data, place + 8))
+    for index in range(0, whole, 12):
+        a, b, c = _mix(a + _word(data, index), b + _word(data, index + 4), c + _word(data, index + 8))
     rest = data[whole:]
     # The lowest byte of the last word is the length.
     c += len(data) + (int.from_bytes(rest[8:], "little") << 8)
@@ -43,8 +43,8 @@ def phash2(text: str | None) -> int:
     return c % _HASH_RANGE
 
 
-def _word(data: bytes, place: int) -> int:
-    return int.from_bytes(data[place : place + 4], "little")
+def _word(data: bytes, index: int) -> int:
+    return int.from_bytes(data[index : index + 4], "little")
 
 
 def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
@@ -67,15 +67,15 @@ def _uniform(seed: int) -> Iterator[float]:
         x ^= x << 25 & _MASK_64
         x ^= x >> 27
         state.insert(0, x * 2_685_821_657_736_338_717 & _MASK_64)
-    place = 0
+    index = 0
     while True:
-        here, after = state[place], state[(place + 1) % 16]
+        here, after = state[index], state[(index + 1) % 16]
         after ^= after << 31 & _MASK_64
         after ^= after >> 11
         here ^= here >> 30
-        place = (place + 1) % 16
-        state[place] = here ^ after
-        yield ((state[place] * 1_181_783_497_276_652_981 & _MASK_64) >> 11) * 2.0**-53
+        index = (index + 1) % 16
+        state[index] = here ^ after
+        yield ((state[index] * 1_181_783_497_276_652_981 & _MASK_64) >> 11) * 2.0**-53
 
 
 @lru_cache(maxsize=4096)

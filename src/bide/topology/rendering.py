@@ -144,14 +144,14 @@ def definitions(topology: Topology, vhost: str | None = None) -> dict[str, Any]:
     ]
     if problems:
         raise InvalidTopologyError(problems)
-    place: dict[str, Any] = {} if vhost is None else {"vhost": vhost}
+    vhost_item: dict[str, Any] = {} if vhost is None else {"vhost": vhost}
     predeclared = {one.name for one in PREDECLARED}
     return {
         **({} if vhost is None else {"vhosts": [{"name": vhost}]}),
         "exchanges": [
             {
                 "name": one.name,
-                **place,
+                **vhost_item,
                 "type": one.type,
                 "durable": one.durable,
                 "auto_delete": one.auto_delete,
@@ -164,7 +164,7 @@ def definitions(topology: Topology, vhost: str | None = None) -> dict[str, Any]:
         "queues": [
             {
                 "name": one.name,
-                **place,
+                **vhost_item,
                 "durable": one.durable,
                 "auto_delete": one.auto_delete,
                 "arguments": dict(one.arguments),
@@ -174,7 +174,7 @@ def definitions(topology: Topology, vhost: str | None = None) -> dict[str, Any]:
         "bindings": [
             {
                 "source": one.source,
-                **place,
+                **vhost_item,
                 "destination": one.destination,
                 "destination_type": one.destination_type,
                 "routing_key": one.routing_key,
