@@ -48,7 +48,7 @@ class KillingFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has n
         self._change().delete_dir_contents(path, missing_dir_ok=missing_dir_ok)
 
     def delete_root_dir_contents(self) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # no table is a whole file system
 
     def delete_file(self, path: str) -> None:
         self._change().delete_file(path)

@@ -28,7 +28,7 @@ async def no_leaks() -> AsyncIterator[None]:
         assert left == set()
         # An unhandled error is reported when its future or task is collected.
         gc.collect()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the loop calls the handler
         assert errors == []
     finally:
         loop.set_exception_handler(handler)

@@ -203,7 +203,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_only_its_event(client: 
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
-        await asyncio.sleep(10 * TIMEOUT)  # raises
+        await asyncio.sleep(10 * TIMEOUT)  # raises CancelledError
 
     async with running(bus.run(cancel)):
         for name in ("one", "two"):

@@ -367,7 +367,7 @@ async def test_a_close_asks_nothing_after_few_acks(vhost: Vhost) -> None:
         assert received[0]._subscription is not None
         channel = received[0]._subscription.channel
         closing = asyncio.create_task(channel.settle_acks())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # one turn of the loop, in which no answer of the broker can arrive
         assert closing.done()
 
 

@@ -239,7 +239,7 @@ class Round:
                 return
             if time.monotonic() > deadline:
                 raise SoakError(f"after {_LONGEST_WAIT:g} s still not there: {what}")
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_LOOK_EVERY)  # files give no event
 
     def _judge(self, query: str, text: str) -> None:
         """Whether a query may have ended in this way."""

@@ -125,7 +125,7 @@ def attempt_until_killed(options: dict[str, str], seed: int, frames_sent: int) -
         send(self, data, seconds)
 
     stream_sending._FRAME_ROWS = SMALL_FRAME  # type: ignore[misc]  # in this process only
-    StreamConnection._send = send_or_die  # type: ignore[method-assign]
+    StreamConnection._send = send_or_die  # type: ignore[method-assign]  # as above
     attempt(options, *shuffled(seed))
 
 

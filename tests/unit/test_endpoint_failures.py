@@ -156,7 +156,7 @@ async def test_a_handler_that_cancels_its_own_task_is_retried(client: bide.Clien
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-            await asyncio.sleep(1)  # raises
+            await asyncio.sleep(1)  # raises CancelledError
 
     async with running(app, client, recorder):
         await client.publish(b"x", to=queue)

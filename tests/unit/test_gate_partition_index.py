@@ -126,12 +126,12 @@ async def test_a_record_waits_for_a_call_in_the_thread_whose_caller_was_cancelle
     thread.may_go_on.clear()
     try:
         cancelled = asyncio.create_task(index.size())
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # starts the call
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
         applying = asyncio.create_task(index.apply([schedule(0)], is_leading=False))
-        for _ in range(10):
+        for _ in range(10):  # turns of the loop in which it must not be applied
             await asyncio.sleep(0)
         assert index.position.count == 0
     finally:

@@ -81,7 +81,7 @@ async def _close_others(connection: Connection, api: ManagementApi) -> None:
             return
         for name in others:
             await api.call("DELETE", "connections", name)
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(_PAUSE)  # the broker reports no event when they are closed
     raise BrokerError(f"other connections to {connection.url.vhost!r} do not close: close them, and try again")
 
 

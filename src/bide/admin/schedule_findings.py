@@ -165,7 +165,7 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
         await channel.qos(100)
         for stream in streams:
             await channel.consume(stream, on_message=hear, on_end=_ignore, arguments={"x-stream-offset": "next"})
-        await asyncio.sleep(_LISTEN)
+        await asyncio.sleep(_LISTEN)  # beats arrive meanwhile
     except BrokerError as error:
         if connection.lost.done():
             raise

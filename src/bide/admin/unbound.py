@@ -24,7 +24,7 @@ async def unbound_problem(
     """
     unbound = _unbound_queues(snapshot, infrastructure)
     if unbound:
-        await asyncio.sleep(_RECHECK_AFTER)
+        await asyncio.sleep(_RECHECK_AFTER)  # a client that has just declared a queue binds it meanwhile
         unbound &= _unbound_queues(await take_snapshot(api, vhost, infrastructure), infrastructure)
     if not unbound:
         return None

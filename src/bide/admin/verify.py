@@ -281,7 +281,7 @@ async def _check_stuck(
     first = {name: one.between for name, one in snapshot.queues.items() if infrastructure.owns(name) and one.between}
     second: dict[str, int] = {}
     if first:
-        await asyncio.sleep(_RECHECK_AFTER)
+        await asyncio.sleep(_RECHECK_AFTER)  # messages in transit leave meanwhile
         again = (await take_snapshot(api, vhost, infrastructure)).queues
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [

@@ -147,7 +147,7 @@ class AckedQueues:
                 return
             if not may_fill and asyncio.get_running_loop().time() >= until:
                 return
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE)  # the broker reports no event when a queue has acknowledgements
 
 
 async def _consume_last(channel: AckedChannel, queue: str) -> str:

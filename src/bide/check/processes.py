@@ -64,6 +64,7 @@ class CommandProcess:
                         await self._process.wait()
                 if code or not self._is_stopping:
                     self._on_end(self.name, None if self._was_killed else code)
+                # A process that ended by itself would probably end again at once.
                 await asyncio.sleep(0 if self._was_killed else _RESTART_AFTER)
 
     def kill(self) -> None:

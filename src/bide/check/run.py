@@ -205,7 +205,7 @@ class _CheckRun:
             step = max((FAULTS[name].clock_step for name in self._plan.faults), default=0.0)
             async with asyncio.timeout(self._plan.patience.total_seconds() + step):
                 await self._recorder.until_complete()
-        await asyncio.sleep(self._plan.longest.total_seconds() + _STRAY_SECONDS)
+        await asyncio.sleep(self._plan.longest.total_seconds() + _STRAY_SECONDS)  # unwanted copies arrive meanwhile
 
     async def _receive_undeliverable(self, client: Client, queue: str) -> None:
         async with client.consume(queue, prefetch=PREFETCH) as messages:

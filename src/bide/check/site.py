@@ -224,7 +224,7 @@ def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -
         if now >= restart_at:
             apart[-1].restart()
             restart_at = time.monotonic() + _RESTART_AFTER
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # no event reports that a node sees the others
 
 
 def _sees(node: LocalBroker, count: int) -> bool:

@@ -83,7 +83,7 @@ def require_console() -> None:
         ClickException: it is missing.
     """
     try:
-        import bide.console.server  # noqa: F401
+        import bide.console.server  # noqa: F401 (whether it can be imported)
     except ImportError as error:
         raise click.ClickException(
             "the console needs starlette and uvicorn: install them with pip install 'bide[console]'"

@@ -182,7 +182,7 @@ class Failover:
                             f"the node at {connection.address} confirms nothing, and the one at {other.address} does"
                         )
                         return "unconfirmed"
-                await asyncio.sleep(TICK)
+                await asyncio.sleep(TICK)  # until the next check
             return None
         finally:
             for one in trying:

@@ -174,7 +174,7 @@ class Heartbeats:
                 return
             except BideError as error:
                 log.warning("%s: cannot send a heartbeat to %s: %s", self._endpoint, self._queue, error)
-            await asyncio.sleep(HEARTBEAT.total_seconds())
+            await asyncio.sleep(HEARTBEAT.total_seconds())  # until the next heartbeat
 
     def _registration(self, started: datetime) -> PreparedMessage:
         properties = {"Machine": HOST, "ProcessID": str(os.getpid()), "PathToExecutable": sys.executable}

@@ -264,7 +264,7 @@ class QueueBrowser:
         while await self._ready_count() < number:
             if asyncio.get_running_loop().time() > deadline:
                 return False
-            await asyncio.sleep(_POLL_INTERVAL)
+            await asyncio.sleep(_POLL_INTERVAL)  # the broker reports no event for a requeue
         return True
 
 

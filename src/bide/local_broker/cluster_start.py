@@ -152,7 +152,7 @@ class ClusterStart:
                     f"the nodes in {self._whole.folder} did not become one cluster within {self._seconds:g} s: read "
                     "the logs in n1/log"
                 )
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)  # no event reports that a node has joined
 
     def _sees_all(self, node: LocalBroker) -> bool:
         with suppress(ManagementApiError):

@@ -85,5 +85,5 @@ def wait_until_gone(folder: Path, *, seconds: float) -> list[int]:
         if left and time.monotonic() >= deadline:
             return left
         times_seen_none = 0 if left else times_seen_none + 1
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # no event reports the end of a process that is not a child
     return []

@@ -134,7 +134,7 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
             raise LocalBrokerError(
                 f"another process has been starting or stopping the broker in {folder} for {seconds:g} s: wait for it"
             )
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # flock has no timeout
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -91,7 +91,7 @@ async def _answer(client: Client, request: Message, handler: Handler, allowed: A
 
 
 async def _requeue(request: Message) -> None:
-    await asyncio.sleep(_PAUSE)
+    await asyncio.sleep(_PAUSE)  # the broker delivers a requeued message at once
     try:
         await request.requeue()
     except DeliveryLostError as error:

@@ -98,7 +98,7 @@ class Runs:
                 raise TimeoutStoreError(
                     "another process migrates the timeouts of this database now: wait for its end, or stop it"
                 )
-            time.sleep(_LOCK_PAUSE)
+            time.sleep(_LOCK_PAUSE)  # before the next attempt
 
     def _try_lock(self) -> bool:
         with self._database.transaction() as cursor:

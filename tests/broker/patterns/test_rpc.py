@@ -120,7 +120,7 @@ async def test_any_exception_of_a_handler_is_replied_and_frees_its_slot(
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-            await asyncio.sleep(3600)  # raises
+            await asyncio.sleep(3600)  # raises CancelledError
         return request.body
 
     async with serving(client, handler, at_once=1), Caller(client, timeout="1m") as caller:

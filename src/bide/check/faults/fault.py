@@ -124,4 +124,4 @@ def insist(action: Callable[[], _Result]) -> _Result:
         except BideError:
             if time.monotonic() >= deadline:
                 raise
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE)  # before the next attempt
