@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def postgresql_server() -> Iterator[DatabaseServer]:
         server = [binaries / "postgres", "-D", data, *options, "-c", f"unix_socket_directories={folder}"]
         url = f"postgresql://bide@127.0.0.1:{port}/postgres"
         # Without autocommit, CREATE DATABASE fails.
-        connect: Callable[[str], Any] = lambda url: psycopg.connect(url, autocommit=True)  # noqa: E731 (as the other one)
+        connect = partial(psycopg.connect, autocommit=True)
         with _running(server, user, folder / "log", lambda: connect(url).close(), signal.SIGINT):
             yield DatabaseServer("postgresql", url, connect)
 

@@ -17,9 +17,8 @@ from bide.errors import BrokerError, InvalidInputError, NotFoundError
 from bide.local_broker import LocalBroker
 from bide.topology import Queue
 from tests.broker.endpoints import Recorder, running
-from tests.broker.receiving import fresh, receive
+from tests.broker.receiving import eventually, fresh, receive
 from tests.broker.test_error_queues import listed, park
-from tests.timeouts import TIMEOUT
 
 LIMIT = 4
 
@@ -37,9 +36,11 @@ def publish(url: bide.BrokerUrl, queue: str, bodies: Sequence[bytes], properties
 
 async def wait_for_count(queue: ErrorQueue, number: int) -> None:
     """Wait until ``number`` messages were dead-lettered, for which the broker sends no event."""
-    async with asyncio.timeout(TIMEOUT):
-        while await queue.count() < number:  # noqa: ASYNC110 (there is no event to wait for)
-            await asyncio.sleep(0.05)
+
+    async def are_there() -> bool:
+        return await queue.count() >= number
+
+    await eventually(are_there)
 
 
 async def list_one(queue: ErrorQueue) -> None:

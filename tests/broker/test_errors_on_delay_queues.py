@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from contextlib import aclosing
 from datetime import timedelta
@@ -18,9 +17,8 @@ from bide.local_broker import LocalBroker
 from bide.patterns.event_bus import EventBusQueue
 from bide.topology import Argument, Binding, Queue
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import fresh, receive
+from tests.broker.receiving import eventually, fresh, receive
 from tests.broker.test_error_queues import listed
-from tests.timeouts import TIMEOUT
 
 DIGIT = "bide.v1.s10"
 NOWHERE = "http://127.0.0.1:1"
@@ -157,13 +155,24 @@ async def test_a_message_that_failed_after_its_delay_is_accepted(client: bide.Cl
     async with client.consume(target) as deliveries:
         await (await anext(deliveries)).reject()
     queue = ErrorQueue(client, name, management_url=broker.management_url, audit=False)
-    async with asyncio.timeout(TIMEOUT):
-        while not await listed(queue):  # noqa: ASYNC110 (there is no event to wait for)
-            await asyncio.sleep(0.05)
+
+    async def is_listed() -> bool:
+        return bool(await listed(queue))
+
+    await eventually(is_listed)
     queue = ErrorQueue(client, name, management_url=NOWHERE, audit=False)
     # Neither is the queue that it was delivered to.
     assert (await queue.retry(Selection())).done == 1
     assert [one.message_id for one in await listed(ErrorQueue(client, target, management_url=NOWHERE))] == ["m"]
+
+
+async def until_counted(queue: ErrorQueue, selection: Selection) -> None:
+    """Wait until the queue has a message of the selection, for which the broker sends no event."""
+
+    async def is_counted() -> bool:
+        return bool(await queue.count(selection))
+
+    await eventually(is_counted)
 
 
 async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.Client, connection: Connection) -> None:
@@ -174,9 +183,7 @@ async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.C
         await channel.delete_queue(target)
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)
     mine = Selection(ids=frozenset({target}))
-    async with asyncio.timeout(TIMEOUT):
-        while not await queue.count(mine):  # noqa: ASYNC110 (there is no event to wait for)
-            await asyncio.sleep(0.05)
+    await until_counted(queue, mine)
     for operation in (retry, spread, replay, edit):
         with pytest.raises(DelayQueueError, match=r"undeliverable\.resend\("):
             await operation(queue)
@@ -208,9 +215,7 @@ async def test_a_message_that_lacks_a_digit_queue_does_not_hide_the_undeliverabl
     async with await connection.channel() as channel:
         await channel.delete_queue("bide.v1.c5")
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable, management_url=NOWHERE)
-    async with asyncio.timeout(TIMEOUT):
-        while not await queue.count(Selection(ids=frozenset({target}))):  # noqa: ASYNC110 (there is no event)
-            await asyncio.sleep(0.05)
+    await until_counted(queue, Selection(ids=frozenset({target})))
     assert (await resend(client, allow=[target], management_url=NOWHERE)).sent == 1
     (message,) = await receive(client, target, 1)
     assert message.message_id == target

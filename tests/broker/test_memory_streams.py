@@ -18,6 +18,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client.client import Client
 from bide.errors import BideError, BrokerError
 from bide.topology import Binding, Queue, Topology
+from tests.broker.receiving import eventually
 from tests.timeouts import TIMEOUT
 
 LOG = Topology(queues=[Queue("log", arguments={"x-queue-type": "stream"})])
@@ -175,9 +176,11 @@ async def counts(reader: Reader) -> Any:
         return int((await channel.declare_queue(LOG.queues[0], passive=True)).message_count)
 
     for expected in range(3):
-        async with asyncio.timeout(TIMEOUT):
-            while await count() < expected:  # noqa: ASYNC110 (there is no event to wait for)
-                await asyncio.sleep(0.05)
+
+        async def is_counted(expected: int = expected) -> bool:
+            return await count() >= expected
+
+        await eventually(is_counted)
         results.append(await count())
         await reader.publish(b"0")
     await reader.consume("first")

@@ -18,11 +18,11 @@ from bide.admin.live_topology import read_topology
 from bide.admin.locate import management_api
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidNameError, TargetNotFoundError
 from bide.recoverability.history import nservicebus_time
-from tests.broker.receiving import receive
-from tests.timeouts import TIMEOUT
+from tests.broker.receiving import eventually, receive
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -99,12 +99,15 @@ async def test_a_dotnet_endpoint_receives_messages_delayed_by_bide(vhost: Vhost,
     async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing=routing)) as client:
         receipt = await client.publish(json={"order": 1}, to="Sales", delay="2.2s", correlation_id="c")
         assert receipt.hops == 2
-        delivery = None
-        async with asyncio.timeout(TIMEOUT):
-            while delivery is None:
-                delivery = await dotnet.get("Sales")
-                await asyncio.sleep(0.05)  # basic.get is all that the other side needs here
+        deliveries: list[Delivery] = []
+
+        async def is_delivered() -> bool:
+            deliveries.extend(filter(None, [await dotnet.get("Sales")]))
+            return bool(deliveries)
+
+        await eventually(is_delivered)
         assert await dotnet.get("Billing.Sales") is None
+    (delivery,) = deliveries
     headers = delivery.values["headers"]
     assert delivery.routing_key == "0." * 26 + "1.1.Sales"
     assert headers["NServiceBus.Transport.RabbitMQ.DelayInSeconds"] == 3

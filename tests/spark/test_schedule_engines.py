@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -141,7 +140,10 @@ def compare(spark: SparkSession, path: Path, plan: SchedulePlan, zone: str = "UT
     columns[DIGEST] = found.digests
     columns["part"] = parts_of(found.digests, 7)
     actual = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    order: Callable[[dict[str, Any]], Any] = lambda row: (row[DIGEST], str(row))  # noqa: E731 (short)
+
+    def order(row: dict[str, Any]) -> Any:
+        return row[DIGEST], str(row)
+
     for one, other in zip(sorted(actual, key=order), sorted(expected, key=order), strict=True):
         value = other["value"]
         assert one == {**other, "value": bytes(value) if isinstance(value, bytearray) else value}

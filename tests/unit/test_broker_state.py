@@ -25,6 +25,7 @@ from bide.local_broker.state import (
     password_of,
     write_private,
 )
+from tests.polling import wait_until
 from tests.timeouts import TIMEOUT
 
 
@@ -165,11 +166,9 @@ def test_a_process_is_paused_between_sigstop_and_sigcont() -> None:
     with waiting_program() as program:
         assert not is_paused(program.pid)
         program.send_signal(signal.SIGSTOP)
-        while not is_paused(program.pid):
-            time.sleep(0.01)  # a signal takes effect a moment later
+        wait_until(lambda: is_paused(program.pid), "SIGSTOP takes effect")
         program.send_signal(signal.SIGCONT)
-        while is_paused(program.pid):
-            time.sleep(0.01)  # a signal takes effect a moment later
+        wait_until(lambda: not is_paused(program.pid), "SIGCONT takes effect")
         program.kill()
         program.wait(timeout=TIMEOUT)
         assert not is_paused(program.pid)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
-import time
 
 import pytest
 
 from bide.cli.output import progress_bar, working
-from tests.timeouts import TIMEOUT
+from tests.polling import wait_until
 
 
 class Terminal(io.StringIO):
@@ -39,10 +38,7 @@ def test_the_message_of_a_slow_operation_is_removed_before_the_first_line(monkey
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with working("reading") as end_message:
-        deadline = time.monotonic() + TIMEOUT
-        while "reading" not in terminal.getvalue():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)  # a thread shows it
+        wait_until(lambda: "reading" in terminal.getvalue(), "a thread shows the message")
         end_message()
         removed = terminal.getvalue()
         # The last sequence erases the line.
