@@ -16,7 +16,13 @@ import bide
 from bide.amqp.connection import Connection
 from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection, read_audit
 from bide.error_queues.operator_log import AUDIT, Audit
-from bide.errors import InvalidInputError, NotFoundError, ReservedHeaderError, TargetNotFoundError
+from bide.errors import (
+    InvalidInputError,
+    NotFoundError,
+    PublishRefusedError,
+    ReservedHeaderError,
+    TargetNotFoundError,
+)
 from bide.local_broker import LocalBroker
 from bide.recoverability.exception_text import ExceptionText
 from bide.recoverability.history import History
@@ -322,6 +328,20 @@ async def test_edit_sends_a_new_message(client: bide.Client) -> None:
     with pytest.raises(NotFoundError):
         await queue.edit("m0", body=b"again")
     assert [one.message_id for one in await listed(queue)] == ["m1"]
+
+
+async def test_edit_says_whether_the_target_is_missing_or_refuses(client: bide.Client) -> None:
+    name, full = fresh("error"), fresh("full")
+    await park(client, name, 1, fresh("orders"))
+    limited = bide.Queue(full, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    await client.declare(bide.Topology(queues=[limited]))
+    await client.publish(b"the only one", to=full)
+    queue = ErrorQueue(client, name)
+    with pytest.raises(PublishRefusedError, match=rf"still in '{name}': the queue '{full}' refuses messages"):
+        await queue.edit("m0", body=b"x", to=full)
+    with pytest.raises(TargetNotFoundError, match=rf"still in '{name}': the queue 'missing' does not exist"):
+        await queue.edit("m0", body=b"x", to="missing")
+    assert [one.message_id for one in await listed(queue)] == ["m0"]
 
 
 async def test_archived_messages_can_be_put_back(client: bide.Client) -> None:

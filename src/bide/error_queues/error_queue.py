@@ -21,7 +21,14 @@ from bide.error_queues.grouping import By, Group, Groups, Summary
 from bide.error_queues.operation import WINDOW, Operation, Pace, Progress, evenly
 from bide.error_queues.operation_result import OperationResult
 from bide.error_queues.operator_log import Audit, new_run
-from bide.errors import BideError, InvalidDelayError, NotFoundError, TargetNotFoundError
+from bide.errors import (
+    BideError,
+    InvalidDelayError,
+    InvalidInputError,
+    NotFoundError,
+    PublishRefusedError,
+    TargetNotFoundError,
+)
 from bide.messages.prepared import PreparedMessage
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
@@ -275,7 +282,10 @@ class ErrorQueue:
             NotFoundError: the queue has no such message.
             TargetNotAllowedError: no pattern matches the queue that it would go to.
             ReservedHeaderError: a header belongs to bide or the broker.
-            InvalidInputError: nothing would change, or the queue that it failed on is unknown.
+            InvalidInputError: nothing would change, the queue that it failed on is unknown, or the message cannot be
+                sent.
+            TargetNotFoundError: the queue that it would go to does not exist.
+            PublishRefusedError: that queue refuses the message.
             BrokerError: the broker refuses, or cannot be reached.
         """
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
@@ -296,8 +306,9 @@ class ErrorQueue:
             return new if chosen else None
 
         result = await self._move("edit", self.queue, Selection(ids=frozenset({old.id})), copy, details, None, 1)
-        for reason in result.kept:
-            raise TargetNotFoundError(f"the message {name!r} was not sent and is still in {self.queue!r}: {reason}")
+        if (error := result.error) is not None:
+            kind = type(error) if isinstance(error, TargetNotFoundError | PublishRefusedError) else InvalidInputError
+            raise kind(f"the message {name!r} was not sent and is still in {self.queue!r}: {error}") from error
         if not result.done:
             raise NotFoundError(f"the message {name!r} left the queue {self.queue!r} in the meantime")
         return new.message_id

@@ -66,6 +66,7 @@ class Operation:
         done: number of messages that were processed.
         queues: number of messages sent, by queue.
         kept: number of selected messages that stay in the queue, by reason.
+        kept_error: why the first of them stays; None if all were processed.
         found: the ids of the selection that were found.
     """
 
@@ -81,6 +82,7 @@ class Operation:
     done: int = 0
     queues: Counter[str] = field(default_factory=Counter)
     kept: Counter[str] = field(default_factory=Counter)
+    kept_error: BideError | None = None
     found: set[str] = field(default_factory=set)
     _look: QueueBrowser = field(init=False)
     _started_at: datetime = field(init=False)
@@ -158,7 +160,12 @@ class Operation:
         """The result so far."""
         missing = tuple(sorted(self.selection.ids - self.found))
         return OperationResult(
-            done=self.done, queues=dict(self.queues), kept=dict(self.kept), seen=self.seen, missing=missing
+            done=self.done,
+            queues=dict(self.queues),
+            kept=dict(self.kept),
+            seen=self.seen,
+            missing=missing,
+            error=self.kept_error,
         )
 
     @property
@@ -193,7 +200,7 @@ class Operation:
         try:
             copy = self.copy(held.message, position)
         except InvalidInputError as error:
-            await self._keep(held, str(error))
+            await self._keep(held, error)
             return
         if copy is None:
             await self._look.release(held)
@@ -220,7 +227,7 @@ class Operation:
         try:
             await self.client.forward(copy)
         except _MESSAGE_ERRORS as error:
-            await self._keep(held, _reason(error, str(copy.target)[2:]))
+            await self._keep(held, _kept_error(error, str(copy.target)[2:]))
             return
         except BideError:
             await self._look.release(held)
@@ -230,8 +237,9 @@ class Operation:
         self.queues[str(copy.target)[2:]] += 1
         self._count()
 
-    async def _keep(self, held: BrowsedMessage, reason: str) -> None:
-        self.kept[reason] += 1
+    async def _keep(self, held: BrowsedMessage, error: BideError) -> None:
+        self.kept_error = self.kept_error or error
+        self.kept[str(error)] += 1
         self._kept_ids[held.message.id] += 1
         await self._look.release(held)
 
@@ -283,10 +291,10 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-def _reason(error: Exception, queue: str) -> str:
+def _kept_error(error: BideError, queue: str) -> BideError:
     """Why a message stays, in the same words for all messages with that reason."""
     if isinstance(error, UnroutableError | TargetNotFoundError):
-        return f"the queue {queue!r} does not exist: declare it, or name another with to=..."
+        return TargetNotFoundError(f"the queue {queue!r} does not exist: declare it, or name another with to=...")
     if isinstance(error, PublishRefusedError):
-        return f"the queue {queue!r} refuses messages: it is full, or has no leader"
-    return str(error)
+        return PublishRefusedError(f"the queue {queue!r} refuses messages: it is full, or has no leader")
+    return error

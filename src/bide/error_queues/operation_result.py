@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bide.errors import BideError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationResult:
@@ -19,6 +21,7 @@ class OperationResult:
         missing: selected ids that no message had; after an interruption, those that were not found so far.
         left: after an interruption, the number of selected messages that were not processed, or None if they were not
             counted. None if the operation ended.
+        error: why the first of the messages in ``kept`` stayed, or None.
     """
 
     done: int = 0
@@ -27,6 +30,7 @@ class OperationResult:
     seen: int = 0
     missing: tuple[str, ...] = ()
     left: int | None = None
+    error: BideError | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON."""
