@@ -19,6 +19,7 @@ import pika
 import pytest
 
 import bide
+from bide.admin.exclusive_access import without_other_connections
 from bide.admin.locate import management_api
 from bide.admin.to_quorum import convert, plan_conversion
 from bide.amqp.connection import Connection
@@ -146,6 +147,24 @@ async def state(vhost: Vhost) -> tuple[str, bool, set[tuple[str, str, str]]]:
     )
 
 
+def read_until(process: subprocess.Popen[str], text: str) -> None:
+    """Read the log of a command until a line with this text."""
+    assert process.stderr is not None
+    log: list[str] = []
+    for line in process.stderr:
+        log.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"the log lacks {text!r}: {log}")
+
+
+def kill_at(process: subprocess.Popen[str], text: str) -> None:
+    """Kill a command at a line of its log."""
+    with process:
+        read_until(process, text)
+        process.kill()
+
+
 CONVERTED = ("quorum", False, {("shop", "order.*", "{}"), ("match", "", '{"size": 5, "x-match": "all"}')})
 
 
@@ -157,15 +176,7 @@ def test_killed_at_any_stage_and_run_again_no_message_is_lost(vhost: Vhost, stag
     publishers = Publishers(vhost.url)
     publishers.start()
     try:
-        with command(vhost, "--pause-publishers") as process:
-            assert process.stderr is not None
-            log: list[str] = []
-            for line in process.stderr:
-                log.append(line)
-                if STAGES[stage] in line:
-                    break
-            process.kill()
-        assert STAGES[stage] in log[-1], log
+        kill_at(command(vhost, "--pause-publishers"), STAGES[stage])
         done = finish(vhost, "--pause-publishers")
     finally:
         publishers.stop()
@@ -336,3 +347,24 @@ async def test_a_dry_run_does_not_let_paused_publishers_go_on(vhost: Vhost) -> N
         assert "Traceback" not in stderr
         assert "limit" in stderr
         await api.call("DELETE", "vhost-limits", vhost.name, "max-connections")
+
+
+async def test_a_second_run_does_not_let_publishers_go_on_that_another_conversion_paused(vhost: Vhost) -> None:
+    """The second run has a holding queue of its own, of a conversion that was killed."""
+    await asyncio.to_thread(declare, vhost)
+    await asyncio.to_thread(kill_at, command(vhost), "declared the holding queue")
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    async with management_api(BrokerUrl.parse(vhost.url), vhost.broker.management_url) as api:
+        async with without_other_connections(connection, api):
+            second = command(vhost)
+            try:
+                await asyncio.to_thread(read_until, second, "waiting for the end of the pause")
+                (limits,) = await api.call("GET", "vhost-limits", vhost.name)
+            except BaseException:
+                second.kill()
+                raise
+            assert limits["value"] == {"max-connections": 0}
+        out, stderr = await asyncio.to_thread(second.communicate, timeout=TIMEOUT)
+    await connection.close()
+    assert json.loads(out)["moved"] == BEFORE, stderr
+    assert await state(vhost) == CONVERTED

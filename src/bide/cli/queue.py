@@ -119,7 +119,7 @@ def _print_plan(plan: QuorumConversion) -> None:
 
 
 async def _plan_conversion(settings: Settings, name: str, *, may_allow: bool) -> QuorumConversion:
-    from bide.admin.exclusive_access import allow_connections
+    from bide.admin.exclusive_access import end_abandoned_access
     from bide.admin.locate import management_api
     from bide.admin.to_quorum import HOLDING, plan_conversion
 
@@ -127,8 +127,8 @@ async def _plan_conversion(settings: Settings, name: str, *, may_allow: bool) ->
         url = settings.broker_url()
         async with management_api(url, settings.management_url) as api:
             if await api.queue(url.vhost, name + HOLDING) is not None:
-                # The conversion may have been killed while it refused the connections of publishers.
-                await allow_connections(api, url.vhost)
+                # A conversion may have been killed while it refused the connections of publishers.
+                await end_abandoned_access(api, url.vhost)
     async with connected(settings, "queue") as (connection, api):
         return await plan_conversion(connection, api, name)
 
