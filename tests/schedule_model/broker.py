@@ -46,6 +46,9 @@ REPEAT_BEAT = 500
 
 TICK = 400
 
+AHEAD = 150
+"""Milliseconds before its due time from which on a gate claims a schedule, in half of the histories."""
+
 OVERTAKEN = ("no-count", "snapshot-gap", "begin-anew", "index-unchecked", "beats-awaited")
 """Faults that show when retention overtakes a gate: with them, the first gate stands still in every history."""
 
@@ -111,6 +114,7 @@ class World:
         self.problems: list[str] = []
         self.versions: list[str] = []
         self.gate_names = 0
+        self.ahead = AHEAD if random.Random(-3 - seed).random() < 0.5 else 0
         self.has_naps = random.Random(-1 - seed).random() < (1 if fault in OVERTAKEN else 0.2)
 
     def publisher(self, name: str) -> Publisher:

@@ -16,6 +16,7 @@ from bide.schedules.state import LogPosition, ScheduleMemory
 
 FAULTS = {
     "no-read-back": "deliver when the claim is sent, instead of when the log has decided",
+    "before-due": "deliver what was claimed ahead at once, instead of when it is due",
     "claim-by-key": "a claim holds for whatever waits under the key",
     "claim-by-version": "a claim names the version, and not the occurrence",
     "claim-paused": "a claim holds for a schedule that was paused before it",

@@ -9,7 +9,7 @@ from bide.errors import ScheduleRecordError
 from bide.gate.log_follower import LogFollower, ReadRecord
 from bide.schedules import snapshot
 from bide.schedules.encoding import decode, encode
-from bide.schedules.entries import WaitingSchedule
+from bide.schedules.entries import UnderWay, WaitingSchedule
 from bide.schedules.gate_clock import GateClock
 from bide.schedules.names import ScheduleNames
 from bide.schedules.records import (
@@ -227,7 +227,8 @@ class Gate:
         now, items = self.now(), list[ClaimedOccurrence]()
         for one in self.state.select(ScheduleFilter()):
             token = (one.key, one.version, one.due)
-            if one.due <= now and not one.is_paused and self.claims_sent.get(token, -200) < self.w.now - 100:
+            is_due = one.due <= now + self.w.ahead and not one.is_paused
+            if is_due and self.claims_sent.get(token, -200) < self.w.now - 100:
                 self.claims_sent[token] = self.w.now
                 items.append(self.item(one))
         if not items:
@@ -264,6 +265,9 @@ class Gate:
             going = [one for one in going if (self.name, one) in self.fold.claimed_here]
         if self.w.fault != "blocking":
             going = [one for one in going if self.retry_at.get(one, 0) <= self.w.now]
+        now = self.now()
+        if self.w.fault != "before-due":
+            going = [one for one in going if may_send(self.state._under_way[one], now)]
         going = [one for one in going if one not in self.handled]
         if not going:
             return
@@ -324,6 +328,10 @@ class Gate:
 
     def save(self) -> None:
         self.saved = [*self.saved[-2:], copy(self.state)]
+
+
+def may_send(one: UnderWay, now: int) -> bool:
+    return one.is_run_now or one.due <= now
 
 
 def read(one: Stored) -> ScheduleRecord | None:

@@ -24,7 +24,7 @@ _QUEUE: Final = "reminders"
 _SPREAD: Final = 0.01
 """Seconds around the moment that is aimed at."""
 _STEP: Final = 0.001
-_AIMS: Final = (-0.05, 0.3)
+_AIMS: Final = (-0.1, 0.3)
 _PROMPT: Final = 0.5
 """Seconds. An answer that takes longer says nothing about the aim: no gate led the partition."""
 _ANSWER_TIMEOUT: Final = timedelta(minutes=3)

@@ -43,6 +43,7 @@ IN_FOLD = (
 
 FAULTS = {
     "no-read-back": "deliver what was claimed before the claim was read back",
+    "before-due": model.FAULTS["before-due"],
     "second-claim": model.FAULTS["second-claim"],
     "claim-by-key": model.FAULTS["claim-by-key"],
     "claim-by-version": model.FAULTS["claim-by-version"],
@@ -112,6 +113,15 @@ def _looking_at_under_way() -> _Patches:
         return applied
 
     return [(PartitionIndex, "_apply", apply)]
+
+
+def _before_due() -> _Patches:
+    original = DeliveryQueue.add
+
+    def add(self: DeliveryQueue, occurrences: Iterable[OccurrenceHead]) -> None:
+        original(self, [one._replace(due=0) for one in occurrences])
+
+    return [(DeliveryQueue, "add", add)]
 
 
 def _own_claims_only(*, at_takeover: bool) -> _Patches:
@@ -289,6 +299,7 @@ def _wall(self: GateTime, connection: Connection) -> int:
 
 _PATCHES: dict[str, Callable[[], _Patches]] = {
     "no-read-back": _no_read_back,
+    "before-due": _before_due,
     "second-claim": _looking_at_under_way,
     "forget-undone": lambda: _own_claims_only(at_takeover=False),
     "late-claim": lambda: _own_claims_only(at_takeover=True),

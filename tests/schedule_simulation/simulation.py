@@ -324,7 +324,7 @@ class Simulation:
             key, delay = rng.choice(self.rare_keys), rng.random() * 60
         await self.call(client, rng, name, what, key, version, delay)
         if self.is_aimed and what in ("schedule", "move"):
-            await asyncio.sleep(max(delay + rng.uniform(-0.01, 0.03), 0))  # in virtual time
+            await asyncio.sleep(max(delay + rng.uniform(-0.07, 0.03), 0))  # in virtual time
             change = rng.choice(("cancel", "cancel", "move", "pause", "schedule"))
             await self.call(client, rng, f"{name}a", change, key, None, rng.random() * self.span)
 

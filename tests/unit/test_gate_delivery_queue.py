@@ -57,6 +57,44 @@ def test_an_occurrence_is_sent_once_until_its_end_was_read() -> None:
     assert deliveries.is_settled
 
 
+def test_an_occurrence_is_sent_when_it_is_due_by_the_clock_of_the_gate() -> None:
+    deliveries = DeliveryQueue()
+    deliveries.add([*(OccurrenceHead(f"due at {due}", f"q:{due}", 10, due) for due in (70, 50, 60)), *to(["now"])])
+    assert (deliveries.take(0.0, 10), deliveries.next_due) == (["now"], 50)
+    assert (deliveries.early, deliveries.backlog, deliveries.pending) == (3, 0, 4)
+    deliveries.queue_due(49)
+    assert deliveries.take(0.0, 10) == []
+    deliveries.queue_due(60)
+    assert (deliveries.early, deliveries.backlog, deliveries.pending) == (1, 2, 4)
+    # The clock is set back: what was due stays so, and what was not waits for longer.
+    deliveries.queue_due(10)
+    assert deliveries.take(0.0, 10) == ["due at 50", "due at 60"]
+    deliveries.add([OccurrenceHead("due at 70", "q:70", 10, 70)])
+    deliveries.queue_due(70)
+    assert (deliveries.take(0.0, 10), deliveries.next_due) == (["due at 70"], None)
+
+
+def test_what_is_not_due_when_a_gate_stops_leading_is_taken_again_when_it_leads_again() -> None:
+    deliveries, early = DeliveryQueue(), [OccurrenceHead("a", "q:mails", 10, 50)]
+    deliveries.add(early)
+    deliveries.release()
+    assert (deliveries.early, deliveries.pending, deliveries.is_settled) == (0, 0, True)
+    deliveries.queue_due(50)
+    assert deliveries.take(0.0, 10) == []
+    deliveries.add(early)
+    deliveries.queue_due(50)
+    assert deliveries.take(0.0, 10) == ["a"]
+
+
+def test_what_is_not_due_crowds_no_target() -> None:
+    """If the clock is set back, it may wait for long, and nothing more would be claimed for the target."""
+    deliveries = DeliveryQueue()
+    deliveries.add(OccurrenceHead(str(number), "q:mails", 10, 50) for number in range(CROWDED))
+    assert deliveries.crowded == set()
+    deliveries.queue_due(50)
+    assert deliveries.crowded == {"q:mails"}
+
+
 def test_a_refused_occurrence_waits_longer_each_time_and_beside_the_others() -> None:
     deliveries, now, pauses = DeliveryQueue(), 0.0, list[float]()
     deliveries.add(to(["a"]))

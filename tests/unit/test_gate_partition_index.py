@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ParamSpec, TypeVar
@@ -21,6 +22,7 @@ from bide.schedules.names import ScheduleNames, partition_of
 from bide.schedules.records import (
     AddSchedule,
     ChangeSchedule,
+    Claim,
     Done,
     EndedOccurrence,
     ScheduleFilter,
@@ -38,19 +40,19 @@ _Result = TypeVar("_Result")
 
 
 def stored(offset: int, record: ScheduleRecord) -> LogRecord:
-    exchange = NAMES.gates if isinstance(record, Done | Tick) else NAMES.operations
+    exchange = NAMES.gates if isinstance(record, Claim | Done | Tick) else NAMES.operations
     return LogRecord(offset, exchange, encode(record))
 
 
-def schedule(number: int, *, size: int = 10) -> LogRecord:
+def schedule(number: int, *, key: str = KEY, due: int = 5_000, size: int = 10) -> LogRecord:
     return stored(
         number,
         AddSchedule(
             request=RequestId(session="5f2c", number=number + 1),
-            key=KEY,
+            key=key,
             target="q:mails",
-            nominal=5_000,
-            due=5_000,
+            nominal=due,
+            due=due,
             message=ScheduledMessage(b"\0\0", bytes(size)),
         ),
     )
@@ -89,6 +91,45 @@ async def test_an_end_that_another_gate_had_reported_is_reported_again(tmp_path:
     applied = await index.apply(records, is_leading=False)
     await index.close()
     assert applied.ended == ["5f2c8a-17", "5f2c8a-17"]
+
+
+async def test_a_claim_takes_what_is_due_soon_and_says_when_to_send_it(tmp_path: Path) -> None:
+    index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine")
+    await index.open()
+    keys = islice((key for key in map(str, count()) if partition_of(key) == PARTITION), 3)
+    records = [schedule(number, key=key, due=5_000 + 25 * number) for number, key in enumerate(keys)]
+    await index.apply(records, is_leading=True)
+    assert await index.claim(4_974, ahead=25) is None
+    body = await index.claim(4_975, ahead=50)
+    assert body is not None
+    applied = await index.apply([LogRecord(3, NAMES.gates, body)], is_leading=True)
+    assert [(one.occurrence, one.due) for one in applied.claimed] == [("5f2c-1", 5_000), ("5f2c-2", 5_025)]
+    assert applied.next_due == 5_050
+    assert await index.under_way() == applied.claimed
+    await index.close()
+
+
+async def test_what_a_client_asks_to_run_now_is_sent_before_it_is_due(tmp_path: Path) -> None:
+    index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine")
+    await index.open()
+    run_now = ChangeSchedule(request=RequestId(session="5f2c", number=2), action="run-now", key=KEY)
+    applied = await index.apply([schedule(0), stored(1, run_now)], is_leading=True)
+    await index.close()
+    assert [(one.occurrence, one.due) for one in applied.claimed] == [("5f2c-1", 0)]
+    # A gate that takes over begins with what is under way.
+    index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "other")
+    await index.open()
+    assert await index.under_way() == applied.claimed
+    # A gate without an index begins with a snapshot.
+    await index.begin_snapshot("cycle")
+    chunk = await index.next_chunk()
+    assert chunk is not None
+    other = PartitionIndex(tmp_path / "other.db", PARTITION, NAMES, "third")
+    await other.open()
+    await other.put_chunk(chunk, index.position)
+    assert await other.under_way() == applied.claimed
+    await index.close()
+    await other.close()
 
 
 MANY = ChangeSchedule(request=RequestId(session="5f2c", number=1), action="cancel", filter=ScheduleFilter(prefix="in"))

@@ -52,15 +52,71 @@ async def test_what_was_not_cancelled_comes_when_the_clock_gets_there(b: MemoryB
         assert await client.scheduled("unpaid") is None
 
 
+def received(b: MemoryBroker) -> int:
+    """The number of messages that the target has."""
+    return b.host().queue("mails").message_count
+
+
 async def test_nothing_comes_a_moment_before_it_is_due(b: MemoryBroker) -> None:
     async with b.gate(), b.connect() as client:
         await client.declare(MAILS)
-        await client.schedule("x", key="k", to="mails", delay="3d")
-        b.clock.advance(timedelta(days=3) - timedelta(milliseconds=1))
+        for key in ("kept", "cancelled"):
+            await client.schedule(key, key=key, to="mails", delay="3d")
+        b.clock.advance(timedelta(days=3) - timedelta(milliseconds=60))
         await b.settled()
-        view = await client.scheduled("k")
+        view = await client.scheduled("kept")
         assert view is not None
         assert view.state == "waiting"
+        assert (await client.cancel("cancelled")).outcome is ScheduleOutcome.CANCELLED
+        # Shortly before the due time, the gate claims the message.
+        b.clock.advance(timedelta(milliseconds=59))
+        await b.settled()
+        assert (await client.cancel("kept")).outcome is ScheduleOutcome.TOO_LATE
+        assert received(b) == 0
+        b.clock.advance(timedelta(milliseconds=1))
+        assert await bodies(client, 1) == [b"kept"]
+
+
+async def test_what_a_stopped_gate_has_claimed_comes_when_it_is_due(b: MemoryBroker) -> None:
+    async with b.connect() as client:
+        await client.declare(MAILS)
+        async with b.gate():
+            await client.schedule("x", key="k", to="mails", delay="3d")
+            b.clock.advance(timedelta(days=3) - timedelta(milliseconds=10))
+            await b.settled()
+            assert (await client.cancel("k")).outcome is ScheduleOutcome.TOO_LATE
+        assert received(b) == 0
+        async with b.gate():
+            await b.settled()
+            assert received(b) == 0
+            b.clock.advance(timedelta(milliseconds=10))
+            assert await bodies(client, 1) == [b"x"]
+
+
+async def test_a_message_that_is_run_now_does_not_wait_until_it_is_due(b: MemoryBroker) -> None:
+    async with b.gate(), b.connect() as client:
+        await client.declare(MAILS)
+        await client.schedule("x", key="k", to="mails", delay="3d")
+        assert (await client.run_now("k")).outcome is ScheduleOutcome.RUNNING
+        assert await bodies(client, 1) == [b"x"]
+
+
+async def test_thousands_that_are_due_soon_can_be_cancelled_and_delay_no_message(b: MemoryBroker) -> None:
+    numbers = (f"k{number}" for number in itertools.count())
+    keys = list(itertools.islice((one for one in numbers if partition_of(one) == partition_of("other")), 3 * CROWDED))
+    async with b.gate(), b.connect(timeout=timedelta(seconds=TIMEOUT)) as client:
+        await client.declare(MAILS)
+        due = client.now() + timedelta(seconds=10)
+        await client.publish_many(bide.OutgoingSchedule(b"x", key=key, to="mails", deliver_at=due) for key in keys)
+        b.clock.advance(due - client.now() - timedelta(milliseconds=1))
+        await b.settled()
+        await client.schedule("other", key="other", to="mails", delay="0s")
+        assert await bodies(client, 1) == [b"other"]
+        waiting = await client.count_scheduled()
+        assert len(keys) - 2 * CROWDED <= waiting < len(keys)
+        assert (await client.cancel_scheduled(prefix="")).count == waiting
+        b.clock.advance(timedelta(milliseconds=1))
+        assert await bodies(client, len(keys) - waiting) == [b"x"] * (len(keys) - waiting)
 
 
 async def test_run_stops_the_clock_at_each_due_time(b: MemoryBroker) -> None:

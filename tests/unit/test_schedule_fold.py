@@ -169,6 +169,9 @@ def test_run_now_delivers_a_single_message_at_once_and_a_recurring_one_in_betwee
     assert log.read(run).claimed == ("a-3!a-4",)
     assert not log.read(run).claimed
     assert log.state.waiting(KEY) is not None
+    log.claim()
+    under_way = {one.occurrence: one.is_run_now for one in log.state.under_way_of(KEY)}
+    assert under_way == {"a-1": True, "a-3!a-4": True, "a-3@100": False}
 
 
 def test_a_condition_is_compared_with_the_version_that_waits(log: Log) -> None:

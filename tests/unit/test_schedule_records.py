@@ -129,6 +129,7 @@ ENTRIES: st.SearchStrategy[StateEntry] = st.one_of(
         nominal=TIMES,
         due=TIMES,
         is_recurring=st.booleans(),
+        is_run_now=st.booleans(),
         message=MESSAGES,
     ),
     st.builds(FinishedKey, key=TEXTS, version=TEXTS, tick=TIMES),

@@ -11,6 +11,7 @@ from tests.schedule_simulation.faults import FAULTS
 from tests.schedule_simulation.simulation import Simulation, run
 
 SEEDS = {
+    "before-due": 1,
     "blocking": 2,
     "claim-by-key": 1,
     "claim-by-version": 19,
@@ -41,7 +42,7 @@ SEEDS_OF_SMALL_LOGS = {"no-room": 4, "sessions-not-carried": 6, "trim-early": 15
 
 NEXT_SEEDS = 50
 
-QUICK = ("drop-fifth", "no-read-back")
+QUICK = ("before-due", "drop-fifth", "no-read-back")
 
 QUICK_DIRECTED = ("occurrence-by-key",)
 

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.gate.sqlite_state import LATER_INDEXES, SCHEMA, SqliteState
+from bide.gate.index_schema import LATER_INDEXES, SCHEMA
+from bide.gate.sqlite_state import SqliteState
 from bide.schedules.fold import ScheduleFold
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import partition_of

@@ -294,11 +294,12 @@ def test_the_entries_of_answers_have_the_fields_of_the_page() -> None:
         nominal=1,
         due=2,
         is_recurring=True,
+        is_run_now=True,
         message=MESSAGE,
     )
     smallest: tuple[StateEntry, StateEntry] = (
         replace(waiting, routing_key="", recurrence=None, is_paused=False, resumed_at=None),
-        replace(under_way, routing_key="", is_recurring=False),
+        replace(under_way, routing_key="", is_recurring=False, is_run_now=False),
     )
     largest: tuple[StateEntry, StateEntry] = (waiting, under_way)
     for (kind, fields), full, small in zip(table("See what waits"), largest, smallest, strict=True):

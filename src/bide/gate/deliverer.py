@@ -45,8 +45,14 @@ class Deliverer:
         """Record no more results. The next session delivers the messages in flight again."""
         self._is_over = True
 
-    async def deliver(self, now: float) -> None:
-        """Send what can be sent now."""
+    async def deliver(self, now: float, clock: int) -> None:
+        """Send what is due and can be sent now.
+
+        Args:
+            now: seconds by the monotonic clock.
+            clock: the time by the gate's clock, in milliseconds since the Unix epoch.
+        """
+        self._gate.deliveries.queue_due(clock)
         while taken := self._gate.deliveries.take(now, FETCHED):
             try:
                 found = await self._gate.index.deliveries(taken, self._rules)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from typing import Final, NamedTuple
 
 from bide.delay.forwarding import LONGEST_PAUSE
@@ -34,15 +35,18 @@ class OccurrenceHead(NamedTuple):
     Attributes:
         target: the target of the message.
         size: the size of the message in bytes.
+        due: the time before which it is not sent, in milliseconds since the Unix epoch; 0 if it is sent at once.
     """
 
     occurrence: str
     target: str
     size: int
+    due: int = 0
 
 
 class DeliveryQueue:
-    """The occurrences to deliver, to deliver again, and to report. All times are seconds by a monotonic clock.
+    """The occurrences to deliver, to deliver again, and to report. Due times are those of the log; all other times are
+    seconds by a monotonic clock.
 
     Targets take turns, and each has its own limit of messages in flight. So a target with many messages, or a slow one,
     does not use up the places of others.
@@ -62,7 +66,9 @@ class DeliveryQueue:
         self._windows = TargetWindows()
         self._bytes_in_flight = 0
         self._known: dict[str, OccurrenceHead] = {}
-        """Occurrences that are queued, in flight, refused, or ended and not reported yet."""
+        """Occurrences that are not due yet, queued, in flight, refused, or ended and not reported yet."""
+        self._early: list[tuple[int, OccurrenceHead]] = []
+        """Occurrences that are not known to be due, by due time."""
         self._queued: dict[str, deque[OccurrenceHead]] = {}
         self._turns: dict[str, None] = {}
         """Targets with queued occurrences and perhaps a place, in the order of their turns."""
@@ -82,23 +88,45 @@ class DeliveryQueue:
 
     @property
     def backlog(self) -> int:
-        """The number of occurrences that wait to be sent, without those whose targets have no place."""
+        """The number of due occurrences that wait to be sent, without those whose targets have no place."""
         return sum(len(self._queued[one]) for one in self._turns)
+
+    @property
+    def early(self) -> int:
+        """The number of occurrences that are not due yet."""
+        return len(self._early)
+
+    @property
+    def next_due(self) -> int | None:
+        """When the next of them is due, in milliseconds since the Unix epoch; None if there is none."""
+        return self._early[0][0] if self._early else None
 
     @property
     def pending(self) -> int:
         """The number of occurrences that were claimed and have not ended. Other threads may read it."""
-        return self.in_flight + self._all_waiting
+        return self.in_flight + self._all_waiting + len(self._early)
 
     def add(self, occurrences: Iterable[OccurrenceHead]) -> None:
         """Take occurrences that are under way. Those that are known already are ignored."""
         for one in occurrences:
             if one.occurrence not in self._known:
                 self._known[one.occurrence] = one
-                self._wait_for_turn(one)
+                if one.due:
+                    heapq.heappush(self._early, (one.due, one))
+                else:
+                    self._wait_for_turn(one)
+
+    def queue_due(self, clock: int) -> None:
+        """Let occurrences that have become due take their turns.
+
+        Args:
+            clock: the time by the gate's clock, in milliseconds since the Unix epoch.
+        """
+        while self._early and self._early[0][0] <= clock:
+            self._wait_for_turn(heapq.heappop(self._early)[1])
 
     def take(self, now: float, most: int) -> list[str]:
-        """Occurrences to send now: new ones, and refused ones whose pause is over."""
+        """Occurrences to send now: due ones, and refused ones whose pause is over."""
         while self._retries and self._retries[0][0] <= now:
             one = heapq.heappop(self._retries)[1]
             self._waits_no_more(one.target)
@@ -175,8 +203,9 @@ class DeliveryQueue:
         for queued in self._queued.values():
             for one in queued:
                 del self._known[one.occurrence]
-        for _, one in self._retries:
+        for _, one in chain(self._early, self._retries):
             del self._known[one.occurrence]
+        self._early.clear()
         self._queued.clear()
         self._turns.clear()
         self._retries.clear()

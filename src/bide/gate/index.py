@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.gate.sqlite_state import LATER_INDEXES, SCHEMA, SCHEMA_VERSION, SqliteState
+from bide.gate.index_schema import LATER_INDEXES, SCHEMA, SCHEMA_VERSION
+from bide.gate.sqlite_state import SqliteState
 from bide.runtime.logs import logger
 
 log = logger(__name__)

@@ -274,27 +274,29 @@ class PartitionIndex:
 
     # -- what is due and under way
 
-    async def claim(self, now: int, *, without: Collection[str] = ()) -> bytes | None:
-        """The record of a claim of what is due; None if there is nothing to claim.
+    async def claim(self, now: int, *, ahead: int = 0, without: Collection[str] = ()) -> bytes | None:
+        """The record of a claim of what is due, or will be soon; None if there is nothing to claim.
 
         Args:
+            now: the time by the gate's clock, in milliseconds since the Unix epoch.
+            ahead: milliseconds from now on within which schedules are due that are claimed.
             without: targets for which nothing is claimed.
         """
         if not without and self._planner.passed_over <= _BRIEF_RECORDS:
-            is_whole, body = await self._thread.run_brief(self._claim_few, now)
+            is_whole, body = await self._thread.run_brief(self._claim_few, now, ahead)
             if is_whole:
                 return body
-        return await self._thread.run(self._claim, now, without)
+        return await self._thread.run(self._claim, now, ahead, without)
 
-    def _claim_few(self, now: int) -> tuple[bool, bytes | None]:
+    def _claim_few(self, now: int, ahead: int) -> tuple[bool, bytes | None]:
         """Whether only a few are due, and then their claim."""
         few = _BRIEF_RECORDS + self._planner.passed_over
-        due = self._index.state.due(now, limit=few + 1)
+        due = self._index.state.due(now + ahead, limit=few + 1)
         return (True, self._planned(due, now)) if len(due) <= few else (False, None)
 
-    def _claim(self, now: int, without: Collection[str]) -> bytes | None:
+    def _claim(self, now: int, ahead: int, without: Collection[str]) -> bytes | None:
         limit = CLAIM_ITEMS + self._planner.passed_over
-        return self._planned(self._index.state.due(now, without=without, limit=limit), now)
+        return self._planned(self._index.state.due(now + ahead, without=without, limit=limit), now)
 
     def _planned(self, due: Sequence[WaitingSchedule], now: int) -> bytes | None:
         claim = self._planner.claim(due, now)

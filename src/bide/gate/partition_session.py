@@ -46,9 +46,20 @@ _FULL_AGAIN_AFTER: Final = 5.0
 
 _TICK_EVERY: Final = 3600.0
 
-_CLAIMED_AHEAD: Final = 2000
-"""The number of claimed occurrences that wait to be sent from which on no more are claimed. Schedules that are not
-claimed can still be cancelled."""
+_CLAIM_AHEAD: Final = 50
+"""Milliseconds before its due time from which on a schedule is claimed, together with one that is due earlier. Then its
+message only has to be sent at the due time. A schedule that is claimed cannot be cancelled."""
+
+_CLAIM_BY: Final = 25
+"""Milliseconds before its due time when a schedule is claimed in any case."""
+
+_MOST_UNSENT: Final = 2000
+"""The number of claimed occurrences that are due and wait to be sent above which no more are claimed. Schedules that
+are not claimed can still be cancelled."""
+
+_MOST_AHEAD: Final = 1000
+"""The number of claimed occurrences, due or not, that wait to be sent from which on only schedules that are due are
+claimed."""
 
 
 class PartitionSession:
@@ -205,13 +216,25 @@ class PartitionSession:
     async def _act(self) -> None:
         while True:
             self._wake.clear()
-            due = await self._step()
+            await self._step()
             if self._gate.was_let_go:
                 return
-            await self._connection.url.transport.wait(self._wake, _LOOK_EVERY, due=due)
+            await self._connection.url.transport.wait(self._wake, _LOOK_EVERY, due=self._next_work())
 
-    async def _step(self) -> float | None:
-        """Do what can be done now, and return the seconds until the next claim; None if it is not known."""
+    def _next_work(self) -> float | None:
+        """The seconds until there is something to claim or to send; None if that is not known."""
+        now = self._now()
+        if not self._leadership.leads(now) or self._gate.room.level(self._index.position) != "free":
+            return None
+        clock, due = self._gate.time.now(self._connection), list[float]()
+        if self._may_claim and self._next_due is not None:
+            due.append(max((self._next_due - self._claim_by - clock) / 1000, self._claim_at - now))
+        if self._deliveries.next_due is not None:
+            due.append((self._deliveries.next_due - clock) / 1000)
+        return max(min(due), 0.0) if due else None
+
+    async def _step(self) -> None:
+        """Do what can be done now."""
         now, clock = self._now(), self._gate.time.now(self._connection)
         level = self._gate.room.level(self._index.position)
         if level == "full":
@@ -223,8 +246,8 @@ class PartitionSession:
             await self._change(is_leading=is_leading)
         if level == "free" and self._leadership.is_current(now):
             if is_leading and not self._gate.is_stopping:
+                await self._deliverer.deliver(now, clock)
                 await self._claim(now, clock)
-                await self._deliverer.deliver(now)
                 self._tick(now)
             self._report(now)
         if is_leading:
@@ -234,9 +257,6 @@ class PartitionSession:
                 await self._snapshots.step(now)
         if self._gate.is_stopping:
             self._finish()
-        if level != "free" or not self._may_claim or self._next_due is None:
-            return None
-        return max((self._next_due - clock) / 1000, self._claim_at - now, 0.0)
 
     # -- leading
 
@@ -325,8 +345,16 @@ class PartitionSession:
             self._is_leading
             and not self._gate.is_stopping
             and not self._has_unread_claim
-            and self._deliveries.backlog <= _CLAIMED_AHEAD
+            and self._deliveries.backlog <= _MOST_UNSENT
         )
+
+    @property
+    def _may_claim_ahead(self) -> bool:
+        return self._deliveries.backlog + self._deliveries.early < _MOST_AHEAD
+
+    @property
+    def _claim_by(self) -> int:
+        return _CLAIM_BY if self._may_claim_ahead else 0
 
     async def _claim(self, now: float, clock: int) -> None:
         if not self._may_claim:
@@ -335,11 +363,12 @@ class PartitionSession:
         if self._without - crowded:
             # The last look left out schedules for targets that are no longer crowded. They may be due: look again now.
             self._next_due, self._without = clock, crowded
-        if self._next_due is None or self._next_due > clock or now < self._claim_at:
+        if self._next_due is None or self._next_due > clock + self._claim_by or now < self._claim_at:
             return
         self._has_unread_claim = True
         begun = time.monotonic()
-        body = await self._index.claim(clock, without=crowded)
+        ahead = _CLAIM_AHEAD if self._may_claim_ahead else 0
+        body = await self._index.claim(clock, ahead=ahead, without=crowded)
         # Passing over the schedules of crowded targets may take long, and delays other work of the index.
         pause = _CLAIM_PAUSE * (time.monotonic() - begun) if crowded else 0.0
         if body is None:

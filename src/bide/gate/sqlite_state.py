@@ -24,39 +24,6 @@ from bide.schedules.records import ScheduleFilter
 from bide.schedules.state import LogPosition
 from bide.schedules.timeline import OTHER_TARGETS, TimeGrid, TimelineCount
 
-SCHEMA_VERSION: Final = 2
-
-SCHEMA: Final = """
-CREATE TABLE waiting (
-    key TEXT NOT NULL, id TEXT NOT NULL, version TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
-    nominal INTEGER NOT NULL, due INTEGER NOT NULL, recurrence TEXT, is_paused INTEGER NOT NULL, resumed_at INTEGER,
-    properties BLOB NOT NULL, body BLOB NOT NULL
-);
-CREATE INDEX waiting_by_key ON waiting (key, target, due);
-CREATE INDEX waiting_by_due ON waiting (due, target) WHERE NOT is_paused;
-CREATE TABLE under_way (
-    occurrence TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
-    nominal INTEGER NOT NULL, due INTEGER NOT NULL, is_recurring INTEGER NOT NULL,
-    properties BLOB NOT NULL, body BLOB NOT NULL
-);
-CREATE INDEX under_way_by_occurrence ON under_way (occurrence);
-CREATE INDEX under_way_by_key ON under_way (key);
-CREATE TABLE finished (key TEXT PRIMARY KEY, version TEXT NOT NULL, tick INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE sessions (session TEXT PRIMARY KEY, tick INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE answers (request TEXT PRIMARY KEY, tick INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE position (
-    record INTEGER, count INTEGER, tick INTEGER, carried INTEGER, checksum INTEGER,
-    size INTEGER, carried_size INTEGER, snapshot INTEGER
-);
-INSERT INTO position VALUES (-1, 0, 0, 0, 0, 0, 0, NULL);
-"""
-
-LATER_INDEXES: Final = (
-    "CREATE INDEX IF NOT EXISTS recurring ON waiting (key) WHERE recurrence IS NOT NULL; "
-    "CREATE INDEX IF NOT EXISTS paused ON waiting (key, target, due) WHERE is_paused"
-)
-"""Indexes that files of earlier releases lack. They are created when a file is opened; earlier releases ignore them."""
-
 _POSITION: Final = ("record", "count", "tick", "carried", "checksum", "size", "carried_size", "snapshot")
 _POSITION_FIELDS: Final = ("offset", *_POSITION[1:])
 _TABLES: Final = ("sessions", "answers", "finished", "under_way", "waiting")
@@ -68,9 +35,13 @@ _WAITING_WITHOUT_MESSAGE: Final = _WAITING.replace("properties, body", "x'0000',
 _DUE_TIMES: Final = "SELECT target, due FROM waiting INDEXED BY waiting_by_due WHERE NOT is_paused ORDER BY due"
 _DUE_TIMES_BY_KEY: Final = "SELECT target, due FROM waiting INDEXED BY waiting_by_key "
 _PAUSED_DUE_TIMES: Final = "SELECT target, due FROM waiting INDEXED BY paused WHERE is_paused"
-_HEADS: Final = "SELECT occurrence, target, length(properties) + length(body) FROM under_way "
+_HEADS: Final = (
+    "SELECT occurrence, target, length(properties) + length(body), CASE WHEN is_run_now THEN 0 ELSE due END "
+    "FROM under_way "
+)
 _UNDER_WAY: Final = (
-    "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, properties, body FROM under_way "
+    "SELECT occurrence, key, id, target, routing_key, nominal, due, is_recurring, is_run_now, properties, body "
+    "FROM under_way "
 )
 _ENTRY_BYTES: Final = 200
 """Approximate bytes of an entry in a snapshot, without its key and message."""
@@ -87,7 +58,7 @@ class SqliteState:
     :meth:`flush` only.
 
     Args:
-        connection: a connection to a database with :data:`SCHEMA`.
+        connection: a connection to a database with :data:`bide.gate.index_schema.SCHEMA`.
 
     Attributes:
         position: the last record that the state contains.
@@ -178,9 +149,9 @@ class SqliteState:
                 self._sql.execute("DELETE FROM under_way WHERE occurrence = ?", (entry.occurrence,))
                 values = (
                     *(entry.occurrence, entry.key, entry.id, entry.target, entry.routing_key, entry.nominal, entry.due),
-                    *(entry.is_recurring, entry.message.properties, entry.message.body),
+                    *(entry.is_recurring, entry.is_run_now, entry.message.properties, entry.message.body),
                 )
-                self._sql.execute("INSERT INTO under_way VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+                self._sql.execute("INSERT INTO under_way VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             case FinishedKey():
                 self._sql.execute("REPLACE INTO finished VALUES (?, ?, ?)", (entry.key, entry.version, entry.tick))
             case ScheduleSession():
@@ -377,7 +348,7 @@ def _waiting(row: tuple[Any, ...]) -> WaitingSchedule:
 
 
 def _under_way(row: tuple[Any, ...]) -> UnderWay:
-    occurrence, key, schedule, target, routing_key, nominal, due, is_recurring, properties, body = row
+    occurrence, key, schedule, target, routing_key, nominal, due, is_recurring, is_run_now, properties, body = row
     return UnderWay(
         occurrence=occurrence,
         key=key,
@@ -387,6 +358,7 @@ def _under_way(row: tuple[Any, ...]) -> UnderWay:
         nominal=nominal,
         due=due,
         is_recurring=bool(is_recurring),
+        is_run_now=bool(is_run_now),
         message=ScheduledMessage(properties, body),
     )
 

@@ -93,6 +93,7 @@ class UnderWay:
     Attributes:
         occurrence: its id.
         due: its due time, in milliseconds since the Unix epoch.
+        is_run_now: whether a *run-now* put it under way, so that it is delivered at once, also before its due time.
     """
 
     occurrence: str
@@ -103,6 +104,7 @@ class UnderWay:
     nominal: int
     due: int
     is_recurring: bool
+    is_run_now: bool = False
     message: ScheduledMessage = field(repr=False)
 
 

@@ -67,6 +67,7 @@ class EntryWriter:
                     "nominal": entry.nominal,
                     "due": entry.due,
                     "is_recurring": entry.is_recurring,
+                    "is_run_now": entry.is_run_now,
                     "message": self.message(entry.message),
                 }
             case FinishedKey():
@@ -154,6 +155,7 @@ class EntryReader:
                     nominal=fields.integer("nominal"),
                     due=fields.integer("due"),
                     is_recurring=fields.flag("is_recurring"),
+                    is_run_now=fields.flag("is_run_now"),
                     message=self.message(fields),
                 )
             case "finished":

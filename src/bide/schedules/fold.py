@@ -218,7 +218,7 @@ class ScheduleFold:
             occurrence = found.occurrence
         else:
             occurrence = f"{found.id}!{version}"
-        self.state.put(_under_way(found, occurrence))
+        self.state.put(_under_way(found, occurrence, is_run_now=True))
         return FoldResult(claimed=(occurrence,))
 
     def _changed(self, found: WaitingSchedule | None) -> ScheduleAnswer:
@@ -295,7 +295,7 @@ def _ended(found: WaitingSchedule, how: Ending) -> OccurrenceEnd:
     return OccurrenceEnd(key=found.key, occurrence=found.occurrence, how=how)
 
 
-def _under_way(found: WaitingSchedule, occurrence: str) -> UnderWay:
+def _under_way(found: WaitingSchedule, occurrence: str, *, is_run_now: bool = False) -> UnderWay:
     return UnderWay(
         occurrence=occurrence,
         key=found.key,
@@ -305,5 +305,6 @@ def _under_way(found: WaitingSchedule, occurrence: str) -> UnderWay:
         nominal=found.nominal,
         due=found.due,
         is_recurring=found.recurrence is not None,
+        is_run_now=is_run_now,
         message=found.message,
     )

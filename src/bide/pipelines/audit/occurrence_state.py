@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from bide.durations import LATEST_MILLISECOND
 from bide.errors import InvalidInputError, ScheduleRecordError
-from bide.gate.sqlite_state import SCHEMA, SCHEMA_VERSION, SqliteState
+from bide.gate.index_schema import SCHEMA, SCHEMA_VERSION
+from bide.gate.sqlite_state import SqliteState
 from bide.schedules.entries import StateEntry, UnderWay, WaitingSchedule
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.records import ScheduleFilter
