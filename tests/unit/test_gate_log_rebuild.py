@@ -154,6 +154,21 @@ async def test_a_mark_of_the_end_that_is_removed_before_it_is_read_is_appended_a
     assert index.position.snapshot is not None
 
 
+async def test_a_complete_log_is_not_searched_for_a_snapshot(
+    connection: Connection, channel: Channel, index: PartitionIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state follows from all of its records. A search would read each of them twice."""
+    await append(channel, *[bytes(BODY)] * 5)
+
+    async def search(self: LogOpener, start: object, end: int) -> None:
+        pytest.fail(f"the log is searched from {start} to {end}")
+
+    monkeypatch.setattr(LogOpener, "_search", search)
+    async with asyncio.timeout(TIMEOUT):
+        _, records = await LogOpener(connection, 0, NAMES, index, "gate").open()
+    assert records[0].offset == 0
+
+
 async def test_a_log_that_begins_late_and_has_no_snapshot_is_an_error(
     connection: Connection, channel: Channel, index: PartitionIndex
 ) -> None:

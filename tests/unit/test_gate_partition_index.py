@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ import pytest
 from bide.gate import partition_index
 from bide.gate.log_reader import LogRecord
 from bide.gate.partition_index import PartitionIndex
+from bide.schedules import snapshot
 from bide.schedules.encoding import encode
+from bide.schedules.entries import WaitingSchedule
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.names import ScheduleNames, partition_of
 from bide.schedules.records import (
@@ -30,6 +34,7 @@ from bide.schedules.records import (
     Tick,
 )
 from bide.schedules.requests import RequestId
+from bide.schedules.state import LogPosition
 
 NAMES = ScheduleNames()
 KEY = "invoice:42"
@@ -42,6 +47,20 @@ _Result = TypeVar("_Result")
 def stored(offset: int, record: ScheduleRecord) -> LogRecord:
     exchange = NAMES.gates if isinstance(record, Claim | Done | Tick) else NAMES.operations
     return LogRecord(offset, exchange, encode(record))
+
+
+def waiting(key: str) -> WaitingSchedule:
+    return WaitingSchedule(
+        key=key,
+        id="5f2c-1",
+        version="5f2c-1",
+        target="q:mails",
+        routing_key="",
+        nominal=5_000,
+        due=5_000,
+        recurrence=None,
+        message=ScheduledMessage(b"\0\0", b""),
+    )
 
 
 def schedule(number: int, *, key: str = KEY, due: int = 5_000, size: int = 10) -> LogRecord:
@@ -58,10 +77,18 @@ def schedule(number: int, *, key: str = KEY, due: int = 5_000, size: int = 10) -
     )
 
 
+class Clock:
+    """A monotonic clock that a test sets."""
+
+    now = 0.0
+
+
 @pytest.fixture(autouse=True)
-def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a batch would end after 50 ms on a busy machine."""
-    monkeypatch.setattr(partition_index, "time", SimpleNamespace(monotonic=lambda: 0.0))
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the index. Otherwise a batch would end after 50 ms on a busy machine."""
+    clock = Clock()
+    monkeypatch.setattr(partition_index, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
 
 
 class WatchedThread(ThreadPoolExecutor):
@@ -178,4 +205,78 @@ async def test_a_record_waits_for_a_call_in_the_thread_whose_caller_was_cancelle
     finally:
         thread.may_go_on.set()
     assert (await applying).waiting == 1
+    await index.close()
+
+
+def committed(path: Path) -> int:
+    """The offset of the last record that a killed gate would find in its index."""
+    with closing(sqlite3.connect(path)) as connection:
+        found: int = connection.execute("SELECT record FROM position").fetchone()[0]
+        return found
+
+
+async def test_a_gate_that_does_not_lead_commits_every_five_seconds(tmp_path: Path, clock: Clock) -> None:
+    """An index that is built anew would otherwise write most of its pages with each batch."""
+    path, found = tmp_path / "index.db", list[int]()
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    for number, clock.now in enumerate((0.0, 1.0, 4.9, 5.0, 9.9, 10.0)):
+        await index.apply([schedule(number)], is_leading=False)
+        assert index.position.offset == number
+        found.append(committed(path))
+    assert found == [0, 0, 0, 3, 3, 5]
+    await index.close()
+
+
+@pytest.mark.parametrize("step", ["a leader's batch", "a snapshot", "the end"])
+async def test_what_was_applied_is_committed_at_the_latest_with(tmp_path: Path, step: str) -> None:
+    path = tmp_path / "index.db"
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    for number in range(2):
+        await index.apply([schedule(number)], is_leading=False)
+    assert committed(path) == 0
+    match step:
+        case "a leader's batch":
+            await index.apply([schedule(2)], is_leading=True)
+        case "a snapshot":
+            assert (await index.begin_snapshot("c")).offset == 1
+        case _:
+            pass
+    if step != "the end":
+        assert committed(path) == index.position.offset
+    await index.close()
+    assert committed(path) == index.position.offset
+
+
+async def test_a_snapshot_that_was_not_read_to_its_end_is_not_used(tmp_path: Path) -> None:
+    """A gate that is killed while it reads a snapshot begins again without an index."""
+    path = tmp_path / "index.db"
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    position = LogPosition(offset=7, count=8)
+    entries = [waiting(f"{KEY}.{number}") for number in range(3)]
+    chunks = [encode(one) for one in snapshot.cut("c", position, entries, most=1)]
+    await index.clear()
+    for body in chunks[:2]:
+        await index.put_chunk(body, None)
+    assert committed(path) == -1
+    await index.clear()
+    for body in chunks:
+        await index.put_chunk(body, None if body is not chunks[-1] else position)
+    assert committed(path) == index.position.offset == 7
+    applied = await index.apply([], is_leading=False)
+    assert applied.waiting == 3
+    await index.close()
+
+
+async def test_many_records_for_a_key_are_applied_in_their_order(tmp_path: Path) -> None:
+    """Their keys are looked up together, and what is added is written later."""
+    index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine")
+    await index.open()
+    cancel = ChangeSchedule(request=RequestId(session="5f2d", number=1), action="cancel", key=KEY)
+    records = [schedule(0), *(schedule(number) for number in range(1, 30)), stored(30, cancel), schedule(31)]
+    applied = await index.apply(records, is_leading=True)
+    assert [one.how for one in applied.dropped] == ["superseded"] * 29 + ["cancelled"]
+    assert (applied.waiting, applied.next_due) == (1, 5_000)
     await index.close()

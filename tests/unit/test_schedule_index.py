@@ -53,11 +53,11 @@ def record(offset: int) -> ScheduleRecord:
             return Claim(gate="g", items=(item,))
 
 
-def follow(index: ScheduleIndex, end: int, batch: int) -> None:
+def follow(index: ScheduleIndex, end: int, batch: int, *, commit_every: int = 1) -> None:
     """Read the log from the position of the index on."""
     fold = ScheduleFold(index.state, PARTITION)
     while (start := index.state.position.offset + 1) < end:
-        with index.batch() as state:
+        with index.batch(is_last=start // batch % commit_every == 0) as state:
             for offset in range(start, min(start + batch, end)):
                 found = record(offset)
                 fold.apply(offset, found, by_gate=isinstance(found, Claim))
@@ -79,7 +79,7 @@ def test_a_killed_gate_goes_on_where_its_index_is(tmp_path: Path, kills: int) ->
     path, rng = tmp_path / "5.sqlite", random.Random(kills)
     for _ in range(kills):
         child = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(path), str(rng.choice([1, 3, 40]))],
+            [sys.executable, "-m", __name__, str(path), str(rng.choice([1, 3, 40])), str(rng.choice([1, 4]))],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -125,6 +125,32 @@ def test_a_batch_that_fails_changes_nothing(tmp_path: Path) -> None:
     assert index.state.waiting_count == waiting
     follow(index, 60, 20)
     assert before != list(index.state.entries()) == list(expected(60).entries())
+    index.close()
+
+
+def test_an_error_undoes_the_batches_since_the_last_commit(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    follow(index, 50, 20)
+    with index.batch(is_last=False) as state:
+        ScheduleFold(state, PARTITION).apply(50, record(50), by_gate=False)
+    assert index.state.position.offset == 50
+    with pytest.raises(MemoryError), index.batch():
+        raise MemoryError
+    assert index.state.position == expected(50).position
+    follow(index, 60, 20)
+    assert list(index.state.entries()) == list(expected(60).entries())
+    index.close()
+
+
+def test_batches_are_lost_if_the_process_ends_before_the_commit(tmp_path: Path) -> None:
+    index = ScheduleIndex(tmp_path / "index")
+    follow(index, 50, 20)
+    with index.batch(is_last=False) as state:
+        ScheduleFold(state, PARTITION).apply(50, record(50), by_gate=False)
+    index.close()
+    index = ScheduleIndex(tmp_path / "index")
+    assert index.state.position == expected(50).position
+    assert list(index.state.entries()) == list(expected(50).entries())
     index.close()
 
 
@@ -193,9 +219,9 @@ def test_an_index_in_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) 
 
 if __name__ == "__main__":
     # A gate that writes a line after each batch, until it is killed.
-    index = ScheduleIndex(Path(sys.argv[1]))
+    index, batch = ScheduleIndex(Path(sys.argv[1])), int(sys.argv[2])
     while True:
-        follow(index, index.state.position.offset + 1 + int(sys.argv[2]), int(sys.argv[2]))
+        follow(index, index.state.position.offset + 1 + batch, batch, commit_every=int(sys.argv[3]))
         print(flush=True)  # noqa: T201 (a program)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.gate.index_schema import LATER_INDEXES, SCHEMA, SCHEMA_VERSION
+from bide.gate.index_schema import SCHEMA, SCHEMA_VERSION
 from bide.gate.sqlite_state import SqliteState
 from bide.runtime.logs import logger
 
@@ -62,23 +62,35 @@ class ScheduleIndex:
         self._checkpoints = _Checkpoints(path)
 
     @contextmanager
-    def batch(self) -> Iterator[SqliteState]:
-        """Keep all changes of a block, the position included, or none of them if it raises."""
-        self._sql.execute("BEGIN IMMEDIATE")
+    def batch(self, *, is_last: bool = True) -> Iterator[SqliteState]:
+        """Keep all changes of a block, the position included, or none of them if it raises.
+
+        Args:
+            is_last: whether to commit. Otherwise a later batch commits, or :meth:`commit`. Until then an error, or the
+                end of the process, undoes all batches since the last commit.
+        """
+        if not self._sql.in_transaction:
+            self._sql.execute("BEGIN IMMEDIATE")
         try:
             yield self.state
-            self.state.flush()
-            self._sql.execute("COMMIT")
-            self._checkpoints.step()
+            if is_last:
+                self.commit()
         except BaseException:
             if self._sql.in_transaction:
                 self._sql.execute("ROLLBACK")
             self.state.reload()
             raise
 
+    def commit(self) -> None:
+        """Keep the changes of all batches."""
+        if self._sql.in_transaction:
+            self.state.flush()
+            self._sql.execute("COMMIT")
+            self._checkpoints.step()
+
     @contextmanager
     def snapshot(self) -> Iterator[SqliteState]:
-        """The state of the last batch, for reading in another thread. Later batches do not change it."""
+        """The state of the last commit, for reading in another thread. Later batches do not change it."""
         with closing(_connect(self._path)) as connection:
             connection.execute("PRAGMA query_only = ON")
             connection.execute("BEGIN")
@@ -175,7 +187,6 @@ def _prepared(path: Path) -> sqlite3.Connection:
         elif version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"another release of bide wrote it (schema {version})")
         connection.execute("SELECT * FROM position").fetchone()
-        connection.executescript(LATER_INDEXES)
     except BaseException:
         connection.close()
         raise

@@ -14,6 +14,8 @@ CREATE TABLE waiting (
 );
 CREATE INDEX waiting_by_key ON waiting (key, target, due);
 CREATE INDEX waiting_by_due ON waiting (due, target) WHERE NOT is_paused;
+CREATE INDEX recurring ON waiting (key) WHERE recurrence IS NOT NULL;
+CREATE INDEX paused ON waiting (key, target, due) WHERE is_paused;
 CREATE TABLE under_way (
     occurrence TEXT NOT NULL, key TEXT NOT NULL, id TEXT NOT NULL, target TEXT NOT NULL, routing_key TEXT NOT NULL,
     nominal INTEGER NOT NULL, due INTEGER NOT NULL, is_recurring INTEGER NOT NULL, is_run_now INTEGER NOT NULL,
@@ -30,9 +32,3 @@ CREATE TABLE position (
 );
 INSERT INTO position VALUES (-1, 0, 0, 0, 0, 0, 0, NULL);
 """
-
-LATER_INDEXES: Final = (
-    "CREATE INDEX IF NOT EXISTS recurring ON waiting (key) WHERE recurrence IS NOT NULL; "
-    "CREATE INDEX IF NOT EXISTS paused ON waiting (key, target, due) WHERE is_paused"
-)
-"""Indexes that files of earlier releases lack. They are created when a file is opened; earlier releases ignore them."""

@@ -98,9 +98,10 @@ class LogOpener:
         await self._index.clear()
         end, hint = await self._end()
         cycle = None if hint is None else (await self._search(hint, end))[0]
-        if cycle is None:
+        # From the first record on, the state follows from all records, and a search would read them twice.
+        if cycle is None and await self._first() > 0:
             cycle, first = await self._search("first", end)
-            if cycle is None and first > 0:
+            if cycle is None:
                 if first > end or await self._first() != first:
                     raise self._overtaken()
                 raise ScheduleLogError(

@@ -17,6 +17,7 @@ from bide.gate.index_thread import IndexThread
 from bide.gate.log_follower import LogFollower, ReadRecord
 from bide.gate.log_reader import LogRecord
 from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
+from bide.gate.sqlite_state import SqliteState, answer_question
 from bide.runtime.logs import logger
 from bide.schedules import snapshot
 from bide.schedules.answers import encode_answer
@@ -24,17 +25,7 @@ from bide.schedules.encoding import decode, encode
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.fold import Ending, OccurrenceEnd, ScheduleFold
 from bide.schedules.names import ScheduleNames
-from bide.schedules.questions import (
-    CountQuestion,
-    KeyQuestion,
-    PageQuestion,
-    QuestionAnswer,
-    ScheduleQuestion,
-    TimelineQuestion,
-    answer_for_key,
-    answer_for_page,
-    encode_question_answer,
-)
+from bide.schedules.questions import ScheduleQuestion, encode_question_answer
 from bide.schedules.records import (
     AddSchedule,
     Beat,
@@ -46,12 +37,21 @@ from bide.schedules.records import (
     Tick,
 )
 from bide.schedules.state import LogPosition
-from bide.schedules.timeline import largest
 
 log = logger(__name__)
 
 _BATCH_SECONDS: Final = 0.05
-"""Seconds after which a batch ends, so that other work of the partition gets its turn."""
+"""Seconds after which a batch of a leader ends, so that other work of the partition gets its turn."""
+
+_LONG_BATCH_SECONDS: Final = 1.0
+"""The same for a gate that does not lead, which only reads."""
+
+_COMMIT_EVERY: Final = 5.0
+"""Seconds between commits while the gate does not lead. An index that is built anew is filled in random order, so each
+commit writes many pages."""
+
+_DECODED: Final = 64
+"""Records that are decoded together, so that one query looks up their keys."""
 
 _BRIEF_RECORDS: Final = 16
 _BRIEF_BYTES: Final = 16_000
@@ -119,6 +119,7 @@ class PartitionIndex:
         self._names = names
         self._gate = gate
         self._planner = ClaimPlanner(gate)
+        self._commit_at = 0.0
         self._frozen = ExitStack()
         self._chunks: Iterator[SnapshotChunk] = iter(())
         self._thread = IndexThread(path, executor or ThreadPoolExecutor(1, thread_name_prefix=f"bide-gate-{partition}"))
@@ -152,6 +153,7 @@ class PartitionIndex:
     def _close(self) -> None:
         if hasattr(self, "_index"):
             self._frozen.close()
+            self._index.commit()
             self._index.close()
 
     def _recreate(self) -> None:
@@ -201,13 +203,13 @@ class PartitionIndex:
     def _apply(
         self, records: Sequence[LogRecord], decoded: Sequence[ScheduleRecord | None], is_leading: bool
     ) -> AppliedRecords:
-        until = time.monotonic() + _BATCH_SECONDS
-        with self._index.batch() as state:
+        now = time.monotonic()
+        until = now + (_BATCH_SECONDS if is_leading else _LONG_BATCH_SECONDS)
+        is_last = is_leading or now >= self._commit_at
+        with self._index.batch(is_last=is_last) as state:
             applied = AppliedRecords(state.position)
-            for one in records:
-                known = (one.offset, one.exchange, one.body)
-                record = decoded[applied.count] if decoded else self._follower.decode(*known)
-                found = self._follower.apply(*known, record)
+            for one, record in zip(records, decoded or self._decoded(records, state), strict=False):
+                found = self._follower.apply(one.offset, one.exchange, one.body, record)
                 self._note(applied, one, found, is_leading)
                 if is_leading:
                     applied.claimed += state.heads(found.result.claimed)
@@ -215,11 +217,21 @@ class PartitionIndex:
                 applied.count += 1
                 if self._follower.has_missed or time.monotonic() > until:
                     break
+        if is_last:
+            self._commit_at = now + _COMMIT_EVERY
         applied.has_missed = self._follower.has_missed
         applied.position = replace(state.position)
         applied.next_due = state.next_due()
         applied.waiting = state.waiting_count
         return applied
+
+    def _decoded(self, records: Sequence[LogRecord], state: SqliteState) -> Iterator[ScheduleRecord | None]:
+        for start in range(0, len(records), _DECODED):
+            part = [
+                self._follower.decode(one.offset, one.exchange, one.body) for one in records[start : start + _DECODED]
+            ]
+            state.look_ahead([one.key for one in part if isinstance(one, AddSchedule)])
+            yield from part
 
     def _note(self, applied: AppliedRecords, one: LogRecord, found: ReadRecord, is_leading: bool) -> None:
         result = found.result
@@ -264,7 +276,8 @@ class PartitionIndex:
     def _put_chunk(self, body: bytes, position: LogPosition | None) -> None:
         chunk = decode(body)
         assert isinstance(chunk, SnapshotChunk)
-        with self._index.batch() as state:
+        with self._index.batch(is_last=position is not None) as state:
+            state.look_ahead([one.key for one in chunk.entries if isinstance(one, WaitingSchedule)])
             for one in chunk.entries:
                 state.put(one)
             if position is not None:
@@ -321,28 +334,7 @@ class PartitionIndex:
 
     async def answer(self, question: ScheduleQuestion) -> bytes:
         """The body of the answer to a question."""
-        return await self._thread.run(lambda: encode_question_answer(self._answer(question)))
-
-    def _answer(self, question: ScheduleQuestion) -> QuestionAnswer:
-        state = self._index.state
-        match question:
-            case KeyQuestion():
-                return answer_for_key(state.waiting(question.key), state.under_way_of(question.key))
-            case PageQuestion():
-                found = state.page(
-                    question.filter,
-                    after=question.after,
-                    limit=question.limit + 1,
-                    with_messages=question.with_messages,
-                    is_recurring=question.is_recurring,
-                )
-                return answer_for_page(question, found)
-            case CountQuestion():
-                return QuestionAnswer(count=state.number(question.filter, is_paused=question.is_paused))
-            case TimelineQuestion():
-                if question.grid is None:
-                    return QuestionAnswer(timeline=state.span(question.filter))
-                return QuestionAnswer(timeline=largest(state.timeline(question.filter, question.grid)))
+        return await self._thread.run(lambda: encode_question_answer(answer_question(self._index.state, question)))
 
     # -- snapshots
 
@@ -352,6 +344,7 @@ class PartitionIndex:
 
     def _begin_snapshot(self, cycle: str) -> LogPosition:
         self._end_snapshot()
+        self._index.commit()
         state = self._frozen.enter_context(self._index.snapshot())
         self._chunks = snapshot.cut(cycle, state.position, state.entries())
         return replace(state.position)
