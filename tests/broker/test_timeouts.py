@@ -353,6 +353,24 @@ async def test_rows_of_a_table_with_generated_columns_go_back(vhost: Vhost, stor
         assert store.server.execute(store.url, "SELECT * FROM reminder") == before
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_preview_counts_the_bodies_that_a_migration_leaves(vhost: Vhost, store: Store, keyed: bool) -> None:
+    infrastructure = SMALL_CLOCK if keyed else bide.NServiceBus()
+    store.server.execute(
+        store.url, "CREATE TABLE reminder (number int PRIMARY KEY, queue varchar(50), body int, due timestamp NULL)"
+    )
+    rows = [(number, "Sales", body, later(hours=1).replace(tzinfo=None)) for number, body in enumerate((7, None))]
+    store.server.execute(store.url, "INSERT INTO reminder VALUES (%s, %s, %s, %s)", rows)
+    table = mapped_table("reminder", {"id": "number", "destination": "queue", "body": "body", "due": "due"})
+    left = {"the body is of type int: bytes or text is needed": 1}
+    async with endpoints(vhost, infrastructure, "Sales"):
+        (preview,) = await preview_timeouts(store.url, vhost.url, infrastructure, table=table, keyed=keyed)
+        assert (preview.count, preview.destinations, preview.problems) == (2, {"Sales": 1}, left)
+        if not keyed:
+            done = await TimeoutMigration(store.url, vhost.url, infrastructure, table=table).run()
+            assert (done.sent, done.left) == ({"reminder": 1}, left)
+
+
 async def test_keyed_timeouts_are_schedules_that_can_be_cancelled_by_their_saga(
     vhost: Vhost, store: Store, tmp_path: Path
 ) -> None:

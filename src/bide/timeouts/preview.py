@@ -28,6 +28,7 @@ from bide.timeouts.tables import (
     choose_tables,
     database_time,
     find_tables,
+    has_bytes_or_text,
     stored_timeout,
 )
 from bide.timeouts.worker_thread import WorkerThread
@@ -179,14 +180,15 @@ def _read_table(
     if unreadable[0][0]:
         one.problems[UNREADABLE_TIME] += int(unreadable[0][0])
     headers_column = "NULL" if table.headers is None else quote(table.headers)
-    columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}"
+    # Bodies can be large, and bytes or text can always be sent.
+    body_column = "NULL" if has_bytes_or_text(database, table) else quote(table.state)
+    columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}, {body_column}"
     checker, encoder = MessageChecker(), Encoder(infrastructure, frame_max=131_072)
-    for identity, destination, headers, due in database.stream(
+    for row in database.stream(
         f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",
         bounds,
     ):
-        # The bodies are not read, because they can be large, and bytes or text can always be sent.
-        timeout = stored_timeout((identity, destination, headers, b"", due))
+        timeout = stored_timeout(row)
         now = datetime.now(UTC)
         one.count += 1
         one.past += timeout.due <= now
@@ -196,12 +198,12 @@ def _read_table(
             if keyed:
                 schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST, allowed=allowed)
                 check_schedule(schedule, now)
-                one.destinations[destination] += 1
+                one.destinations[timeout.destination] += 1
                 continue
             message = checker.check(
                 timeout_message(timeout, now=now, max_delay=infrastructure.max_delay, allowed=allowed)
             )
-            one.destinations[destination] += 1
+            one.destinations[timeout.destination] += 1
             if timeout.due > now:
                 encoder.encode(message, now, channel=1, mandatory=True)
         except BideError as error:

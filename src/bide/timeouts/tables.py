@@ -74,6 +74,15 @@ class TimeoutTable:
 
 _COLUMNS: Final = frozenset(one.lower() for one in TimeoutTable(name="", endpoint="").columns)
 
+_BYTES_OR_TEXT: Final = frozenset(
+    {
+        *("bytea", "character varying", "character", "text"),
+        *("char", "varchar", "tinytext", "mediumtext", "longtext"),
+        *("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"),
+    }
+)
+"""Types of columns in PostgreSQL and MySQL whose values the drivers return as bytes or text."""
+
 MAPPED: Final = {"id": "id", "destination": "destination", "headers": "headers", "body": "state", "due": "time"}
 """The names that :func:`mapped_table` takes, with the attributes of :class:`TimeoutTable` that they stand for."""
 
@@ -131,6 +140,16 @@ def check_table(database: Database, table: TimeoutTable) -> None:
                 f"the table {table.name!r} of the schema {database.schema!r} has no column {column!r}: it has "
                 + (", ".join(sorted(found)) or "none, or it does not exist")
             )
+
+
+def has_bytes_or_text(database: Database, table: TimeoutTable) -> bool:
+    """Whether the column of the bodies has a type whose values are bytes or text, so that every body can be sent."""
+    types = database.query(
+        "SELECT data_type FROM information_schema.columns "
+        "WHERE table_schema = %s AND table_name = %s AND LOWER(column_name) = LOWER(%s)",
+        (database.schema, table.name, table.state),
+    )
+    return bool(types) and all(one.lower() in _BYTES_OR_TEXT for (one,) in types)
 
 
 def check_transactions(database: Database, table: TimeoutTable) -> None:
