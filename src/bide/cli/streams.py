@@ -31,7 +31,7 @@ def open_missing() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 (as above)
 
 
-def finished(code: int) -> int:
+def flush_output(code: int) -> int:
     """Flush standard output, and return the exit code: 1 if the output cannot be written."""
     try:
         sys.stdout.flush()

@@ -51,7 +51,7 @@ class Admission:
     _last_ends: tuple[float, Mapping[str, int]] | None = field(default=None, init=False)
     _rate: float | None = field(default=None, init=False)
 
-    def waits(self, begin: Mapping[str, int], ends: Mapping[str, int]) -> bool:
+    def must_wait(self, begin: Mapping[str, int], ends: Mapping[str, int]) -> bool:
         """Whether to wait for more messages. As with Kafka, the first batch of a run does not wait."""
         now = self.clock()
         least = self.limits.min_offsets

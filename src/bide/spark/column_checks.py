@@ -9,7 +9,7 @@ from bide.delay.protocol import MAX_NAME_BYTES
 from bide.schedules.names import CONTROL
 
 
-def is_text(column: pa.Array) -> bool:
+def is_utf8(column: pa.Array) -> bool:
     """Whether all text in a column is UTF-8. Spark passes on text from files without a check."""
     try:
         column.validate(full=True)
@@ -18,7 +18,7 @@ def is_text(column: pa.Array) -> bool:
     return True
 
 
-def fits(texts: pa.Array) -> bool:
+def are_short_strings(texts: pa.Array) -> bool:
     """Whether all texts are short enough for a short string of AMQP."""
     longest = pc.max(pc.binary_length(texts)).as_py()
     return longest is None or longest <= MAX_NAME_BYTES

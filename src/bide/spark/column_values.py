@@ -50,7 +50,7 @@ def values_of(name: str, column: pa.Array) -> list[Any]:
     return values
 
 
-def numbers_of(times: pa.Array) -> pa.Array:
+def epoch_microseconds(times: pa.Array) -> pa.Array:
     """Times as microseconds since 1970."""
     return pc.cast(times, pa.int64())
 

@@ -23,8 +23,8 @@ from bide.runtime.bounded_cache import BoundedCache
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
-from bide.spark.column_checks import are_keys, fits, has_no_empty_text, is_between, is_text
-from bide.spark.column_values import EARLIEST, LATEST, is_text_type, numbers_of, value_of, values_of
+from bide.spark.column_checks import are_keys, are_short_strings, has_no_empty_text, is_between, is_utf8
+from bide.spark.column_values import EARLIEST, LATEST, epoch_microseconds, is_text_type, value_of, values_of
 from bide.spark.header_values import (
     BideHeaders,
     are_headers,
@@ -222,15 +222,17 @@ class Rows:
         """Whether a check of whole columns proves all rows valid. If not, some rows may be invalid."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
-            all(is_text(column) for name, column in columns.items() if name != "value")
+            all(is_utf8(column) for name, column in columns.items() if name != "value")
             and all(columns[name].null_count == 0 for name in self.required)
             and self._has_valid_times(columns, now)
-            and all(fits(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns)
+            and all(
+                are_short_strings(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns
+            )
             and all(has_no_empty_text(columns[name]) for name in ("message_id", "key") if name in columns)
             and ("key" not in columns or are_keys(columns["key"]))
             and self._has_valid_headers(columns.get("headers"))
             and ("headers_json" not in columns or self._are_all_headers("headers_json", columns["headers_json"]))
-            and ("creation_time" not in columns or is_between(numbers_of(columns["creation_time"]), 0, LATEST))
+            and ("creation_time" not in columns or is_between(epoch_microseconds(columns["creation_time"]), 0, LATEST))
             and self._has_valid_combinations(columns, now)
         )
 

@@ -28,7 +28,7 @@ from bide.spark.spool import Spool
 CHUNK: Final = 50_000
 """Messages after which a task waits for all confirms. This limits the rows in memory."""
 
-_CHECKED: Final = 1_000
+_FAILURE_CHECK_INTERVAL: Final = 1_000
 """Messages after which a task looks for failures."""
 
 CHUNK_BYTES: Final = 64 << 20
@@ -183,7 +183,7 @@ def _publish(
             messages = rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place))
             for number, message in enumerate(messages):
                 publisher.put(message)
-                if rejects is None and number % _CHECKED == 0 and publisher.has_failures:
+                if rejects is None and number % _FAILURE_CHECK_INTERVAL == 0 and publisher.has_failures:
                     # A queue deleted in mid-write, for example: all other messages would fail too.
                     _settle(publisher, chunk, rejects)
             put += len(batch)

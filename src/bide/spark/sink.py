@@ -103,8 +103,8 @@ class Sink:
             return TaskSent.of(send_once(batches, rows, settings, place))
         # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
         # a table is not, because several tables may be written with one id prefix, or in one foreachBatch.
-        run = place.batch if isinstance(self, DataSourceStreamWriter) else None
-        file = f"part-{place.partition:05}-{run or self._write_id}"
+        batch = place.batch if isinstance(self, DataSourceStreamWriter) else None
+        file = f"part-{place.partition:05}-{batch or self._write_id}"
         return TaskSent.of(send(batches, rows, settings, place, file=file, begun=self._begun))
 
     def _log_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:

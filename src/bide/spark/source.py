@@ -248,7 +248,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         can_wait = not restarts and not known.keys() - ends.keys()
         # Trigger.Once ignores the limits, and Trigger.AvailableNow would wait forever for the least number.
         is_limited = LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable)
-        if can_wait and is_limited and self._target is None and self._admission.waits(begin, ends):
+        if can_wait and is_limited and self._target is None and self._admission.must_wait(begin, ends):
             ends = {stream: min(begin[stream], end) for stream, end in ends.items()}
         elif is_limited:
             ends = self._admission.limit(begin, ends, self._connected.message_size)

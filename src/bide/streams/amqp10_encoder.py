@@ -206,8 +206,8 @@ def _header(mode: int | None, priority: int | None, expiration: str | None) -> b
             )
         ttl = b"\x70" + _LONG.pack(int(expiration))
     durable = b"\x41" if mode == 2 else b"\x42"
-    urgency = _NULL if priority is None else bytes((0x50, priority))
-    return b"\x00\x53\x70" + _compound(0, durable + urgency + ttl + b"\x41\x43", 5)
+    encoded_priority = _NULL if priority is None else bytes((0x50, priority))
+    return b"\x00\x53\x70" + _compound(0, durable + encoded_priority + ttl + b"\x41\x43", 5)
 
 
 def _value(name: str, value: Any) -> bytes:
