@@ -32,7 +32,7 @@ def open_missing() -> None:
 
 
 def flush_output(code: int) -> int:
-    """Flush standard output, and return the exit code: 1 if the output cannot be written."""
+    """Flush standard output, and return the exit code: *code*, or 1 instead of 0 if the output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:

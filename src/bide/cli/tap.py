@@ -130,7 +130,7 @@ def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     Bindings and limits are shown only if the management API answers. The broker updates message counts every five
     seconds.
     """
-    with working("looking"):
+    with working("reading the status"):
         found = run_async(_status(settings, infrastructure))
     if as_json:
         print_json(found.to_dict())
@@ -190,5 +190,7 @@ def _size(text: str) -> int:
     """Parse a number of bytes with an optional unit."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].upper() not in _UNITS:
-        raise InvalidInputError(f"the size {text!r} cannot be read: give a whole number of bytes, or 500MB, 10GB, 2TB")
+        raise InvalidInputError(
+            f"the size {text!r} cannot be read: give a whole number of bytes, or a size such as 500MB or 2TB"
+        )
     return int(found[1]) * _UNITS[found[2].upper()]
