@@ -201,7 +201,7 @@ def test_contradictory_options_are_refused() -> None:
     for given, expected in (
         ({"past": "later"}, "give one of send, drop, reject"),
         ({"past": "reject"}, "set the option rejects to one"),
-        ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
+        ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is in the past"),
     ):
         with pytest.raises(InvalidOptionError, match=expected):
             SinkSettings.read(Options({"url": "amqp://localhost:1", "queue": "q", **given}), {})

@@ -33,7 +33,7 @@ def test_an_unknown_option_is_named_with_the_known_ones() -> None:
     options = Options(
         {"maxOfsetsPerTrigger": "5", "stream": "a", "checkpointLocation": "/tmp/x", "url": "amqp://u:secret@h"}
     )
-    with pytest.raises(InvalidOptionError, match=r"for reading: maxofsetspertrigger; known are .*stream") as caught:
+    with pytest.raises(InvalidOptionError, match=r"for reading: maxofsetspertrigger: choose from .*stream") as caught:
         options.refuse_unknown(frozenset({"stream", "url"}), purpose="reading")
     assert "secret" not in str(caught.value)
     options.refuse_unknown(frozenset({"stream", "url", "maxOfsetsPerTrigger"}), purpose="reading")

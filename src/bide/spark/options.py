@@ -25,7 +25,7 @@ _BOOLEANS: Final = {"true": True, "false": False}
 class Options:
     """The options of one read or write. Each method takes the name of an option as it is documented.
 
-    Errors name the option and never show the value of ``url``, which has a password.
+    Errors name the option and never show the value of ``url``, which may contain a password.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -44,8 +44,8 @@ class Options:
         unknown = sorted(self._given.keys() - {name.lower() for name in known} - _SPARK_OPTIONS)
         if unknown:
             raise InvalidOptionError(
-                f"unknown option{'s' if len(unknown) > 1 else ''} for {purpose}: {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(known))}"
+                f"unknown option{'s' if len(unknown) > 1 else ''} for {purpose}: {', '.join(unknown)}: "
+                f"choose from {', '.join(sorted(known))}"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Options of the source, checked: what to read, and from which position to which."""
+"""Checked options of the source: streams or a queue, start, end, limits."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ class ReadOptions:
         given.refuse_unknown(_STREAM_OPTIONS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
             raise InvalidOptionError(
-                "give one of the options stream (names separated by commas), superStream and queue"
+                "the source needs one of the options stream (names separated by commas), superStream and queue: set "
+                "exactly one"
             )
         for name in _FOR_BATCHES if streaming else _FOR_QUERIES:
             if name in given:
@@ -163,7 +164,7 @@ class QueueOptions:
             )
         for name in ("stream", "superStream"):
             if name in given:
-                raise InvalidOptionError(f"give one of the options {name} and queue, not both")
+                raise InvalidOptionError(f"the options {name} and queue were both given: give one of them")
         given.refuse_unknown(QUEUE_OPTIONS, purpose="reading a queue")
         if given.choice("mode", "peek", "drain") == "drain":
             raise InvalidOptionError(
@@ -185,7 +186,7 @@ def _limits(given: Options) -> TriggerLimits:
         )
     delay = given.duration("maxTriggerDelay")
     if delay is not None and least is None:
-        raise InvalidOptionError("the option maxTriggerDelay goes with minOffsetsPerTrigger: give both")
+        raise InvalidOptionError("the option maxTriggerDelay needs minOffsetsPerTrigger: set both, or neither")
     return TriggerLimits(
         max_offsets=most,
         max_bytes=given.count("maxBytesPerTrigger"),
@@ -206,14 +207,14 @@ def _names(text: str | None) -> tuple[str, ...]:
         )
     stripped = [name.strip() for name in names]
     if len(set(stripped)) < len(stripped):
-        raise InvalidOptionError(f"the option stream names a stream twice: {text!r}")
+        raise InvalidOptionError(f"the option stream is {text!r}, which names a stream twice: name each one once")
     return tuple(stripped)
 
 
 def _positions(given: Options, which: str, default: NamedPosition) -> Positions:
     by_offset, by_time, by_times = f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp"
     if len(chosen := [name for name in (by_offset, by_time, by_times) if name in given]) > 1:
-        raise InvalidOptionError(f"give one of the options {' and '.join(chosen)}, not both")
+        raise InvalidOptionError(f"the options {' and '.join(chosen)} were given together: leave out all but one")
     if (times := given.text(by_times)) is not None:
         found = _json(times, by_times)
         if not isinstance(found, dict):
@@ -273,7 +274,7 @@ def _json(text: str, option: str) -> object:
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(items)
         if len(found) < len(items):
-            raise InvalidOptionError(f"the option {option} gives a stream twice: {text}")
+            raise InvalidOptionError(f"the option {option} is {text!r}, which gives a stream twice: give each one once")
         return found
 
     try:

@@ -64,7 +64,8 @@ class Rows:
         infrastructure: the delay infrastructure.
         required: columns that must not be null.
         refused: queues that the column ``queue`` must not name, with the reasons.
-        bide_headers: what to do with bide's own headers in the rows; None refuses them without naming the option.
+        bide_headers: what to do with bide's own headers in the rows; None to refuse them with an error that does not
+            mention the option ``bideHeaders``.
     """
 
     columns: tuple[str, ...]
@@ -102,7 +103,7 @@ class Rows:
         return found
 
     def with_requests(self, batch: pa.RecordBatch, *, run: str, first: int) -> pa.RecordBatch:
-        """Add the column :data:`REQUEST` to a batch of rows with keys. No row may be left out before.
+        """Add the column :data:`REQUEST` to a batch of rows with keys, which still has all its rows.
 
         Args:
             run: as for :meth:`messages`.
@@ -118,8 +119,10 @@ class Rows:
 
         Args:
             batch: with the column :data:`REQUEST` if the rows have keys.
-            places: the index of each row in the partition, or another value that is the same when it is sent again.
-            run: an id of the partition that is the same when it is sent again; the prefix of generated message ids.
+            places: the index of each row in the partition, or another value that stays the same when the row is sent
+                again.
+            run: an id of the partition that is the same when the partition is sent again; the prefix of generated
+                message ids.
         """
         lists = self._lists(batch)
         ids = lists.pop("message_id", None) or repeat(None, batch.num_rows)
@@ -271,8 +274,8 @@ class Rows:
             table = pa.table([pc.list_parent_indices(headers), keys], names=["row", "key"])
             if table.group_by(["row", "key"], use_threads=False).aggregate([]).num_rows < len(keys):
                 return False
-        # A timestamp column can hold times before 1970, which AMQP has no value for, and times after the year 9999 in
-        # their zone, which Python has no value for.
+        # A timestamp column can hold times before 1970, which AMQP cannot represent, and times that are after the year
+        # 9999 in local time, which Python cannot represent.
         if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, LATEST - _DAY):
             return False
         allowed = self.bide_headers in ("drop", "keep")

@@ -32,7 +32,7 @@ _TYPE: Final = _TYPE_NAME.encode()
 
 _APP_ID_NAME: Final = "x-basic-app-id"
 _APP_ID: Final = _APP_ID_NAME.encode()
-"""The application property in which RabbitMQ before 3.13 keeps the property ``app_id``. Later ones use ``group-id``."""
+"""The application property in which RabbitMQ before 3.13 keeps ``app_id``. Later releases use ``group-id``."""
 
 _QUEUE_ADDRESS: Final = "/queues/"
 """The beginning of a ``reply_to`` that RabbitMQ 4.3 has converted to an address of AMQP 1.0; 4.0 stores the name."""
