@@ -168,9 +168,13 @@ def _stream_text(stream: StreamStatus) -> str:
     parts = [quantity(stream.messages, "message")]
     if stream.bindings is not None:
         parts.append(f"{stream.bindings} of {stream.wanted} bindings")
-    limits = [str(stream.arguments[name]) for name in ("x-max-age", "x-max-length-bytes") if name in stream.arguments]
+    limits = []
+    if "x-max-age" in stream.arguments:
+        limits.append(str(stream.arguments["x-max-age"]))
+    if "x-max-length-bytes" in stream.arguments:
+        limits.append(f"{int(stream.arguments['x-max-length-bytes']):,} bytes")
     if limits:
-        parts.append(f"keeps {limits[0]}" + (f", {int(limits[1]):,} bytes" if len(limits) > 1 else ""))
+        parts.append(f"keeps {', '.join(limits)}")
     return ", ".join(parts)
 
 
