@@ -9,6 +9,7 @@ writes them again with the same values in the column ``id``.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -208,7 +209,7 @@ class _DrainConsumer:
 
     async def _receive(self, most: int, quiet: float) -> list[BrowsedMessage]:
         found: list[BrowsedMessage] = []
-        waited = 0.0
+        begun, is_checked = time.monotonic(), False
         while len(found) < most:
             try:
                 async with asyncio.timeout(quiet):
@@ -218,12 +219,12 @@ class _DrainConsumer:
             except TimeoutError:
                 if found:
                     break
-                if not waited and await is_stream(self._connection, self._queue):
+                if not is_checked and await is_stream(self._connection, self._queue):
                     raise stream_error(self._queue, hint=_STREAMS_HINT) from None
-                waited += quiet
+                is_checked = True
                 if not (ready := await self._ready()):
                     break
-                if waited >= _TIMEOUT:
+                if time.monotonic() - begun >= _TIMEOUT:
                     raise BrokerError(
                         f"the queue {self._queue!r} has {quantity(ready, 'message')} and delivered none within "
                         f"{_TIMEOUT:g} s: another consumer has a higher priority, or is the single active consumer. "
