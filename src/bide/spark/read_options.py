@@ -65,6 +65,8 @@ class ReadOptions:
         super_stream: the name of the super stream; None with ``streams``.
         start: where a batch, or a new query, begins.
         end: where a batch ends; not used by a query.
+        start_option: the option that gave the start, for errors.
+        end_option: the option that gave the end, for errors.
         limits: the limits of micro-batches.
         min_partitions: split a read into at least this many tasks, if it has enough offsets.
         fail_on_data_loss: fail when messages are missing, rather than leave them out.
@@ -77,6 +79,8 @@ class ReadOptions:
     super_stream: str | None
     start: Positions
     end: Positions
+    start_option: str
+    end_option: str
     limits: TriggerLimits
     min_partitions: int | None
     fail_on_data_loss: bool
@@ -128,6 +132,8 @@ class ReadOptions:
             super_stream=given.text("superStream"),
             start=start,
             end=end,
+            start_option=_positions_option(given, "starting"),
+            end_option=_positions_option(given, "ending"),
             limits=_limits(given),
             min_partitions=given.count("minPartitions", highest=100_000),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
@@ -265,9 +271,14 @@ def _positions_option(given: Options, which: str) -> str:
 
 
 def _refuse_empty(positions: Positions, word: NamedPosition, option: str, way_out: str) -> None:
-    refused = word in positions.values() if isinstance(positions, Mapping) else positions == word
-    if refused:
+    if positions == word:
         raise InvalidOptionError(f"the option {option} is {word}, so the batch would be empty: give {way_out}")
+    if isinstance(positions, Mapping):
+        for stream, position in positions.items():
+            if position == word:
+                raise InvalidOptionError(
+                    f"the option {option} is {word} for {stream!r}, so nothing would be read from it: give {way_out}"
+                )
 
 
 def _json(text: str, option: str) -> object:

@@ -70,8 +70,8 @@ class _StreamsRead:
         if isinstance(positions, Mapping):
             if set(positions) != set(names):
                 raise InvalidOptionError(
-                    f"the option {option} gives positions of {', '.join(sorted(positions))}, but the super stream "
-                    f"consists of {', '.join(sorted(names))}: give a position for each of these"
+                    f"the option {option} gives positions of {', '.join(sorted(positions)) or 'no stream'}, but the "
+                    f"super stream consists of {', '.join(sorted(names))}: give a position for each of these"
                 )
             return {name: _offset(logs, name, positions[name]) for name in names}
         return {name: _offset(logs, name, positions) for name in names}
@@ -121,8 +121,8 @@ class StreamsReader(DataSourceReader):
         options = streams.options
         with StreamLogs(streams.address) as logs:
             names = streams.names(logs)
-            start = streams.resolve(logs, names, options.start, "startingOffsets")
-            end = streams.resolve(logs, names, options.end, "endingOffsets")
+            start = streams.resolve(logs, names, options.start, options.start_option)
+            end = streams.resolve(logs, names, options.end, options.end_option)
             for name in names:
                 last = logs.end(name)
                 if end[name] > last:
@@ -187,7 +187,8 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             logs = self._connected
             names = self._streams.names(logs)
-            self._initial = self._streams.resolve(logs, names, self._streams.options.start, "startingOffsets")
+            options = self._streams.options
+            self._initial = self._streams.resolve(logs, names, options.start, options.start_option)
         return self._initial
 
     def _begin_if_new(self) -> dict[str, int]:
