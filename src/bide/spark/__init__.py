@@ -21,9 +21,9 @@ __all__ = ["Drained", "drain", "register", "ship"]
 def register(spark: SparkSession) -> None:
     """Register the format ``rabbitmq`` with a session; calling this twice is harmless.
 
-    In a classic session, reads and writes use the values that ``BIDE_URL`` and ``BIDE_STREAM_PORT`` have at this call.
-    Without this call, the Python processes in which Spark plans reads and writes have the values from the start of the
-    session. They keep those values if both variables are unset now and no earlier call has passed them.
+    In a classic session, this call passes the current values of ``BIDE_URL`` and ``BIDE_STREAM_PORT`` to the Python
+    processes in which Spark plans reads and writes. If both variables are unset, and no earlier call has passed them,
+    these processes keep the values from the start of the session.
     """
     from pyspark.errors import AnalysisException
 

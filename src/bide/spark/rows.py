@@ -103,7 +103,7 @@ class Rows:
         return found
 
     def with_requests(self, batch: pa.RecordBatch, *, run: str, first: int) -> pa.RecordBatch:
-        """Add the column :data:`REQUEST` to a batch of rows with keys, which still has all its rows.
+        """Add the column :data:`REQUEST` to a batch of rows with keys. The batch must still have all its rows.
 
         Args:
             run: as for :meth:`messages`.

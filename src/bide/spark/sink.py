@@ -69,7 +69,7 @@ def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
 
 
 class Sink:
-    """Base of the writers of tables and of streams, created on the driver and pickled for the tasks.
+    """Base of the writers for batches and for streaming queries, created on the driver and pickled for the tasks.
 
     Raises:
         InvalidOptionError: an option is unknown or invalid, or contradicts another option or a column.

@@ -192,7 +192,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def _begin_if_new(self) -> dict[str, int]:
-        """The position at which the query begins if it is new. PySpark before 4.2 does not report whether it is.
+        """The position at which a new query begins. PySpark before 4.2 does not report whether the query is new.
 
         Errors are ignored here, because the starting options must not stop an old query whose super stream has grown.
         :meth:`initialOffset` reports them for a new query.

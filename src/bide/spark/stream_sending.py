@@ -3,7 +3,7 @@
 A publishing id has two parts: a digest of the ids of all rows of the task, and the place of the row in the order of
 these ids. So if a repeated task has its rows in another order, they get the same publishing ids, and the stream drops
 those that it has. If the repeated task has other rows, its digest differs from the one that the stream has, and the
-task fails. Otherwise a row could be lost, because its place could be that of another row that the stream has.
+task fails. Without this check, a row would be lost if another row with its place is in the stream already.
 """
 
 from __future__ import annotations

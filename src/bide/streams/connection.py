@@ -59,7 +59,7 @@ class StreamConnection:
         Raises:
             BrokerUnreachableError: no broker answers at this address, or the peer does not speak the stream protocol.
             TlsError: the TLS handshake failed.
-            AuthenticationError: the user or the password is wrong.
+            AuthenticationError: the user or the password is wrong, or the broker does not offer this kind of login.
             VirtualHostError: the virtual host does not exist, or this user may not access it.
         """
         self.address = address

@@ -1,7 +1,7 @@
 """Addresses of the stream protocol, and offsets of streams.
 
 Queries go to the leader of a stream, because a replica may lag behind and truncates at another time. If the leader
-cannot be reached at the address that it advertises, they go to the node that was reached.
+cannot be reached at its advertised address, queries go to the node that is already connected.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ def first_offset(connection: StreamConnection, stream: str) -> int:
     """The first offset that the stream still has; 0 if the stream is empty."""
     if connection.release >= _STATISTICS_SINCE:
         return max(0, connection.statistics(stream)["first_chunk_id"])
-    # RabbitMQ 3.10 does not report it. The first chunk of messages has a higher offset if the log begins with an entry
-    # of the broker itself.
+    # RabbitMQ 3.10 does not report the first offset. The first chunk of messages has a higher offset if the log begins
+    # with an entry of the broker itself.
     chunk = _chunk_at(connection, stream, frames.FIRST)
     return 0 if chunk is None else chunk.first
 
